@@ -98,7 +98,7 @@ class SearchedTower:
                 common = [getattr(unpruned.bank, name) for name in COMMON]
                 weights = unpruned.weights().select(kept_here)
                 projections = MemberProjections(HeadBank(weights, *common))
-        self.chain.attentions[index].members[0] = projections
+        self.chain.attentions[index].replace_member(0, projections)
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
         """Run one batch through the current model.

@@ -156,14 +156,21 @@ def numbered_paths(path: str, modules: Iterable[Any]) -> list[str]:
     return paths
 
 
+@dataclass(frozen=True)
+class FirstTokens:
+    """A :attr:`Stages.reads` of the first ``count`` tokens of every sample, which then need no gathering."""
+
+    count: int
+
+    def __call__(self, state: State) -> Tensor:
+        """Return the positions, ``[B, count]``."""
+        samples = state.hidden.shape[0]
+        return torch.arange(self.count, device=state.hidden.device).expand(samples, -1)
+
+
 def first_tokens(count: int) -> Callable[[State], Tensor]:
     """Return a :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
-
-    def reads(state: State) -> Tensor:
-        samples = state.hidden.shape[0]
-        return torch.arange(count, device=state.hidden.device).expand(samples, -1)
-
-    return reads
+    return FirstTokens(count)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class Assembly:
         self._wrap_modules_per_member()
         if self._late is not None:
             self._late.attach(self.networks)
+            self._keep_apart()
         for network in self.networks[1:]:
             self._drop_blocks(network)
         self.chains = self._make_chains(starts)
@@ -321,6 +322,13 @@ class Assembly:
                 scaled_module = module.get_submodule(scaled_path)
                 scale_and_module = nn.Sequential(scale, scaled_module)
                 module.set_submodule(scaled_path, scale_and_module)
+
+    def _keep_apart(self) -> None:
+        """Let no module stack the weights of members: a stack would stay in memory, or be made of what is not there."""
+        for network in self.networks:
+            for module in network.modules():
+                if isinstance(module, HeadAttention | PerMember):
+                    module.keep_apart()
 
     def _drop_blocks(self, network: nn.Module) -> None:
         """Remove the blocks: only those of the first member run."""

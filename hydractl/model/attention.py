@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from hydractl.heads.relative import Relative
 from hydractl.heads.rotary import Rotary
 from hydractl.model.context import QueryTokens, RunContext, apart, context_of_run
-from hydractl.model.projections import MemberProjections, cat_parts
-from hydractl.model.stacking import StackedProjections
+from hydractl.model.projections import HeadBank, MemberProjections, cat_parts
+from hydractl.model.stacking import KeptStack, StackedProjections, StackedWeights, StackOrder
 
 _Part = TypeVar("_Part", Tensor, Rotary, Relative)
 """A part of a :class:`_Meeting`."""
@@ -51,6 +51,8 @@ class _Meeting:
 
     def for_member(self, member: int) -> _Meeting:
         """Return the same for the samples of one member."""
+        if self.key_rotary is None and self.relative is None:
+            return self
         meeting = self._with_angles(lambda angles: angles.of(member))
         relative = _changed(self.relative, lambda terms: terms.of(member))
         return replace(meeting, relative=relative)
@@ -67,19 +69,12 @@ class _Meeting:
         """Return the same for some heads of members, by their original numbers."""
         return self._with_angles(lambda angles: angles.for_heads(heads))
 
-    def for_member_major(self, members: int) -> _Meeting:
+    def for_member_major(self, members: int, context: RunContext) -> _Meeting:
         """Return the same for member-major samples: what each sample has for itself, repeated for each member.
 
         There are no relative terms in it: members that have some never run as one batch.
         """
-
-        def repeated(mask: Tensor) -> Tensor:
-            differs_by_sample = mask.dim() == 4 and mask.shape[0] > 1
-            if not differs_by_sample:
-                return mask
-            return mask.repeat(members, 1, 1, 1)  # [B, h, q, T] -> [M * B, h, q, T]
-
-        mask = _changed(self.mask, repeated)
+        mask = _changed(self.mask, lambda mask: context.mask_for_members(mask, members))
         meeting = self._with_angles(lambda angles: angles.repeated(members))
         return replace(meeting, mask=mask, relative=None)
 
@@ -122,24 +117,45 @@ class HeadAttention(nn.Module):
         self.members = nn.ModuleList(members)
         self.pooled = pooled
         if pooled:
-            self._all_heads = MemberProjections(self.projections[0].bank)
-        self._stacked = StackedProjections(self.projections, pooled=pooled)
+            self._all_heads = MemberProjections(members[0].bank)
+        self._is_kept_apart = False
+        self._read_members(list(members))
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
         self.head_gate: Tensor | None = None
         self.observer: Callable[[Tensor], None] | None = None
         self.drops = False
 
+    def replace_member(self, member: int, projections: MemberProjections) -> None:
+        """Give a member other projections. ``members[member] = ...`` alone would leave what is kept of them behind."""
+        self._stacked.forget()  # what computes with these stacks notices it, and asks for others
+        self.members[member] = projections
+        replaced = list(self._projections)
+        replaced[member] = projections
+        self._read_members(replaced)
+        if self._is_kept_apart:
+            self._stacked.possible = False
+
+    def _read_members(self, members: list[MemberProjections]) -> None:
+        """Keep what every call needs of the members: a walk over a ModuleList takes long."""
+        self._projections = members
+        # Of each member the bank, where it has all heads of one that needs nothing but products and norms.
+        self._plain_banks: list[HeadBank | None] = []
+        for projections in members:
+            is_plain = projections.plain and not self.pooled
+            self._plain_banks.append(projections.bank if is_plain else None)
+        self._stacked = StackedProjections(members, pooled=self.pooled)
+
     @property
     def projections(self) -> list[MemberProjections]:
         """The projections of each member."""
-        return list(self.members)  # type: ignore[arg-type]
+        return self._projections
 
     @property
     def only(self) -> MemberProjections:
         """The projections of a model of one member."""
-        (projections,) = self.members
-        return projections  # type: ignore[return-value]
+        (projections,) = self._projections
+        return projections
 
     @property
     def head_counts(self) -> list[int]:
@@ -164,13 +180,25 @@ class HeadAttention(nn.Module):
         if not self._stacked.possible or not context.batches(device):
             return
         with torch.no_grad():
-            self._stacked.make(self.pooled)
+            self._stacked.make()
+
+    def stack_orders(self) -> Mapping[str, StackOrder]:
+        """Return the stacks of the weights of all members, where these can run as batched products."""
+        if not self._stacked.possible:
+            return {}
+        return self._stacked.orders()
+
+    def computing_with(self, stacks: Mapping[str, KeptStack]) -> StackedWeights:
+        """Return the weights of all members that lie in kept stacks."""
+        return self._stacked.weights_of(stacks)
 
     def keep_apart(self) -> None:
         """Never stack the weights of members: where terms or angles belong to single heads, members run by themselves.
 
+        So they do where weights are only there while this module runs.
         See :attr:`hydractl.model.stacking.StackedProjections.possible`.
         """
+        self._is_kept_apart = True
         self._stacked.possible = False
 
     def forward(
@@ -196,6 +224,11 @@ class HeadAttention(nn.Module):
         context = context_of_run()
         if context.attended is not None:
             return context.attended
+        is_watched = self.head_gate is not None or self.observer is not None
+        if rotary is None and relative is None and not is_watched:
+            output = self._directly(x, attn_mask, is_causal, context)
+            if output is not None:
+                return self._dropped(output)
         meeting = _Meeting(attn_mask, is_causal, query_rotary=rotary, key_rotary=rotary, relative=relative)
 
         # Some tokens only.
@@ -207,14 +240,16 @@ class HeadAttention(nn.Module):
             meeting = meeting.for_query_tokens(queries)
 
         # One member alone, or all of them as one batch.
-        members = self.projections
+        members = self._projections
         member = context.member
         if member is not None and len(members) > 1:
             members = [members[member]]
             meeting = meeting.for_member(member)
-        elif self._batches(context, x.device):
-            output = self._batched(x, memory, meeting)
-            return self._dropped(output)
+        elif not is_watched:
+            stacked = self._stacked_weights(context, x.device)
+            if stacked is not None:
+                output = self._batched(stacked, x, memory, meeting, context)
+                return self._dropped(output)
 
         # One member after another, all heads in one attention.
         parts = apart(x, len(members))
@@ -229,6 +264,45 @@ class HeadAttention(nn.Module):
                 outputs.append(projections.output(heads_of_member))
         return self._dropped(cat_parts(outputs))
 
+    def _directly(self, x: Tensor, mask: Tensor | None, is_causal: bool, context: RunContext) -> Tensor | None:
+        """Attend as :meth:`forward`, without what few models have: gates, shared keys, terms and angles of positions.
+
+        It computes the same and launches the same operators; a small model waits for everything in between.
+
+        Returns:
+            None where there is more to do.
+        """
+        memory = None
+        queries = context.queries
+        if queries is not None:
+            if mask is not None or is_causal:  # which belong to all tokens
+                return None
+            memory = queries.memory
+        dropout = self.attention_dropout if self.training else 0.0
+
+        # All members as one batch, with weights that were stacked before.
+        stacked = context.stacks_of(self)
+        if stacked is not None and not self.pooled:
+            if mask is not None:
+                mask = context.mask_for_members(mask, len(self._projections))
+            q, k, v = stacked.project(x, memory)
+            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
+            return stacked.output(attended)
+
+        # The only member, or one alone.
+        if len(self._plain_banks) == 1:
+            bank = self._plain_banks[0]
+        elif context.member is None:
+            return None
+        else:
+            bank = self._plain_banks[context.member]
+        if bank is None:
+            return None
+        q, k, v = bank.project_whole(x, memory)
+        attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
+        heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, dk] -> [B, q, h * dk]
+        return F.linear(heads, bank.out, bank.out_bias)
+
     @staticmethod
     def _show_first_member(observer: Callable[[Tensor], None], heads: Tensor | None, part: Tensor) -> None:
         """Hand the observer the heads of member 0, ``[B, T, 0]`` where it has none."""
@@ -240,7 +314,9 @@ class HeadAttention(nn.Module):
     def _dropped(self, output: Tensor) -> Tensor:
         """Apply the dropout of the output, in training or where it always acts."""
         is_active = self.training or self.drops
-        return F.dropout(output, self.output_dropout, is_active)
+        if not is_active or self.output_dropout == 0:
+            return output
+        return F.dropout(output, self.output_dropout)
 
     def _heads(
         self,
@@ -347,27 +423,35 @@ class HeadAttention(nn.Module):
             scale = meeting.relative.scale
         return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
 
-    def _batches(self, context: RunContext, device: torch.device) -> bool:
-        """Return whether all members' projections run as batched products: never while single heads are observed."""
-        if self.head_gate is not None or self.observer is not None:
-            return False
-        if not self._stacked.possible:
-            return False
-        return context.batches(device)
+    def _stacked_weights(self, context: RunContext, device: torch.device) -> StackedWeights | None:
+        """Return the weights of all members where their projections run as batched products, else None."""
+        checked: StackedWeights | None = context.stacks_of(self)
+        if checked is not None:
+            return checked
+        if not self._stacked.possible or not context.batches(device):
+            return None
+        return self._stacked.weights()
 
-    def _batched(self, x: Tensor, memory: Tensor | None, meeting: _Meeting) -> Tensor:
+    def _batched(
+        self,
+        stacked: StackedWeights,
+        x: Tensor,
+        memory: Tensor | None,
+        meeting: _Meeting,
+        context: RunContext,
+    ) -> Tensor:
         """Attend as :meth:`forward`, with all members' samples in one batch, which costs one copy of a mask."""
-        members = len(self.members)
+        members = len(self._projections)
         if self.pooled:
             common_input = apart(x, members)[:1]
             (pool,) = self._attend([self._all_heads], common_input, [memory], meeting)
             assert pool is not None, "a pool in which members have heads has heads"
             attended = self._stacked.take(pool)
         else:
-            q, k, v = self._stacked.project(x, memory)
-            meeting = meeting.for_member_major(members)
+            q, k, v = stacked.project(x, memory)
+            meeting = meeting.for_member_major(members, context)
             attended = self._scaled_dot_products(q, k, v, meeting)
-        return self._stacked.output(attended)
+        return stacked.output(attended)
 
 
 def _numbers_of_heads(members: Sequence[MemberProjections]) -> dict[int, Tensor]:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.families.base import ModelFamily, State
+from hydractl.families.base import FirstTokens, ModelFamily, State
 from hydractl.model.attention import HeadAttention
-from hydractl.model.context import QueryTokens, RunContext, apart
+from hydractl.model.context import QueryTokens, RepeatedMasks, RunContext, apart
 from hydractl.model.laplace import with_posterior
+from hydractl.model.stacking import PerMember, StackingModule, StacksOfTower
 
 _FEW_ROWS = 512
 """Tokens of a batch up to which members run side by side on a CPU, half as many where each has weights of its own."""
@@ -97,6 +98,19 @@ class Chain:
         self.cut()
         self.tower = self._stages[0].tower
         self.of_labels = self._stages[0].of_labels
+        self._stacks = StacksOfTower(self._stacking_modules())
+
+    def _stacking_modules(self) -> list[StackingModule]:
+        """Return the modules of the blocks, and of what merges tokens before them, that stack weights of members."""
+        if self.members == 1:
+            return []
+        stacking: list[StackingModule] = list(self.attentions)
+        stages = self._stages[0]
+        for path in [*stages.block_paths, *stages.merging.values()]:
+            for module in self._networks[0].get_submodule(path).modules():
+                if isinstance(module, PerMember):
+                    stacking.append(module)
+        return stacking
 
     def cut(self) -> None:
         """Cut the networks into stages: again after they were given a posterior."""
@@ -175,11 +189,28 @@ class Chain:
             state: before it.
             member, queries, attended: as of :class:`hydractl.model.context.RunContext`.
         """
-        context = RunContext(member, self.batched, queries, attended)
+        context = replace(self._context(state.hidden, member), queries=queries, attended=attended)
+        return self._run_block(site, state, context)
+
+    def _run_block(self, site: int, state: State, context: RunContext) -> State:
+        """Run the block of one site, for every member where they part."""
         blocks = self._stages[0].blocks
         block = blocks[site - self.sites.start]
-        block_state = self._for_members(site, state, member)
+        block_state = self._for_members(site, state, context.member)
         return context.run(block, block_state)
+
+    def _context(self, hidden: Tensor, member: int | None = None) -> RunContext:
+        """Return the context of a run of blocks: of one member, or of all of them.
+
+        Stacked weights are looked at here, for all blocks of the run.
+        """
+        if torch.compiler.is_compiling():  # a graph knows neither addresses of weights nor which mask is which
+            return RunContext(member, self.batched)
+        context = RunContext(member, self.batched, masks=RepeatedMasks())
+        runs_alone = member is not None or self.members == 1
+        if runs_alone or torch.is_grad_enabled() or not context.batches(hidden.device):
+            return context
+        return replace(context, stacks=self._stacks.checked())
 
     def _for_members(self, site: int, state: State, member: int | None) -> State:
         """Return the state before a block, repeated for every member where they part."""
@@ -203,11 +234,10 @@ class Chain:
             A function that runs one member from there on, for some rows of the batch (None: all), and gives what it
             reads out, ``[rows, ...]``.
         """
-        site = self.sites.start
         state = self.stem(inputs)
-        while site < self.start.first_apart:
-            state = self._block_for_rest(site, state)
-            site += 1
+        site = max(self.sites.start, self.start.first_apart)
+        context = self._context(state.hidden)
+        state = self._run_blocks(range(self.sites.start, site), state, context)
         hidden_of_members = self._for_each_member(state.hidden, common=self.start.shared_stem)
 
         def run(member: int, rows: Tensor | None) -> Tensor:
@@ -237,18 +267,19 @@ class Chain:
     def rest(self, site: int, state: State) -> Tensor:
         """Run on from the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
         # What the members have in common.
-        while site < self.sites.stop:
-            in_common = self.start.once(site) or self.start.pooled(site)
-            if not in_common:
-                break
-            state = self._block_for_rest(site, state)
-            site += 1
+        stop = self.sites.stop
+        first_apart = self.start.first_apart
+        if self.start.pooled(first_apart):
+            first_apart += 1
+        context = self._context(state.hidden)
+        if site < first_apart:
+            state = self._run_blocks(range(site, first_apart), state, context)
+            site = first_apart
 
         # The blocks of all members side by side.
-        nothing_to_part = self.members == 1 or site == self.sites.stop
+        nothing_to_part = self.members == 1 or site == stop
         if nothing_to_part or self._side_by_side(site, state.hidden):
-            for index in range(site, self.sites.stop):
-                state = self._block_for_rest(index, state)
+            state = self._run_blocks(range(site, stop), state, context)
             return self.readout(state)
 
         # Or those of one member after another.
@@ -261,10 +292,32 @@ class Chain:
 
     def _alone(self, site: int, state: State, member: int) -> Tensor:
         """Run one member from the block of ``site`` on and return what it reads out, ``[B, ...]``."""
-        for index in range(site, self.sites.stop):
-            state = self._block_for_rest(index, state, member)
+        context = self._context(state.hidden, member)
+        state = self._run_blocks(range(site, self.sites.stop), state, context)
         stages = self._stages[member]
         return stages.readout(state)
+
+    def _run_blocks(self, sites: range, state: State, context: RunContext) -> State:
+        """Run the blocks of some sites one after another; the last of the tower for the tokens that are read only.
+
+        A state that is common to all members is repeated for each of them before the block in which they part.
+        """
+        blocks = self._stages[0].blocks
+        first = sites.start - self.sites.start
+        stop = sites.stop - self.sites.start
+        runs_whole = self.whole_last_block or self.attentions[-1].training
+        shortens_last = stop == len(blocks) and stop > first and not runs_whole
+        if shortens_last:
+            stop -= 1
+        parting = self.start.first_apart - self.sites.start
+        if first <= parting < stop:
+            state = context.run_all(blocks[first:parting], state)
+            state = self._for_members(self.start.first_apart, state, context.member)
+            first = parting
+        state = context.run_all(blocks[first:stop], state)
+        if shortens_last:
+            return self._shortened_last_block(state, context)
+        return state
 
     @property
     def watched(self) -> bool:
@@ -292,31 +345,27 @@ class Chain:
         few = _FEW_ROWS if self._merged else _FEW_ROWS // 2
         return rows_of_member <= few
 
-    def _block_for_rest(self, site: int, state: State, member: int | None = None) -> State:
-        """Run a block as :meth:`block` does; the last one only for the tokens that are read out."""
-        is_last = site == self.sites.stop - 1
-        runs_whole = self.whole_last_block or self.attentions[-1].training
-        if is_last and not runs_whole:
-            return self.last_block(state, member)
-        return self.block(site, state, member=member)
-
     def last_block(self, state: State, member: int | None = None) -> State:
         """Run the last block for those tokens only that are read out; all tokens where all are."""
+        context = self._context(state.hidden, member)
+        return self._shortened_last_block(state, context)
+
+    def _shortened_last_block(self, state: State, context: RunContext) -> State:
+        """Run the last block as :meth:`last_block` does."""
         last = self.sites.stop - 1
-        query_state = self.query_tokens(state, member)
+        query_state = self.query_tokens(state, context.member)
         if query_state is state:
-            return self.block(last, state, member=member)
+            return self._run_block(last, state, context)
         # Keys and values are made of all tokens.
         attended_state = state  # a pool attends to the state that is common to all members
         if not self.start.pooled(last):
-            attended_state = self._for_members(last, state, member)
+            attended_state = self._for_members(last, state, context.member)
         attention_input = self._stages[0].attention_inputs[-1]
-        context = RunContext(member, self.batched)
         memory = context.run(attention_input, attended_state)
 
         positions = query_state.context["read"]
         queries = QueryTokens(positions, memory)
-        return self.block(last, query_state, member=member, queries=queries)
+        return self._run_block(last, query_state, replace(context, queries=queries))
 
     def query_tokens(self, state: State, member: int | None = None) -> State:
         """Return the tokens that are read out, of the state before the last block; the state itself where all are."""
@@ -335,9 +384,12 @@ class Chain:
         first_copy = State(state.hidden[:batch], state.context)
         positions = reads(first_copy)  # [B, q]
 
-        rows = positions.repeat(copies, 1)[:, :, None]  # [copies * B, q, 1]
-        index = rows.expand(-1, -1, width)  # [copies * B, q, d]
-        hidden = state.hidden.gather(1, index)
+        if isinstance(reads, FirstTokens):
+            hidden = state.hidden[:, : reads.count].contiguous()
+        else:
+            rows = positions.repeat(copies, 1)[:, :, None]  # [copies * B, q, 1]
+            index = rows.expand(-1, -1, width)  # [copies * B, q, d]
+            hidden = state.hidden.gather(1, index)
         context = {**state.context, "read": positions}
         return State(hidden, context)
 

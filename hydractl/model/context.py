@@ -7,9 +7,9 @@ while a block runs. No module holds anything of a call: calls of one model from 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,9 +50,33 @@ class QueryTokens:
         return masks_of_samples.gather(2, rows)  # [B, h, q, T]
 
 
+class RepeatedMasks:
+    """The masks of one run, each repeated once for the samples of all members and not once in every block."""
+
+    def __init__(self) -> None:
+        # By the id of a mask, which is kept too: the id of one that is gone may become that of another.
+        self._by_id: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, mask: Tensor, members: int) -> Tensor:
+        """Return a mask for member-major samples, see :func:`mask_for_members`."""
+        known = self._by_id.get(id(mask))
+        if known is None:
+            known = (mask, mask_for_members(mask, members))
+            self._by_id[id(mask)] = known
+        return known[1]
+
+
+def mask_for_members(mask: Tensor, members: int) -> Tensor:
+    """Return a mask ``[B, h, q, T]`` for member-major samples, ``[M * B, h, q, T]``; one for all samples as it is."""
+    differs_by_sample = mask.dim() == 4 and mask.shape[0] > 1
+    if not differs_by_sample:
+        return mask
+    return mask.repeat(members, 1, 1, 1)
+
+
 @dataclass(frozen=True)
 class RunContext:
-    """One run of one block.
+    """One run of one block, or of several blocks one after another.
 
     Attributes:
         member: the activations are those of this member, ``[B, T, d_model]``; None: of all, ``[M * B, T, d_model]``.
@@ -60,12 +84,17 @@ class RunContext:
             as one product after another. None: whichever is faster, which on a CPU is one after another.
         queries: None, or that the inputs are those of some tokens only.
         attended: None, or what the attention gives in the place of attending, ``[M * B, T, d_model]``.
+        stacks: the stacked weights of modules, by module, as they were checked at the beginning of the run
+            (:class:`hydractl.model.stacking.StacksOfTower`). A module that is not in it sees to its weights itself.
+        masks: the masks that this run has repeated; None: each block repeats its own.
     """
 
     member: int | None = None
     batched: bool | None = None
     queries: QueryTokens | None = None
     attended: Tensor | None = None
+    stacks: Mapping[Any, Any] | None = None
+    masks: RepeatedMasks | None = None
 
     def batches(self, device: torch.device) -> bool:
         """Return whether batched products are wanted on a device.
@@ -76,6 +105,18 @@ class RunContext:
             return self.batched
         return device.type not in ("cpu", "meta")
 
+    def mask_for_members(self, mask: Tensor, members: int) -> Tensor:
+        """Return a mask for member-major samples, see :func:`mask_for_members`."""
+        if self.masks is None:
+            return mask_for_members(mask, members)
+        return self.masks.of(mask, members)
+
+    def stacks_of(self, module: Any) -> Any:
+        """Return what a module computes with that was checked at the beginning of the run; None where nothing was."""
+        if self.stacks is None:
+            return None
+        return self.stacks.get(module)
+
     def run(self, function: Callable[[State], _Result], state: State) -> _Result:
         """Call a function of a state; the modules that it calls find this context."""
         before = _thread.context
@@ -84,6 +125,17 @@ class RunContext:
             return function(state)
         finally:
             _thread.context = before
+
+    def run_all(self, blocks: Iterable[Callable[[State], State]], state: State) -> State:
+        """Run blocks one after another, each from the state that the one before gave; their modules find this."""
+        before = _thread.context
+        _thread.context = self
+        try:
+            for block in blocks:
+                state = block(state)
+        finally:
+            _thread.context = before
+        return state
 
 
 class _Thread(threading.local):

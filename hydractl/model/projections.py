@@ -91,6 +91,7 @@ class HeadBank(nn.Module):
         number: as of :class:`hydractl.heads.weights.HeadWeights`.
         q_norm, k_norm: act on one head at a time.
         features: of coordinates of distances, ``[R, 2]`` to ``[R, F]``.
+        normed: whether one of the two norms does anything.
     """
 
     gate: Tensor | None
@@ -133,6 +134,8 @@ class HeadBank(nn.Module):
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
         self.features = nn.Identity() if features is None else features
+        norms_do_nothing = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
+        self.normed = not norms_do_nothing
 
     def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
         """Pack the biases of queries, keys and values as their weights, with zeros for one that is left out."""
@@ -204,11 +207,27 @@ class HeadBank(nn.Module):
         else:
             (q,) = self._linear(run, x, QUERIES)
             k, v = self._linear(run, memory, KEYS_AND_VALUES)
-        q = self.q_norm(q)
+        if self.normed:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         if self.scale is not None:
             scale = self.scale[run].clamp(max=_MOST_SCALE).exp()
             q = q * scale[:, None, None]  # [B, n, q, dk] * [n, 1, 1]
-        return q, self.k_norm(k), v
+        return q, k, v
+
+    def project_whole(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Project as :meth:`project` does, for all heads of a bank without shared keys and scales."""
+        weight = self.qkv
+        bias = self.trained_bias()
+        if memory is None:
+            q, k, v = project_all(F.linear, x, weight, bias, 3, self.head_dim)
+        else:
+            (q,) = project_wanted(F.linear, x, weight, bias, QUERIES, self.head_dim)
+            k, v = project_wanted(F.linear, memory, weight, bias, KEYS_AND_VALUES, self.head_dim)
+        if self.normed:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        return q, k, v
 
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
         """Return what relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
@@ -310,9 +329,10 @@ class HeadBank(nn.Module):
 
     def trained_bias(self) -> Tensor | None:
         """Return ``qkv_bias``, through which no gradient reaches what the library does not have."""
-        if self.qkv_bias is None or not self._missing_biases or not torch.is_grad_enabled():
-            return self.qkv_bias
-        biases = list(self.packing.split(self.qkv_bias))
+        bias = self.qkv_bias
+        if not self._missing_biases or bias is None or not torch.is_grad_enabled():
+            return bias
+        biases = list(self.packing.split(bias))
         for index in self._missing_biases:
             biases[index] = torch.zeros_like(biases[index])
         q_bias, k_bias, v_bias = biases
@@ -337,12 +357,20 @@ def project_wanted(
     """
     kinds = wanted.stop - wanted.start
     if kinds < 3:  # only where a block runs for few tokens: the rows of each head have to be gathered
-        weight_by_head = weight.unflatten(-2, (-1, 3, head_dim))  # [..., n, 3, dk, d_model]
-        weight = weight_by_head[..., wanted, :, :].flatten(-4, -2)  # [..., n * kinds * dk, d_model]
-        if bias is not None:
-            bias_by_head = bias.unflatten(-1, (-1, 3, head_dim))  # [..., n, 3, dk]
-            bias = bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * dk]
+        weight, bias = wanted_rows(weight, bias, wanted, head_dim)
     return project_all(linear, x, weight, bias, kinds, head_dim)
+
+
+def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: int) -> tuple[Tensor, Tensor | None]:
+    """Return copies of the rows of some projections, of a weight and a bias as :func:`project_wanted` takes them."""
+    *leading, rows, width = weight.shape
+    heads = rows // (3 * head_dim)
+    weight_by_head = weight.view(*leading, heads, 3, head_dim, width)
+    weight = weight_by_head[..., wanted, :, :].flatten(-4, -2)  # [..., n * kinds * dk, d_model]
+    if bias is not None:
+        bias_by_head = bias.view(*leading, heads, 3, head_dim)
+        bias = bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * dk]
+    return weight, bias
 
 
 def project_all(
@@ -350,8 +378,15 @@ def project_all(
 ) -> Sequence[Tensor]:
     """Compute all projections of a weight ``[..., n * kinds * head_dim, d_model]``: kinds times ``[B, n, T, dk]``."""
     projected = linear(x, weight, bias)  # [B, T, n * kinds * dk]
-    by_head = projected.unflatten(-1, (-1, kinds, head_dim))  # [B, T, n, kinds, dk]
-    return by_head.permute(3, 0, 2, 1, 4).unbind(0)  # kinds times [B, n, T, dk]
+    return split_heads(projected, kinds, head_dim)
+
+
+def split_heads(projected: Tensor, kinds: int, head_dim: int) -> Sequence[Tensor]:
+    """Split projected tokens ``[B, T, n * kinds * head_dim]`` by head: kinds times ``[B, n, T, head_dim]``."""
+    batch, tokens, width = projected.shape
+    heads = width // (kinds * head_dim)
+    by_head = projected.view(batch, tokens, heads, kinds, head_dim)
+    return by_head.permute(3, 0, 2, 1, 4).unbind(0)
 
 
 def cat_parts(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -373,6 +408,7 @@ class MemberProjections(nn.Module):
         heads, head_dim: how many, which may be none, and their width.
         runs: neighbouring heads of the bank that the member has, each run one matrix product. Activations hold the
             heads in this order.
+        plain: whether they are all heads of the bank in its order, without a gate, shared keys, or scales.
     """
 
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
@@ -384,6 +420,8 @@ class MemberProjections(nn.Module):
         self.heads = len(self._positions)
         self.head_dim = bank.head_dim
         self.runs = runs_of(self._positions)
+        has_all_heads = self.heads > 0 and self.runs == [slice(0, bank.heads)]
+        self.plain = has_all_heads and bank.gate is None and bank.key_heads is None and bank.scale is None
         key_of_head: list[int] = []
         if bank.key_heads is not None:
             key_of_head = [bank.key_heads[position] for position in sorted(self._positions)]

@@ -15,7 +15,7 @@ from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.fusion.selfcheck import float32_model
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.stacking import PerMember, StackedProjections
+from hydractl.model.stacking import PerMember, Stack, StackedWeights
 from tests.pico import RELATIVE, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
 from tests.spread import ONE_OF_EACH, spread
 
@@ -58,13 +58,13 @@ def library(variant: str, kept: Sequence[Sequence[Sequence[int]]], *, seeds: boo
 def sites(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of heads of each attention that ran batched."""
     ran: list[int] = []
-    original = StackedProjections.output
+    original = StackedWeights.output
 
-    def output(self: StackedProjections, attended: Tensor) -> Tensor:
-        ran.append(self.heads)
+    def output(self: StackedWeights, attended: Tensor) -> Tensor:
+        ran.append(self.projections.heads)
         return original(self, attended)
 
-    monkeypatch.setattr(StackedProjections, "output", output)
+    monkeypatch.setattr(StackedWeights, "output", output)
     return ran
 
 
@@ -162,7 +162,7 @@ def held(model: HydraModel) -> int:
     tensors = [*model.parameters()]
     for module in model.modules():
         stacks = [*vars(module).values(), *getattr(vars(module).get("_stacked"), "_stacks", {}).values()]
-        tensors += [stack._kept[1] for stack in stacks if getattr(stack, "_kept", None) is not None]
+        tensors += [stack.kept.stack for stack in stacks if isinstance(stack, Stack) and stack.kept is not None]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 

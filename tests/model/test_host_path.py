@@ -1,0 +1,269 @@
+"""What a forward pass does beside its arithmetic: how much, and that nothing it keeps is ever out of date."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hydractl.files.checkpoint import DictTensors
+from hydractl.fusion.selfcheck import float32_model
+from hydractl.methods.lora.matrices import LowRankProjections
+from hydractl.model.context import RepeatedMasks
+from hydractl.model.runtime import HydraModel
+from hydractl.model.stacking import Stack
+from tests.fusion.test_batched import EQUAL, NEARLY, SHARED, batched, one_weight, own_weights, planned
+from tests.pico import close, inputs, shared_stock, source_of
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TWELVE = "vit_tiny_patch16_224?pretrained=0&img_size=32&embed_dim=24&depth=12&num_heads=3&num_classes=5"
+
+
+# --- how much ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host_path(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that counts."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("host_path")
+
+
+def test_operators_and_calls_of_twelve_blocks(host_path: ModuleType) -> None:
+    models = host_path.models_by_name(TWELVE, [0, 10])
+    given = models["single"].example_inputs(1)
+    counts = {name: host_path.count_of(model, given) for name, model in models.items()}
+    stock, single = counts["stock"], counts["single"]
+    # The last block alone takes more: its norm runs for the tokens that are attended to and for the one that is read,
+    # whose projection and theirs are two layers of four copied parts; and the mean over members has a few.
+    assert single.operators <= stock.operators + 10
+    assert single.calls <= stock.calls
+    for name in ("fused0", "fused10"):
+        assert counts[name].operators <= single.operators + 10, name
+        assert counts[name].calls < 1.2 * single.calls, name
+
+
+def test_a_mask_is_repeated_once_in_a_run() -> None:
+    masks = RepeatedMasks()
+    padding = torch.ones(3, 1, 1, 7, dtype=torch.bool)
+    repeated = masks.of(padding, 2)
+    assert repeated.shape == (6, 1, 1, 7)
+    assert masks.of(padding, 2) is repeated
+    assert masks.of(padding.clone(), 2) is not repeated
+    of_all_samples = torch.ones(1, 1, 7, 7)
+    assert masks.of(of_all_samples, 2) is of_all_samples
+
+
+# --- nothing is out of date -------------------------------------------------------------------------------------------
+
+
+def single(variant: str) -> HydraModel:
+    source = source_of(shared_stock(variant), variant)
+    return HydraModel(source.description, source.tensors)
+
+
+MODELS: dict[str, Callable[[], HydraModel]] = {
+    "single": lambda: single("class-token"),
+    "weights of their own": lambda: batched(own_weights("class-token", NEARLY)),
+    "weights in common": lambda: batched(one_weight("class-token", SHARED)),
+}
+
+
+def in_place(model: HydraModel) -> None:
+    """As an optimiser."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+
+
+def data_in_place(model: HydraModel) -> None:
+    """As a hand-written average of weights, which torch counts nowhere."""
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)
+
+
+def data_swapped(model: HydraModel) -> None:
+    """As an average of weights that is swapped in; the second swap may find the addresses of the first."""
+    for _ in range(2):
+        averages = [parameter.data * 1.05 for parameter in model.parameters()]
+        for parameter, average in zip(model.parameters(), averages, strict=True):
+            parameter.data = average
+
+
+def larger_state(model: HydraModel) -> dict[str, Tensor]:
+    return {name: tensor * 1.1 for name, tensor in model.state_dict().items()}
+
+
+def loaded(model: HydraModel) -> None:
+    model.load_state_dict(larger_state(model))
+
+
+def assigned(model: HydraModel) -> None:
+    model.load_state_dict(larger_state(model), assign=True)
+
+
+def loaded_in_a_part(model: HydraModel) -> None:
+    attention = model.attentions[2]
+    attention.load_state_dict({name: tensor * 1.5 for name, tensor in attention.state_dict().items()})
+
+
+def replaced(model: HydraModel) -> None:
+    """Other parameters in the place of these."""
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.detach() * 1.1))
+
+
+def member_replaced(model: HydraModel) -> None:
+    """As a search for circuits, which gives a model other heads again and again."""
+    for attention in model.attentions:
+        projections = copy.deepcopy(attention.projections[0])
+        projections.bank.out.mul_(1.5)
+        attention.replace_member(0, projections)
+
+
+def in_bfloat16(model: HydraModel) -> None:
+    model.bfloat16()
+
+
+def in_half(model: HydraModel) -> None:
+    model.half()
+
+
+CHANGES = (
+    *(in_place, data_in_place, data_swapped, loaded, assigned, loaded_in_a_part, replaced, member_replaced),
+    *(in_bfloat16, in_half),
+)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.no_grad()
+def test_weights_that_change_between_two_runs(kind: str) -> None:
+    for change in CHANGES:
+        model = MODELS[kind]()
+        given = inputs("class-token")
+        before = model.member_logits(given)
+        assert torch.equal(model.member_logits(given), before)
+        change(model)
+        if change is data_in_place and kind == "weights in common":
+            model.eval()  # nothing tells a copy that this happened, as model.train() and eval() do
+        given = given.to(model.dtype)
+        expected = copy.deepcopy(model).member_logits(given)  # a copy has kept nothing
+        found = model.member_logits(given)
+        assert torch.equal(found, expected), change.__name__
+        assert not torch.allclose(found.float(), before, rtol=1e-4), change.__name__
+
+
+# Not with weights in common: their modules have several paths, and torch would put back what it has put in.
+@pytest.mark.parametrize("kind", ["single", "weights of their own"])
+@torch.no_grad()
+def test_weights_given_for_one_call(kind: str) -> None:
+    model = MODELS[kind]()
+    before = model(inputs("class-token"))
+    other = copy.deepcopy(model)
+    in_place(other)
+    weights = {name: parameter.detach() for name, parameter in other.named_parameters()}
+    found = torch.func.functional_call(model, weights, (inputs("class-token"),))
+    close(found, other(inputs("class-token")))
+    assert torch.equal(model(inputs("class-token")), before)
+
+
+@pytest.mark.parametrize("kind", ["weights of their own", "weights in common"])
+def test_a_run_in_inference_mode_before_one_with_gradients(kind: str) -> None:
+    model = MODELS[kind]()
+    with torch.inference_mode():
+        expected = model.member_logits(inputs("class-token"))
+    found = model.member_logits(inputs("class-token"))
+    close(found.detach(), expected)
+    found.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.attentions[-1].parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    optimizer.step()
+    with torch.inference_mode():
+        stepped = model.member_logits(inputs("class-token"))
+        assert torch.equal(stepped, copy.deepcopy(model).member_logits(inputs("class-token")))
+    assert not torch.allclose(stepped, expected)
+
+
+@torch.no_grad()
+def test_settings_that_change_between_two_runs() -> None:
+    model = batched(own_weights("bert", NEARLY))
+    fast = model.member_logits(inputs("bert"))
+    model.batched = False
+    slow = model.member_logits(inputs("bert"))
+    close(fast, slow)
+    model.batched = True
+    assert torch.equal(model.member_logits(inputs("bert")), fast)
+    gates = [torch.zeros(1, sum(attention.head_counts)) for attention in model.attentions]
+    for attention, gate in zip(model.attentions, gates, strict=True):
+        attention.head_gate = gate
+    assert not torch.allclose(model.member_logits(inputs("bert")), fast, rtol=1e-3)
+    for attention in model.attentions:
+        attention.head_gate = None
+    assert torch.equal(model.member_logits(inputs("bert")), fast)
+
+
+def kept(model: HydraModel) -> list[Tensor]:
+    """Every stack that is kept."""
+    stacks: list[Stack] = []
+    for module in model.modules():
+        values = [*vars(module).values()]
+        projections = vars(module).get("_stacked")
+        if projections is not None:
+            values += projections._stacks.values()
+        stacks += [value for value in values if isinstance(value, Stack)]
+    return [stack.kept.stack for stack in stacks if stack.kept is not None]
+
+
+@torch.no_grad()
+def test_weights_that_are_read_when_they_run_are_never_kept() -> None:
+    plan = planned("class-token", EQUAL)
+    tensors = DictTensors({name: plan.tensors.read(name).bfloat16() for name in plan.tensors.names()})
+    streamed = batched(float32_model(plan.description, tensors, torch.device("cpu"), torch.bfloat16))
+    at_once = HydraModel(plan.description, tensors)
+    for _ in range(2):
+        close(streamed.member_logits(inputs("class-token")), at_once.member_logits(inputs("class-token")))
+    assert kept(streamed) == []
+    assert kept(batched(at_once)) == []
+    at_once.member_logits(inputs("class-token"))
+    assert len(kept(at_once)) > 10
+
+
+@torch.no_grad()
+def test_weights_that_are_computed_are_never_kept() -> None:
+    model = batched(own_weights("class-token", NEARLY))
+    before = model.member_logits(inputs("class-token"))
+    generator = torch.Generator().manual_seed(0)
+    for attention in model.attentions:
+        for bank in [projections.bank for projections in attention.projections]:
+            matrices = LowRankProjections(bank.packing, bank.qkv.detach(), 2, 4.0)
+            matrices.draw(generator)
+            parametrize.register_parametrization(bank, "qkv", matrices)
+    close(model.member_logits(inputs("class-token")), before)  # B is zero at first
+    for name, parameter in model.named_parameters():
+        if name.endswith(".b"):
+            parameter.fill_(0.3)
+    found = model.member_logits(inputs("class-token"))
+    assert not torch.allclose(found, before, rtol=1e-3)
+    model.batched = False
+    close(found, model.member_logits(inputs("class-token")))
+
+
+@torch.no_grad()
+def test_two_towers_keep_their_own() -> None:
+    model = batched(own_weights("clip", NEARLY))
+    first = model.member_logits(inputs("clip"))
+    seen: list[Mapping[Any, Any]] = [chain._stacks.checked() for chain in model.chains]
+    assert all(seen) and not set(seen[0]) & set(seen[1])
+    view = model.zero_shot(["a", "b"])
+    batched(view).member_logits(inputs("clip"))
+    assert [chain._stacks.checked() for chain in view.chains] == seen, "a view shares weights, and their stacks"
+    assert torch.equal(model.member_logits(inputs("clip")), first)
