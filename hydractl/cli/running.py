@@ -20,6 +20,7 @@ from typing import Any
 import typer
 
 from hydractl.cli.answer import Answer
+from hydractl.cli.compiler_on_demand import import_compiler_on_demand
 from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.request import INFO, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
@@ -116,6 +117,7 @@ def run_verb(request: Request, answer: Answer) -> None:
     _check_versions()
     if "WORLD_SIZE" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported; errors say it all
+    import_compiler_on_demand()
     verb = importlib.import_module(module_of(request.verb))
     inputs = inputs_of(settings)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log), reading(inputs):
