@@ -1,4 +1,4 @@
-"""What a verb costs before it computes anything: processor time of verbs on a tiny model, over that of ``import torch``.
+"""What a verb costs before it computes: processor time of verbs on a tiny model, over that of ``import torch``.
 
     python benchmarks/start_up.py                                    # this source
     python benchmarks/start_up.py ../before --rounds 7 -o FILE.json  # beside another version of the source, in turns
@@ -52,18 +52,19 @@ def cpu_seconds(source: Path, words: list[str], folder: Path) -> float:
     if words:
         command = [sys.executable, "-m", "hydractl", *words, "--force", "--quiet"]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as where a package is installed
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def measure(sources: dict[str, Path], rounds: int, seed: int) -> list[dict[str, float]]:
+def measure(sources: dict[str, Path], verbs: list[str], rounds: int, seed: int) -> list[dict[str, float]]:
     """Return the processor seconds of every row, by name, for each round."""
     rows: dict[str, tuple[Path, list[str]]] = {IMPORT: (HERE, [])}
     for version, source in sources.items():
-        for verb, words in VERBS.items():
-            rows[f"{verb}, {version}"] = (source, words)
+        for verb in verbs:
+            rows[f"{verb}, {version}"] = (source, VERBS[verb])
     order = random.Random(seed)
     seconds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -90,6 +91,7 @@ def main() -> None:
     """Measure, print a table, and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", nargs="?", type=Path)
+    parser.add_argument("--verbs", default=",".join(VERBS), help="some of them, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", dest="output", type=Path)
@@ -97,7 +99,7 @@ def main() -> None:
     sources = {"now": HERE}
     if options.before is not None:
         sources = {"before": options.before.resolve(), "now": HERE}
-    seconds = measure(sources, options.rounds, options.seed)
+    seconds = measure(sources, options.verbs.split(","), options.rounds, options.seed)
     table = {row: ratios(seconds, row) for row in sorted(seconds[0]) if row != IMPORT}
     print(f"processor time over that of {IMPORT}, median of {options.rounds} rounds (smallest to largest)")
     for row, figures in table.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -51,11 +52,12 @@ COMMANDS = {
     ),
     "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
     "serving": ("--model", SIZED, "--images", "2", "--batch-size", "2", *ONCE, "-o", "out.json"),
+    "start_up": ("--verbs", "predict", *ONCE, "-o", "out.json"),
     "walks": ("-o", "out.json"),
     "watching": ("--deployments", "1", "--draws", "1", "-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
-TESTED_ELSEWHERE = {"gpu_cost", "verdict_rules", "verdict_cases"}
+TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases"}
 LINUX_ONLY = {"big_models"}
 
 
@@ -92,7 +94,8 @@ def without_processes(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> No
 
     def run(command: Sequence[str], **options: Any) -> None:
         assert command[0] == sys.executable
-        run_here(command[1:])
+        with contextlib.chdir(options.get("cwd", ".")):
+            run_here(command[1:])
 
     monkeypatch.setattr(module.subprocess, "run", run)
     if hasattr(module, "watched"):
