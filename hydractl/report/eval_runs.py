@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import EVAL_SCHEMA, Conventions, EvalAnswer, EvalRow
 from hydractl.files.model_records import DataSetRecord
-from hydractl.report.eval_tables import each_once
+from hydractl.report.eval_tables import distinct_entries
 
 Answers = Mapping[str, EvalAnswer]
 """Answers of eval by the name of their file."""
@@ -96,7 +96,7 @@ def means(answers: Answers, over: str) -> EvalAnswer:
 def _set_names(answers: Answers) -> list[str]:
     """Return the test sets of all answers, in order."""
     tests = [answer.test for answer in answers.values()]
-    return each_once(tests)
+    return distinct_entries(tests)
 
 
 def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
