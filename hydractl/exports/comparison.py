@@ -26,13 +26,16 @@ its size); of what a flag or a prediction set is decided by, from the threshold 
 
 @dataclass
 class _Differences:
-    """The largest differences between a file and its model, as they are found.
+    """The largest differences between a file and its model, over all inputs that were compared so far.
 
     Attributes:
         path, runtime: of the file, for messages.
-        exact: whether they are held to a tolerance.
+        exact: whether a difference beyond its tolerance is an error; else differences are only measured.
         chosen: what ``calibrate`` chose for the model.
         allowed: the largest allowed difference of logits and probabilities.
+        probabilities, member_logits, score: the largest difference of each.
+        score_allowed: the largest difference that was allowed of a score.
+        flags, sets: how many samples have another flag, and another prediction set.
     """
 
     path: Path
@@ -48,59 +51,80 @@ class _Differences:
     sets: int = 0
 
     def add(self, expectation: Expectation, outputs: NamedTensors) -> None:
-        """Compare the outputs for some inputs.
+        """Compare the outputs of the file for some inputs with those of the model, and keep the largest differences.
 
         Raises:
-            HydraError: they differ by more than is allowed.
+            HydraError: the outputs have other names or shapes, or differ by more than is allowed.
         """
+        wanted = expectation.outputs
         size = _size_in_words(expectation.inputs)
-        if outputs.keys() != expectation.outputs.keys():
-            raise _failed(self.path, f"in {self.runtime}, it gives {', '.join(outputs)} on {size}")
-        for name, wanted in expectation.outputs.items():
-            if outputs[name].shape != wanted.shape:
-                shapes = f"{list(outputs[name].shape)}, not {list(wanted.shape)}"
-                raise _failed(self.path, f"in {self.runtime}, {name} on {size} are {shapes}")
+        self._check_shapes(wanted, outputs, size)
 
-        for name in (PROBABILITIES, MEMBER_LOGITS):
-            difference = _largest_difference(outputs[name], expectation.outputs[name])
-            self._check(name, size, difference, self.allowed)
-            setattr(self, name, max(getattr(self, name), difference))
+        difference = _largest_difference(outputs[PROBABILITIES], wanted[PROBABILITIES])
+        self._check(PROBABILITIES, size, difference, self.allowed, agrees=difference <= self.allowed)
+        self.probabilities = max(self.probabilities, difference)
+
+        difference = _largest_difference(outputs[MEMBER_LOGITS], wanted[MEMBER_LOGITS])
+        self._check(MEMBER_LOGITS, size, difference, self.allowed, agrees=difference <= self.allowed)
+        self.member_logits = max(self.member_logits, difference)
+
         if OOD_SCORE in outputs:
-            self._add_scores(expectation, outputs, size)
+            self._add_scores(expectation, outputs[OOD_SCORE], size)
+        if IS_OOD in outputs:
+            self._add_flags(wanted, outputs[IS_OOD], size)
         if CONFORMAL_SET in outputs:
-            self._add_sets(expectation, outputs, size)
+            self._add_sets(wanted, outputs[CONFORMAL_SET], size)
 
-    def _add_scores(self, expectation: Expectation, outputs: NamedTensors, size: str) -> None:
-        """Compare scores and flags."""
+    def _check_shapes(self, wanted: NamedTensors, outputs: NamedTensors, size: str) -> None:
+        """Refuse outputs of other names or shapes than those of the model."""
+        if outputs.keys() != wanted.keys():
+            raise _failed(self.path, f"in {self.runtime}, it gives {', '.join(outputs)} on {size}")
+        for name, wanted_output in wanted.items():
+            shape = list(outputs[name].shape)
+            wanted_shape = list(wanted_output.shape)
+            if shape != wanted_shape:
+                raise _failed(self.path, f"in {self.runtime}, {name} on {size} are {shape}, not {wanted_shape}")
+
+    def _add_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
+        """Compare OOD scores ``[B]``, each of which may differ by a share of its size."""
         wanted = expectation.outputs[OOD_SCORE]
-        allowed = TOLERANCE * wanted.abs().clamp(min=1.0)  # of each sample
-        differences = (outputs[OOD_SCORE] - wanted).abs()
+        allowed = TOLERANCE * wanted.abs().clamp(min=1.0)  # [B]
+        differences = (scores - wanted).abs()  # [B]
         agrees = bool((differences <= allowed).all())
-        if self.exact and not agrees and bool((expectation.by_rounding > allowed).any()):
-            raise self._depends_on_rounding(size, float(differences.max()))
-        self._check(OOD_SCORE, size, float(differences.max()), float(allowed.max()), agrees=agrees)
-        self.score = max(self.score, float(differences.max()))
-        self.score_allowed = max(self.score_allowed, float(allowed.max()))
-        if IS_OOD not in outputs:
-            return
+        largest_difference = float(differences.max())
+        largest_allowed = float(allowed.max())
 
+        # A score that rounding alone moves by more than is allowed cannot agree in any graph: the score is to blame.
+        rounding_moves_more = bool((expectation.by_rounding > allowed).any())
+        if self.exact and not agrees and rounding_moves_more:
+            raise self._depends_on_rounding(size, largest_difference)
+        self._check(OOD_SCORE, size, largest_difference, largest_allowed, agrees=agrees)
+        self.score = max(self.score, largest_difference)
+        self.score_allowed = max(self.score_allowed, largest_allowed)
+
+    def _add_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
+        """Compare flags ``[B]``: they may differ for samples whose score is next to the threshold."""
         assert self.chosen.threshold is not None
-        changed = outputs[IS_OOD] != expectation.outputs[IS_OOD]
+        changed = flags != wanted[IS_OOD]
         self.flags += int(changed.sum())
-        from_threshold = (wanted - self.chosen.threshold).abs()
-        if self.exact and bool((changed & (from_threshold > allowed)).any()):
+        scores = wanted[OOD_SCORE]
+        allowed = TOLERANCE * scores.abs().clamp(min=1.0)
+        is_far_from_threshold = (scores - self.chosen.threshold).abs() > allowed
+        wrongly_changed = changed & is_far_from_threshold
+        if self.exact and bool(wrongly_changed.any()):
             raise _failed(self.path, f"in {self.runtime}, {IS_OOD} on {size} differs from the model")
 
-    def _add_sets(self, expectation: Expectation, outputs: NamedTensors, size: str) -> None:
-        """Compare prediction sets."""
+    def _add_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
+        """Compare prediction sets ``[B, classes]``: they may differ in classes whose score is next to the threshold."""
         conformal = self.chosen.conformal
         assert conformal is not None
-        changed = outputs[CONFORMAL_SET] != expectation.outputs[CONFORMAL_SET]  # [B, classes]
+        changed = sets != wanted[CONFORMAL_SET]
         self.sets += int(changed.any(dim=1).sum())
-        probabilities = expectation.outputs[PROBABILITIES].double().numpy()
+        probabilities = wanted[PROBABILITIES].double().numpy()
         scores = torch.from_numpy(nonconformity(probabilities, conformal.method))
-        from_threshold = (scores - conformal.qhat).abs()
-        if self.exact and bool((changed & (from_threshold > self.allowed)).any()):
+        is_far_from_threshold = (scores - conformal.qhat).abs() > self.allowed
+        wrongly_changed = changed & is_far_from_threshold
+        if self.exact and bool(wrongly_changed.any()):
             raise _failed(self.path, f"in {self.runtime}, {CONFORMAL_SET} on {size} differs from the model")
 
     def _depends_on_rounding(self, size: str, difference: float) -> HydraError:
@@ -112,12 +136,13 @@ class _Differences:
             hint="fit it to more training data (calibrate --train), or choose another --ood-score",
         )
 
-    def _check(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool | None = None) -> None:
-        """Refuse a difference that is not allowed; NaN is none that is."""
+    def _check(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool) -> None:
+        """Refuse the largest difference of an output unless it agrees; NaN and infinity never do.
+
+        A file that is not exact may differ by anything.
+        """
         if not self.exact:
             return
-        if agrees is None:
-            agrees = difference <= allowed
         if not math.isfinite(difference) or not agrees:
             by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
             raise _failed(self.path, f"in {self.runtime}, {name} on {size} {by_how_much}")
@@ -147,13 +172,8 @@ def compare_with_model(
     Raises:
         HydraError: where they differ by more than the tolerance, or the file does not run.
     """
-    largest_logits = []
-    for expectation in expected:
-        member_logits = expectation.outputs[MEMBER_LOGITS]
-        largest_logits.append(float(member_logits.abs().max()))
-    largest_logit = max(largest_logits)
+    largest_logit = _largest_logit(expected)
     allowed = TOLERANCE * max(1.0, largest_logit)
-
     worst = _Differences(path, runtime, exact, chosen, allowed)
     for expectation in expected:
         try:
@@ -162,19 +182,48 @@ def compare_with_model(
             size = _size_in_words(expectation.inputs)
             raise _failed(path, f"{runtime} cannot run it on {size}: {first_line(error)}") from error
         worst.add(expectation, outputs)
-    named = expected[0].outputs
+    return _check_record(worst, expected)
+
+
+def _largest_logit(expected: Sequence[Expectation]) -> float:
+    """Return the largest absolute logit that any member of the model gave."""
+    largest_logits = []
+    for expectation in expected:
+        member_logits = expectation.outputs[MEMBER_LOGITS]
+        largest_logits.append(float(member_logits.abs().max()))
+    return max(largest_logits)
+
+
+def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
+    """Return what an answer says of a check: None for outputs that the graph has not, and for tolerances not held."""
+    outputs = expected[0].outputs
+    tolerance = None
+    if worst.exact:
+        tolerance = _three_digits(worst.allowed)
+    score = score_max_abs = score_tolerance = None
+    if OOD_SCORE in outputs:
+        score = worst.chosen.score
+        score_max_abs = _three_digits(worst.score)
+        if worst.exact:
+            score_tolerance = _three_digits(worst.score_allowed)
+    flags_changed = None
+    if IS_OOD in outputs:
+        flags_changed = worst.flags
+    sets_changed = None
+    if CONFORMAL_SET in outputs:
+        sets_changed = worst.sets
     return ExportCheck(
-        runtime=runtime,
+        runtime=worst.runtime,
         inputs=[_shapes_of(expectation.inputs) for expectation in expected],
         probabilities_max_abs=_three_digits(worst.probabilities),
         member_logits_max_abs=_three_digits(worst.member_logits),
-        max_abs_logit=_three_digits(largest_logit),
-        tolerance=_three_digits(allowed) if exact else None,
-        score=chosen.score if OOD_SCORE in named else None,
-        score_max_abs=_three_digits(worst.score) if OOD_SCORE in named else None,
-        score_tolerance=_three_digits(worst.score_allowed) if exact and OOD_SCORE in named else None,
-        flags_changed=worst.flags if IS_OOD in named else None,
-        sets_changed=worst.sets if CONFORMAL_SET in named else None,
+        max_abs_logit=_three_digits(_largest_logit(expected)),
+        tolerance=tolerance,
+        score=score,
+        score_max_abs=score_max_abs,
+        score_tolerance=score_tolerance,
+        flags_changed=flags_changed,
+        sets_changed=sets_changed,
     )
 
 
@@ -193,7 +242,7 @@ def _shapes_of(inputs: NamedTensors) -> dict[str, list[int]]:
 
 
 def _size_in_words(inputs: NamedTensors) -> str:
-    """Return ``a batch of 3``, of texts with their tokens."""
+    """Return ``a batch of 3``, and of texts how many tokens they have: ``a batch of 3 texts of 16 tokens``."""
     first = next(iter(inputs.values()))
     words = f"a batch of {len(first)}"
     if "input_ids" in inputs:
@@ -202,6 +251,7 @@ def _size_in_words(inputs: NamedTensors) -> str:
 
 
 def _failed(path: Path, why: str) -> HydraError:
+    """Return the error of a file that is not what its model is."""
     return HydraError(
         f"the export {path} failed its check: {why}",
         hint="this is a defect of hydractl or of a library it exports with: nothing was written",

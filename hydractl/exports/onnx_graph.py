@@ -68,20 +68,30 @@ def shapes_of_graph(model: ModelProto) -> GraphShapes:
 
 
 def _shapes_of(values: Any) -> Shapes:
-    """Return the inputs or outputs of a graph."""
-    import onnx
-
+    """Return the inputs or outputs of a graph by name; a size that is not fixed as the name of its dimension."""
     shapes = {}
     for value in values:
         tensor = value.type.tensor_type
         sizes: list[Size] = []
         for dimension in tensor.shape.dim:
-            is_fixed = dimension.HasField("dim_value")
-            sizes.append(dimension.dim_value if is_fixed else dimension.dim_param)
-        names = onnx.TensorProto.DataType
-        number_format = names.Name(tensor.elem_type) if tensor.elem_type in names.values() else "unknown"
-        shapes[value.name] = TensorShape(_NUMBER_FORMATS.get(number_format, number_format.lower()), tuple(sizes))
+            if dimension.HasField("dim_value"):
+                sizes.append(dimension.dim_value)
+            else:
+                sizes.append(dimension.dim_param)
+        dtype = _number_format(tensor.elem_type)
+        shapes[value.name] = TensorShape(dtype, tuple(sizes))
     return shapes
+
+
+def _number_format(elem_type: int) -> str:
+    """Return torch's name of one of ONNX's number formats; ``unknown`` for a number that is none."""
+    import onnx
+
+    formats = onnx.TensorProto.DataType
+    if elem_type not in formats.values():
+        return "unknown"
+    name = formats.Name(elem_type)
+    return _NUMBER_FORMATS.get(name, name.lower())
 
 
 def files_beside(model: ModelProto, path: Path) -> list[Path]:
@@ -117,15 +127,22 @@ def _files_outside(model: ModelProto, path: Path) -> list[str]:
         if unknown:
             problems.append(f"weights with {shown(min(unknown))}")
     for location in sorted(_locations(model)):
-        problem = _outside(location, path)
+        problem = _location_problem(location, path)
         if problem is not None:
             problems.append(problem)
     return problems
 
 
-def _outside(location: str, path: Path) -> str | None:
-    """Return the problem with a file of weights; None for a regular file beside the graph."""
-    is_file_name = location not in ("", ".", "..") and os.path.basename(location) == location
+def _location_problem(location: str, path: Path) -> str | None:
+    """Return the problem with a file of weights; None for a regular file beside the graph.
+
+    Args:
+        location: where the graph says that the weights lie.
+        path: of the graph.
+    """
+    is_bare_name = os.path.basename(location) == location
+    is_name_of_folder = location in ("", ".", "..")
+    is_file_name = is_bare_name and not is_name_of_folder
     if not is_file_name or "\\" in location or "\0" in location:
         return f"weights in {shown(location)}, outside its folder"
     beside = path.with_name(location)
@@ -135,7 +152,8 @@ def _outside(location: str, path: Path) -> str | None:
     folder = os.path.realpath(path.parent)
     folder_of_file = os.path.dirname(os.path.realpath(path))
     target = os.path.realpath(beside)
-    if os.path.dirname(target) not in (folder, folder_of_file):
+    folder_of_target = os.path.dirname(target)
+    if folder_of_target not in (folder, folder_of_file):
         return f"weights in {shown(location)}, a link that leads out of its folder"
     if not os.path.isfile(target):
         return f"weights in {shown(location)}, which is no regular file"
@@ -143,7 +161,7 @@ def _outside(location: str, path: Path) -> str | None:
 
 
 def _messages(message: Any, name: str) -> Iterator[Any]:
-    """Yield every message of one type in a message, in graphs inside of graphs too."""
+    """Yield every message of the type ``name`` in a message of protobuf, in graphs inside of graphs too."""
     if message.DESCRIPTOR.name == name:
         yield message
     if message.DESCRIPTOR.name == "TensorProto":

@@ -102,7 +102,7 @@ def _first_size(value: Any) -> str | None:
 
 
 def _tensor(value: Any) -> _Tensor:
-    """Return what the configuration says of an input or an output.
+    """Return what the configuration says of an input or an output of the graph.
 
     Raises:
         HydraError: its numbers have no name there.
@@ -118,20 +118,31 @@ def _tensor(value: Any) -> _Tensor:
         onnx.TensorProto.FLOAT: "TYPE_FP32",
         onnx.TensorProto.DOUBLE: "TYPE_FP64",
     }
-    numbers = value.type.tensor_type.elem_type
-    if numbers not in data_types:
+    tensor = value.type.tensor_type
+    if tensor.elem_type not in data_types:
         raise HydraError(f"{value.name} has numbers that Triton has no name for")
     sizes = []
-    for dimension in value.type.tensor_type.shape.dim[1:]:
-        sizes.append(dimension.dim_value if dimension.HasField("dim_value") else -1)
-    return _Tensor(value.name, data_types[numbers], sizes)
+    dimensions_behind_batch = tensor.shape.dim[1:]
+    for dimension in dimensions_behind_batch:
+        if dimension.HasField("dim_value"):
+            sizes.append(dimension.dim_value)
+        else:
+            sizes.append(-1)
+    return _Tensor(value.name, data_types[tensor.elem_type], sizes)
 
 
 def _block(kind: str, tensor: _Tensor, further: Sequence[str]) -> list[str]:
-    """Return the lines of an input or an output."""
+    """Return the lines of an input or an output, the further ones last.
+
+    Args:
+        kind: ``input`` or ``output``.
+        tensor: what it is.
+        further: lines that only this one has.
+    """
     lines = [f"{kind} {{", f"  name: {_quoted(tensor.name)}", f"  data_type: {tensor.data_type}"]
     if tensor.sizes:
-        lines.append(f"  dims: [ {', '.join(map(str, tensor.sizes))} ]")
+        sizes = ", ".join(map(str, tensor.sizes))
+        lines.append(f"  dims: [ {sizes} ]")
     else:
         # One number for each sample: the server wants a dimension, which the graph does not have.
         lines.append("  dims: [ 1 ]")
