@@ -122,7 +122,8 @@ class _Exchange:
             self._service.log.detail(traceback.format_exc())
             return _refusal(RequestRefused(500, "the service failed at this request"), keeps_open=False)
         finally:
-            self._service.counts.add_seconds(self._loop.time() - self._began)
+            seconds = self._loop.time() - self._began
+            self._service.counts.add_seconds(seconds)
 
     async def _predicted(self, form: LineForm) -> Response:
         """Return the rows of all inputs.
@@ -149,7 +150,7 @@ class _Exchange:
         limits = self._service.limits
         try:
             async with asyncio.timeout_at(self._deadline):
-                return await self._body.read(limits.max_body, _declared(self._headers))
+                return await self._body.read(limits.max_body, _declared_size(self._headers))
         except TimeoutError:
             raise RequestRefused(408, f"the body was not here within {limits.max_seconds:g} seconds") from None
 
@@ -162,21 +163,21 @@ class _Exchange:
         """
         content_type = self._headers.get("content-type", "")
         work = self._loop.create_task(self._service.rows_of(body, content_type, form))
-        gone = self._loop.create_task(self._body.disconnected())
+        client_gone = self._loop.create_task(self._body.disconnected())
         try:
-            left = self._deadline - self._loop.time()
-            await asyncio.wait((work, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            seconds_left = self._deadline - self._loop.time()
+            await asyncio.wait((work, client_gone), timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
-            if gone.done():
+            if client_gone.done():
                 raise Disconnected
             seconds = self._service.limits.max_seconds
             raise RequestRefused(503, f"no answer within {seconds:g} seconds; ask again in a moment", retry=True)
         finally:
             work.cancel()
-            gone.cancel()
+            client_gone.cancel()
             # Both end at once; what they raise has been seen, or is of no use any more.
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, client_gone, return_exceptions=True)
 
     async def _hear_out(self) -> None:
         """Let the client send what it is sending, within its time: only then does it listen."""
@@ -185,10 +186,12 @@ class _Exchange:
                 await self._body.discard(self._service.limits.max_body)
 
 
-def _declared(headers: Mapping[str, str]) -> int | None:
+def _declared_size(headers: Mapping[str, str]) -> int | None:
     """Return the bytes that a body has by its head; None where it does not say."""
     text = headers.get("content-length", "")
-    return int(text) if text.isdecimal() else None
+    if not text.isdecimal():
+        return None
+    return int(text)
 
 
 def _json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -219,12 +222,14 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
     """Answer a request for a path or with a method that there is not."""
     assert isinstance(error, HTTPException)
     words = {404: "there is no such path", 405: "there is no such method at this path"}
-    return _json({"error": words.get(error.status_code, "this is no request")}, error.status_code)
+    said = words.get(error.status_code, "this is no request")
+    return _json({"error": said}, error.status_code)
 
 
 async def _wrong_query(request: Request, error: Exception) -> Response:
     """Answer a request whose query cannot be read."""
-    return _json({"error": f"top is a whole number from 0 to {_MOST_TOP}, and members is true or false"}, 400)
+    said = f"top is a whole number from 0 to {_MOST_TOP}, and members is true or false"
+    return _json({"error": said}, 400)
 
 
 class _Counted:
