@@ -132,14 +132,15 @@ class CheckData:
     def _figures(self, answers: Answers) -> RoundedFigures:
         """Return the accuracy, and the AUROC for each OOD set; None where a set has no samples."""
         inside, *outside = answers
+        correct = inside.predicted == self.inside.labels
+        accuracy = float(correct.mean())
         aurocs: dict[str, float | None] = {}
         for name, ood_answers in zip(self.outside, outside, strict=True):
             curve = curve_of(inside.scores, ood_answers.scores)
             aurocs[name] = None
             if curve is not None:
                 aurocs[name] = auroc(curve)
-        correct = inside.predicted == self.inside.labels
-        return RoundedFigures(accuracy=float(correct.mean()), auroc=aurocs)
+        return RoundedFigures(accuracy=accuracy, auroc=aurocs)
 
 
 def _scores_of(prediction: Prediction) -> np.ndarray:

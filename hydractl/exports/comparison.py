@@ -59,15 +59,10 @@ class _Differences:
         wanted = expectation.outputs
         size = _size_in_words(expectation.inputs)
         self._check_shapes(wanted, outputs, size)
-
-        difference = _largest_difference(outputs[PROBABILITIES], wanted[PROBABILITIES])
-        self._check(PROBABILITIES, size, difference, self.allowed, agrees=difference <= self.allowed)
+        difference = self._checked_difference(PROBABILITIES, wanted, outputs, size)
         self.probabilities = max(self.probabilities, difference)
-
-        difference = _largest_difference(outputs[MEMBER_LOGITS], wanted[MEMBER_LOGITS])
-        self._check(MEMBER_LOGITS, size, difference, self.allowed, agrees=difference <= self.allowed)
+        difference = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
         self.member_logits = max(self.member_logits, difference)
-
         if OOD_SCORE in outputs:
             self._add_scores(expectation, outputs[OOD_SCORE], size)
         if IS_OOD in outputs:
@@ -75,28 +70,40 @@ class _Differences:
         if CONFORMAL_SET in outputs:
             self._add_sets(wanted, outputs[CONFORMAL_SET], size)
 
+    def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
+        """Return the largest difference of one output, once it is known to be allowed."""
+        difference = _largest_difference(outputs[name], wanted[name])
+        agrees = difference <= self.allowed
+        self._check(name, size, difference, self.allowed, agrees=agrees)
+        return difference
+
     def _check_shapes(self, wanted: NamedTensors, outputs: NamedTensors, size: str) -> None:
         """Refuse outputs of other names or shapes than those of the model."""
         if outputs.keys() != wanted.keys():
-            raise _failed(self.path, f"in {self.runtime}, it gives {', '.join(outputs)} on {size}")
+            names = ", ".join(outputs)
+            raise self._failed(f"it gives {names} on {size}")
         for name, wanted_output in wanted.items():
             shape = list(outputs[name].shape)
             wanted_shape = list(wanted_output.shape)
             if shape != wanted_shape:
-                raise _failed(self.path, f"in {self.runtime}, {name} on {size} are {shape}, not {wanted_shape}")
+                raise self._failed(f"{name} on {size} are {shape}, not {wanted_shape}")
+
+    def _failed(self, why: str) -> HydraError:
+        """Return the error of a file that runs and is not what its model is."""
+        return _failed(self.path, f"in {self.runtime}, {why}")
 
     def _add_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
         """Compare OOD scores ``[B]``, each of which may differ by a share of its size."""
         wanted = expectation.outputs[OOD_SCORE]
-        allowed = TOLERANCE * wanted.abs().clamp(min=1.0)  # [B]
-        differences = (scores - wanted).abs()  # [B]
+        allowed = _allowed_of_scores(wanted)
+        differences = (scores - wanted).abs()
         agrees = bool((differences <= allowed).all())
         largest_difference = float(differences.max())
         largest_allowed = float(allowed.max())
 
         # A score that rounding alone moves by more than is allowed cannot agree in any graph: the score is to blame.
-        rounding_moves_more = bool((expectation.by_rounding > allowed).any())
-        if self.exact and not agrees and rounding_moves_more:
+        moves_too_far = expectation.by_rounding > allowed
+        if self.exact and not agrees and bool(moves_too_far.any()):
             raise self._depends_on_rounding(size, largest_difference)
         self._check(OOD_SCORE, size, largest_difference, largest_allowed, agrees=agrees)
         self.score = max(self.score, largest_difference)
@@ -104,28 +111,29 @@ class _Differences:
 
     def _add_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
         """Compare flags ``[B]``: they may differ for samples whose score is next to the threshold."""
-        assert self.chosen.threshold is not None
+        threshold = self.chosen.threshold
+        assert threshold is not None
         changed = flags != wanted[IS_OOD]
         self.flags += int(changed.sum())
         scores = wanted[OOD_SCORE]
-        allowed = TOLERANCE * scores.abs().clamp(min=1.0)
-        is_far_from_threshold = (scores - self.chosen.threshold).abs() > allowed
-        wrongly_changed = changed & is_far_from_threshold
+        distance = (scores - threshold).abs()
+        wrongly_changed = changed & (distance > _allowed_of_scores(scores))
         if self.exact and bool(wrongly_changed.any()):
-            raise _failed(self.path, f"in {self.runtime}, {IS_OOD} on {size} differs from the model")
+            raise self._failed(f"{IS_OOD} on {size} differs from the model")
 
     def _add_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
         """Compare prediction sets ``[B, classes]``: they may differ in classes whose score is next to the threshold."""
         conformal = self.chosen.conformal
         assert conformal is not None
         changed = sets != wanted[CONFORMAL_SET]
-        self.sets += int(changed.any(dim=1).sum())
+        samples_changed = changed.any(dim=1)
+        self.sets += int(samples_changed.sum())
         probabilities = wanted[PROBABILITIES].double().numpy()
-        scores = torch.from_numpy(nonconformity(probabilities, conformal.method))
-        is_far_from_threshold = (scores - conformal.qhat).abs() > self.allowed
-        wrongly_changed = changed & is_far_from_threshold
+        scores = nonconformity(probabilities, conformal.method)
+        distance = (torch.from_numpy(scores) - conformal.qhat).abs()
+        wrongly_changed = changed & (distance > self.allowed)
         if self.exact and bool(wrongly_changed.any()):
-            raise _failed(self.path, f"in {self.runtime}, {CONFORMAL_SET} on {size} differs from the model")
+            raise self._failed(f"{CONFORMAL_SET} on {size} differs from the model")
 
     def _depends_on_rounding(self, size: str, difference: float) -> HydraError:
         """Return the error of a score that no graph can give, as rounding in float32 changes it."""
@@ -145,7 +153,13 @@ class _Differences:
             return
         if not math.isfinite(difference) or not agrees:
             by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
-            raise _failed(self.path, f"in {self.runtime}, {name} on {size} {by_how_much}")
+            raise self._failed(f"{name} on {size} {by_how_much}")
+
+
+def _allowed_of_scores(scores: Tensor) -> Tensor:
+    """Return by how much each score ``[B]`` may differ: by a share of its size, or of 1 where it is smaller."""
+    sizes = scores.abs().clamp(min=1.0)
+    return TOLERANCE * sizes
 
 
 def _three_digits(number: float) -> float:

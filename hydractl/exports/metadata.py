@@ -223,23 +223,32 @@ def _shape_problems(metadata: Mapping[str, str], shapes: GraphShapes, path: Path
 def _differences_from_graph(what: str, said: Shapes, of_graph: Shapes) -> list[str]:
     """List each input, or output, that the graph has otherwise than the metadata say."""
     if list(said) != list(of_graph):
-        return [f"the {what}s {', '.join(said)}, and the graph has {', '.join(of_graph)}"]
+        names = ", ".join(said)
+        names_in_graph = ", ".join(of_graph)
+        return [f"the {what}s {names}, and the graph has {names_in_graph}"]
     problems = []
     for name, tensor in said.items():
-        if not tensor.like(of_graph[name]):
-            problems.append(f"{name} as {tensor}, and in the graph it is {of_graph[name]}")
+        in_graph = of_graph[name]
+        if not tensor.like(in_graph):
+            problems.append(f"{name} as {tensor}, and in the graph it is {in_graph}")
     return problems
 
 
 def _differences_from_expected(said: GraphShapes, expected: Shapes) -> list[str]:
     """List each input and output that is not as expected, and outputs that are others; other inputs are let pass."""
     problems = []
-    for name, tensor in {**said.inputs, **said.outputs}.items():
-        if name in expected and not tensor.like(expected[name]):
-            problems.append(f"{name} as {tensor}, and it would be {expected[name]}")
-    expected_outputs = [name for name in expected if name in OUTPUTS]
-    if list(said.outputs) != expected_outputs:
-        problems.append(f"the outputs {', '.join(said.outputs)}, and they would be {', '.join(expected_outputs)}")
+    all_said = {**said.inputs, **said.outputs}
+    for name, tensor in all_said.items():
+        if name not in expected:
+            continue
+        wanted = expected[name]
+        if not tensor.like(wanted):
+            problems.append(f"{name} as {tensor}, and it would be {wanted}")
+    wanted_outputs = [name for name in expected if name in OUTPUTS]
+    if list(said.outputs) != wanted_outputs:
+        names = ", ".join(said.outputs)
+        wanted_names = ", ".join(wanted_outputs)
+        problems.append(f"the outputs {names}, and they would be {wanted_names}")
     return problems
 
 
@@ -267,10 +276,11 @@ def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Pat
     classes = _expected_classes(metadata, shapes, path)
     chosen = chosen_of(metadata)
     expected[PROBABILITIES] = TensorShape("float32", ("batch", classes))
-    if not says_nothing(chosen.score, members):
+    has_score = not says_nothing(chosen.score, members)
+    if has_score:
         expected[OOD_SCORE] = TensorShape("float64", ("batch",))
-        if chosen.threshold is not None:
-            expected[IS_OOD] = TensorShape("bool", ("batch",))
+    if has_score and chosen.threshold is not None:
+        expected[IS_OOD] = TensorShape("bool", ("batch",))
     if chosen.conformal is not None:
         expected[CONFORMAL_SET] = TensorShape("bool", ("batch", classes))
     expected[MEMBER_LOGITS] = TensorShape("float32", (members, "batch", classes))

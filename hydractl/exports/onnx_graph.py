@@ -140,23 +140,24 @@ def _location_problem(location: str, path: Path) -> str | None:
         location: where the graph says that the weights lie.
         path: of the graph.
     """
+    shown_location = shown(location)
     is_bare_name = os.path.basename(location) == location
     is_name_of_folder = location in ("", ".", "..")
-    is_file_name = is_bare_name and not is_name_of_folder
-    if not is_file_name or "\\" in location or "\0" in location:
-        return f"weights in {shown(location)}, outside its folder"
+    has_odd_characters = "\\" in location or "\0" in location
+    if not is_bare_name or is_name_of_folder or has_odd_characters:
+        return f"weights in {shown_location}, outside its folder"
     beside = path.with_name(location)
     if not os.path.exists(beside):
-        return f"weights in {shown(location)}, which is not there"
+        return f"weights in {shown_location}, which is not there"
     # The folder of the path, and that of the file where the path is a link to it.
     folder = os.path.realpath(path.parent)
     folder_of_file = os.path.dirname(os.path.realpath(path))
     target = os.path.realpath(beside)
     folder_of_target = os.path.dirname(target)
     if folder_of_target not in (folder, folder_of_file):
-        return f"weights in {shown(location)}, a link that leads out of its folder"
+        return f"weights in {shown_location}, a link that leads out of its folder"
     if not os.path.isfile(target):
-        return f"weights in {shown(location)}, which is no regular file"
+        return f"weights in {shown_location}, which is no regular file"
     return None
 
 

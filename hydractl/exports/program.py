@@ -404,11 +404,12 @@ _SIGNATURE_FIELDS = _record(
 def _signature(value: Any) -> None:
     """Refuse inputs and outputs that are no mappings of names to tensors: torch imports what makes other trees."""
     _SIGNATURE_FIELDS(value)
+    input_names = value.get("forward_arg_names") or []
     no_positional = {"type": "builtins.tuple", "context": "null", "children_spec": []}
-    by_name = _tree_of_mapping(value.get("forward_arg_names") or [])
-    inputs = {"type": "builtins.tuple", "context": "null", "children_spec": [no_positional, by_name]}
-    in_spec = value.get("in_spec", "")
-    if parse_json(in_spec, "the tree of inputs") != [1, inputs]:
+    by_name = _tree_of_mapping(input_names)
+    expected_inputs = {"type": "builtins.tuple", "context": "null", "children_spec": [no_positional, by_name]}
+    inputs = parse_json(value.get("in_spec", ""), "the tree of inputs")
+    if inputs != [1, expected_inputs]:
         raise _refused("the tree of inputs", value.get("in_spec"))
     outputs = parse_json(value.get("out_spec", ""), "the tree of outputs")
     possible_outputs = [[1, _tree_of_mapping(names)] for names in _possible_output_names()]

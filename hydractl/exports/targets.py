@@ -125,14 +125,15 @@ def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
         UsageError: weights rounded to int8 that do not fit into one file.
     """
     export_format = FORMATS[kind]
-    path = stem.with_name(f"{stem.name}{export_format.ending}")
-    file_bytes = export_format.bytes_per_weight * weights + fitted_bytes
-    fits = file_bytes <= MOST_IN_ONE_FILE
+    name = f"{stem.name}{export_format.ending}"
+    path = stem.with_name(name)
+    weight_bytes = export_format.bytes_per_weight * weights
+    fits = weight_bytes + fitted_bytes <= MOST_IN_ONE_FILE
     if kind == "onnx-int8" and not fits:
         raise UsageError(f"--format {kind}: {weights:,} weights do not fit into one file", hint="--format onnx")
     data = None
     if export_format.has_weights_beside and not fits:
-        data = path.with_name(f"{path.name}.data")
+        data = path.with_name(f"{name}.data")
     return Target(kind, path, data)
 
 
@@ -249,11 +250,12 @@ class Claim:
         """
         export_format = FORMATS[target.kind]
         exact = export_format.exact
-        run, runtime = export_format.runner(self._outputs[target.path].temporary)
-        chosen = Chosen.of(reference.model.description.extra)
+        temporary = self._outputs[target.path].temporary
+        run, runtime = export_format.runner(temporary)
+        model = reference.model
+        chosen = Chosen.of(model.description.extra)
         check = compare_with_model(target.path, run, runtime, reference.expected, chosen, exact=exact)
         if reference.data is not None and not exact:
-            model = reference.model
             preprocess = model.description.preprocess
             rounded = ExportedModel(run, model.family, preprocess, model.labels, reference.image_format)
             answers = reference.data.measure(rounded, log)

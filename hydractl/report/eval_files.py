@@ -211,10 +211,12 @@ def openood_csv(row: EvalRow) -> bytes:
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["dataset", *OPENOOD_COLUMNS, "ACC"])
+    titles = ["dataset", *OPENOOD_COLUMNS, "ACC"]
+    table.writerow(titles)
+    keys = OPENOOD_COLUMNS.values()
     accuracy = _percent(row.id.metrics, "accuracy")
     for name, metrics in _openood_lines(row):
-        figures = [_percent(metrics, key) for key in OPENOOD_COLUMNS.values()]
+        figures = [_percent(metrics, key) for key in keys]
         table.writerow([name, *figures, accuracy])
     return text.getvalue().encode()
 
@@ -223,10 +225,12 @@ def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
     """Yield name and metrics of every set, group by group, and behind a group that has sets its mean."""
     averages: dict[str, OodAverage] = {"near": "near_avg", "far": "far_avg"}
     for group in ("near", "far", None):
-        sets = [(name, measured) for name, measured in row.detection.ood.items() if measured.group == group]
-        for name, measured in sets:
-            yield name, measured.metrics
-        if sets and group is not None:
+        has_sets = False
+        for name, measured in row.detection.ood.items():
+            if measured.group == group:
+                has_sets = True
+                yield name, measured.metrics
+        if has_sets and group is not None:
             means = average_of(row.detection, averages[group])
             yield f"{group}ood", means
 

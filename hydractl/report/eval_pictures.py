@@ -158,9 +158,10 @@ def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
 def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
     """Return the reliability diagram of a row: accuracy over confidence by bin, and below it the counts of samples."""
     n = sum(curve.n)
-    draw_accuracies = partial(_draw_accuracies, bins=_filled_bins(curve), n=n)
-    draw_counts = partial(_draw_bin_counts, curve=curve, n=n)
+    bins = _filled_bins(curve)
+    draw_accuracies = partial(_draw_accuracies, bins=bins, n=n)
     above = Panel(draw_accuracies, "accuracy over confidence")
+    draw_counts = partial(_draw_bin_counts, curve=curve, n=n)
     below = Panel(draw_counts, "samples in each bin over confidence", height=1.7)
     ece = single_number(row.id.metrics.get("ece"))
     title = f"{shown_name(row.name)}: ECE {number(ece)}"
@@ -187,10 +188,15 @@ def _draw_accuracies(axes: Axes, bins: Sequence[_Bin], n: int) -> None:
 def _draw_bin_counts(axes: Axes, curve: ReliabilityCurve, n: int) -> None:
     """Draw how many samples each bin holds, the empty ones without a label."""
     left_edges = curve.edges[:-1]
-    widths = []
-    for low, high in pairwise(curve.edges):
-        widths.append(high - low)
-    bars = axes.bar(left_edges, curve.n, widths, align="edge", color=colour(0), alpha=0.45)
+    widths = [high - low for low, high in pairwise(curve.edges)]
+    bars = axes.bar(
+        left_edges,
+        curve.n,
+        widths,
+        align="edge",
+        color=colour(0),
+        alpha=0.45,
+    )
     labels = [_bin_label(count) for count in curve.n]
     axes.bar_label(bars, labels, fontsize=7, padding=1)
     with_room_for_labels = 1.16 * max(curve.n)
@@ -269,12 +275,25 @@ def _draw_histograms(
     threshold: float | None,
 ) -> None:
     """Draw the scores of ID samples filled, those of an OOD set as an outline, and the threshold between the edges."""
+    inside_label = f"{inside.label} ({inside.size})"
+    axes.stairs(
+        inside.shares,
+        edges,
+        fill=True,
+        color=colour(inside.series),
+        alpha=0.45,
+        label=inside_label,
+    )
+    outside_label = f"{outside.label} ({outside.size})"
+    axes.stairs(
+        outside.shares,
+        edges,
+        color=colour(outside.series),
+        linewidth=1.5,
+        label=outside_label,
+    )
     first_edge = edges[0]
     last_edge = edges[-1]
-    inside_label = f"{inside.label} ({inside.size})"
-    outside_label = f"{outside.label} ({outside.size})"
-    axes.stairs(inside.shares, edges, fill=True, color=colour(inside.series), alpha=0.45, label=inside_label)
-    axes.stairs(outside.shares, edges, color=colour(outside.series), linewidth=1.5, label=outside_label)
     if threshold is not None and first_edge <= threshold <= last_edge:
         axes.axvline(threshold, **GUIDE)
     highest = max(*inside.shares, *outside.shares)
@@ -313,13 +332,14 @@ def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
 def _draw_roc_curves(axes: Axes, curves: Mapping[str, RocCurve], row: EvalRow) -> None:
     """Draw the ROC curve of each OOD set with its AUROC in the legend, and the diagonal of guessing."""
     axes.plot([0, 1], [0, 1], **GUIDE)
-    shown_names = drawn_names(list(curves), 20)
-    for index, name in enumerate(curves):
-        curve = curves[name]
+    names = list(curves)
+    shown_names = drawn_names(names, 20)
+    for index, name in enumerate(names):
         column = Column(ood_set_place(name), AUROC)
         auroc = number(column.value(row), 3)
         size = sizes_of_sets([row], [name])
         label = f"{shown_names[index]} ({size}), AUROC {auroc}"
+        curve = curves[name]
         series = index + 1  # 0 is the colour of ID data
         look = line_look(series, len(curve.fpr))
         axes.plot(curve.fpr, curve.tpr, label=label, **look)
@@ -342,16 +362,22 @@ def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
     all_heads = sum(site.heads for site in sites)
     panels = []
     for member in range(members):
-        lines = []
-        for site, name in zip(sites, names, strict=True):
-            kept = set(site.kept_by(member))
-            lines.append(_HeadLine(name, site.heads, kept))
+        lines = _head_lines(sites, names, member)
         kept_in_all = sum(len(line.kept) for line in lines)
         title = f"{kept_in_all} of {all_heads} heads kept"
         if members > 1:
             title = f"member {member}: {title}"
         panels.append(_head_map(title, lines))
     return Picture("heads", shown_name(row.name), tuple(panels))
+
+
+def _head_lines(sites: Sequence[SiteHeadsRecord], names: Sequence[str], member: int) -> list[_HeadLine]:
+    """Return the lines of the map of one member, one for each site, which are called by ``names``."""
+    lines = []
+    for site, name in zip(sites, names, strict=True):
+        kept = set(site.kept_by(member))
+        lines.append(_HeadLine(name, site.heads, kept))
+    return lines
 
 
 class _HeadLine(NamedTuple):
@@ -370,7 +396,8 @@ def _head_map(title: str, lines: Sequence[_HeadLine]) -> Panel:
     width_of_map = 0.9 + width_of_heads + width_of_names
     width_of_title = 0.4 + INCHES_A_LETTER * len(title)
     width = max(width_of_map, width_of_title, 2.4)
-    height = 1.05 + _CELL * len(lines)
+    height_of_heads = _CELL * len(lines)
+    height = 1.05 + height_of_heads
     draw = partial(_draw_head_map, title=title, lines=lines)
     return Panel(draw, title, width, height)
 
@@ -407,12 +434,15 @@ def _draw_heads(axes: Axes, lines: Sequence[_HeadLine]) -> None:
     removed_cells: list[tuple[int, int]] = []
     for place, line in enumerate(lines):
         for head in range(line.heads):
+            cell = (place, head)
             if head in line.kept:
-                kept_cells.append((place, head))
+                kept_cells.append(cell)
             else:
-                removed_cells.append((place, head))
-    axes.add_patch(_squares(kept_cells, facecolor=colour(0), linewidth=0))
-    axes.add_patch(_squares(removed_cells, facecolor="none", edgecolor=SOFT, linewidth=0.6))
+                removed_cells.append(cell)
+    filled = _squares(kept_cells, facecolor=colour(0), linewidth=0)
+    empty = _squares(removed_cells, facecolor="none", edgecolor=SOFT, linewidth=0.6)
+    axes.add_patch(filled)
+    axes.add_patch(empty)
 
 
 def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
@@ -444,22 +474,26 @@ def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
     """
     towers = [visible(site.tower or "main") for site in sites]
     paths = [visible(site.site) for site in sites]
-    if len(set(towers)) == 1:
+    different_towers = set(towers)
+    if len(different_towers) == 1:
         return short_names(paths, _SITE_LETTERS)
 
     paths_of_tower: dict[str, list[str]] = {}
     for tower, path in zip(towers, paths, strict=True):
-        paths_of_tower.setdefault(tower, []).append(path)
+        its_paths = paths_of_tower.setdefault(tower, [])
+        its_paths.append(path)
 
     # The short names of a tower are in the order of its sites: each site takes the next one of its tower.
     names_to_take: dict[str, Iterator[str]] = {}
     for tower, its_paths in paths_of_tower.items():
         letters = max(_SITE_LETTERS - len(tower) - 1, 4)
-        names_to_take[tower] = iter(short_names(its_paths, letters))
+        its_names = short_names(its_paths, letters)
+        names_to_take[tower] = iter(its_names)
     names = []
     for tower in towers:
+        shown_tower = tower[:_SITE_LETTERS]
         name = next(names_to_take[tower])
-        names.append(f"{tower[:_SITE_LETTERS]} {name}")
+        names.append(f"{shown_tower} {name}")
     return names
 
 
@@ -478,15 +512,19 @@ def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
     if losses:
         sizes = sizes_text(trained.n for trained in trainings)
         y_title = f"training loss, nats\n({sizes})"
-        draw = partial(_draw_lines, lines=losses, x_title=x_title, y_title=y_title)
-        panels.append(Panel(draw, "training loss, nats over epochs", height=2.2))
+        panels.append(_epoch_panel(losses, x_title, y_title, "training loss, nats over epochs"))
     accuracies = _epoch_lines(trainings, lambda epoch: epoch.val_accuracy)
     if accuracies:
         sizes = sizes_text(trained.n_val for trained in trainings)
         y_title = f"validation accuracy\n({sizes})"
-        draw = partial(_draw_lines, lines=accuracies, x_title=x_title, y_title=y_title)
-        panels.append(Panel(draw, "validation accuracy over epochs", height=2.2))
+        panels.append(_epoch_panel(accuracies, x_title, y_title, "validation accuracy over epochs"))
     return Picture("training", shown_name(row.name), tuple(panels), stacked=True)
+
+
+def _epoch_panel(lines: Sequence[_Line], x_title: str, y_title: str, words: str) -> Panel:
+    """Return a low panel of lines over the epochs, described by ``words``."""
+    draw = partial(_draw_lines, lines=lines, x_title=x_title, y_title=y_title)
+    return Panel(draw, words, height=2.2)
 
 
 def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochRecord], float | None]) -> list[_Line]:
@@ -577,7 +615,8 @@ def _draw_risk_curves(axes: Axes, curves: Sequence[_RiskCurve], sizes: str) -> N
         look = line_look(series, len(curve.coverage))
         axes.plot(curve.coverage, curve.risk, label=label, **look)
         highest = max(highest, *curve.risk)
-    top = 1.06 * min(highest, 1)
+    highest = min(highest, 1)
+    top = 1.06 * highest
     if not top:
         top = 1  # without any error: an axis from 0 to 0 cannot be drawn
     axes.set(xlim=(0, 1), ylim=(0, top))

@@ -340,13 +340,10 @@ def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
 def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], caption: str, title: str = "") -> Table:
     """Make a table of one line for each model and one column for each number, the best of each column marked."""
     # Column by column, for the marks compare the rows; then the cells of a row are put together.
-    cells_of_rows: list[list[Cell]] = [[] for _ in rows]
-    for column in shown:
-        cells_of_column = metric_cells(rows, column)
-        for cells, cell in zip(cells_of_rows, cells_of_column, strict=True):
-            cells.append(cell)
+    cells_of_columns = [metric_cells(rows, column) for column in shown]
     lines = []
-    for row, cells in zip(rows, cells_of_rows, strict=True):
+    for index, row in enumerate(rows):
+        cells = [cells_of_column[index] for cells_of_column in cells_of_columns]
         lines.append((row.name, cells))
     headings = _headings(column.metric for column in shown)
     return Table(caption, headings, lines, title)
@@ -427,11 +424,13 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
     for index, row in enumerate(rows):
         for name, measured in row.detection.ood.items():
             about_set = _set_cells(name, measured)
-            _, cells = marked_table_of_set[name].rows[index]
-            lines.append((row.name, [*about_set, *cells]))
-    about_sets = _plain_headings("OOD set", "group", "n")
-    numbers = _headings([*OOD_METRICS, DIVERSITY_METRICS[0]])
-    return Table("", [*about_sets, *numbers], lines, "OOD sets")
+            marked_table = marked_table_of_set[name]
+            _, numbers = marked_table.rows[index]
+            lines.append((row.name, [*about_set, *numbers]))
+    headings_about_set = _plain_headings("OOD set", "group", "n")
+    metrics = [*OOD_METRICS, DIVERSITY_METRICS[0]]
+    headings_of_numbers = _headings(metrics)
+    return Table("", [*headings_about_set, *headings_of_numbers], lines, "OOD sets")
 
 
 def _set_cells(name: str, measured: OodSetMetrics) -> list[Cell]:
@@ -528,13 +527,19 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
     for row in rows:
         if not row.members:
             continue
-        together = _unmarked_cells(row.id.metrics, ID_METRICS)
-        lines.append((row.name, [Cell("together", "text"), *together]))
+        together = _member_cells("together", row.id.metrics)
+        lines.append((row.name, together))
         for index, member in enumerate(row.members):
-            alone = _unmarked_cells(member.metrics, ID_METRICS)
-            lines.append((row.name, [Cell(f"member {index}", "text"), *alone]))
+            alone = _member_cells(f"member {index}", member.metrics)
+            lines.append((row.name, alone))
     heads = [*_plain_headings(""), *_headings(ID_METRICS)]
     return Table(f"ID {sizes_of_sets(rows)}", heads, lines)
+
+
+def _member_cells(title: str, metrics: Metrics) -> list[Cell]:
+    """Return the cells of a line with this title and the metrics on ID data."""
+    numbers = _unmarked_cells(metrics, ID_METRICS)
+    return [Cell(title, "text"), *numbers]
 
 
 def selective_table(rows: Sequence[EvalRow]) -> Table:
@@ -630,14 +635,18 @@ def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
     caption = f"by severity; {corrupted_sizes(rows)}"
     for kind in distinct_entries(row.corruptions for row in rows):
+        places = {}
         severities = distinct_entries(row.corruptions.get(kind, {}) for row in rows)
-        place_of_severity = {severity: corruption_place(kind, severity) for severity in sorted(severities)}
-        shown = _severity_columns(place_of_severity)
+        for severity in sorted(severities):
+            places[severity] = corruption_place(kind, severity)
+        shown = _severity_columns(places)
         if shown:
             yield metric_table(rows, shown, caption, shown_name(kind))
+    places = {}
     severities = distinct_entries(row.corruption_avg for row in rows)
-    place_of_severity = {severity: severity_place(severity) for severity in sorted(severities)}
-    shown = _severity_columns(place_of_severity)
+    for severity in sorted(severities):
+        places[severity] = severity_place(severity)
+    shown = _severity_columns(places)
     if shown:
         yield metric_table(rows, shown, caption, "Mean over the corruptions")
 

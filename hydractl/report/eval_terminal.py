@@ -191,8 +191,9 @@ def _terminal_table(shown: tables.Table, letters: int, intervals: bool = False, 
         titles.append(label)
     drawn = table(shown.title, titles, [], left=left)
     for name, cells in shown.rows:
+        short_name = Text(short_names[name])
         known_cells = [_cell_text(cells[index], intervals) for index in known]
-        drawn.add_row(Text(short_names[name]), *known_cells)
+        drawn.add_row(short_name, *known_cells)
     return drawn
 
 
@@ -235,10 +236,12 @@ def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
     short_names = drawn_names(sets, 16)
     short_name_of_set = dict(zip(sets, short_names, strict=True))
     lines = []
-    for name, (ood_set, *cells) in every.rows:
-        set_cell = tables.Cell(short_name_of_set[ood_set.text])
-        lines.append((name, [set_cell, *cells]))
+    for model_name, (set_cell, *cells) in every.rows:
+        short_name = short_name_of_set[set_cell.text]
+        short_cell = tables.Cell(short_name)
+        lines.append((model_name, [short_cell, *cells]))
     with_short_names = tables.Table("", every.heads, lines, every.title)
+
     longest_set = max(map(len, short_names))
     left_for_models = width - _BESIDE_NAMES - longest_set
     letters = min(_LETTERS_OF_NAME[0], left_for_models)

@@ -71,15 +71,17 @@ def _effect_words(averaging: AveragingRecord, moves: str) -> str:
         moves: ``moves``, or ``would move`` for averaging that was not done.
     """
     limits = averaging.limits
-    distance = f"{max(averaging.distance):.2g} of their size from their mean (limit {limits.distance:g})"
+    largest_distance = max(averaging.distance)
+    distance = f"{largest_distance:.2g} of their size from their mean (limit {limits.distance:g})"
     apart = f"weights lie up to {distance}"
     if averaging.merge_log_p is None or averaging.merge_agreement is None:
-        shift = f"{max(averaging.merge_max_abs):.2g}"
-        return f"{apart}, and averaging {moves} features on random inputs by up to {shift}"
-    shift = f"{max(averaging.merge_log_p):.2g} nats (limit {limits.log_p:g})"
-    changed = 1 - min(averaging.merge_agreement)
-    changed_answers = f"up to {changed:.0%} of the answers"
-    return f"{apart}, and averaging {moves} log p on random inputs by up to {shift} and {changed_answers}"
+        shift = max(averaging.merge_max_abs)
+        return f"{apart}, and averaging {moves} features on random inputs by up to {shift:.2g}"
+    largest_shift = max(averaging.merge_log_p)
+    shift_of_log_p = f"{largest_shift:.2g} nats (limit {limits.log_p:g})"
+    most_changed = 1 - min(averaging.merge_agreement)
+    changed = f"up to {most_changed:.0%} of the answers"
+    return f"{apart}, and averaging {moves} log p on random inputs by up to {shift_of_log_p} and {changed}"
 
 
 def data_words(data: OnDataRecord) -> str:
@@ -107,16 +109,23 @@ def cascade_words(cascade: FittedCascadeRecord) -> str:
 
     Costs are mult-adds a sample, over those of the first member alone.
     """
+    rule = f"its {cascade.score} is below {cascade.value:.4g}"
+    answering = f"member {cascade.member} answers alone where {rule}"
+    samples = cascade.fitted_on.n
+    going_on = f"{cascade.share:.1%} of {samples} samples go on"
+
     first = cascade.first_macs
     mean_cost = cascade.macs / first
     highest_cost = (first + cascade.rest_macs) / first
+    cost = f"{mean_cost:.2f} times its mult-adds, or {highest_cost:.2f} if all did"
+
     losses = []
     for name, loss in cascade.losses.items():
-        losses.append(f"{name} {number(loss.value)} (at most {number(loss.upper)})")
-    answering = f"member {cascade.member} answers alone where its {cascade.score} is below {cascade.value:.4g}"
-    going_on = f"{cascade.share:.1%} of {cascade.fitted_on.n} samples go on"
-    cost = f"{mean_cost:.2f} times its mult-adds, or {highest_cost:.2f} if all did"
-    return f"cascade: {answering}; {going_on}: {cost}; lost: {', '.join(losses)}"
+        value = number(loss.value)
+        upper = number(loss.upper)
+        losses.append(f"{name} {value} (at most {upper})")
+    lost = ", ".join(losses)
+    return f"cascade: {answering}; {going_on}: {cost}; lost: {lost}"
 
 
 def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
@@ -132,15 +141,21 @@ def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
 
 def sharing_words(answer: FuseAnswer) -> str:
     """Say what is stored and run once, and the cost against one model and against the members run separately."""
-    sizes = answer.cost
-    assert sizes.fused.params is not None and sizes.fused.macs is not None  # of a checkpoint both are known
-    stored_once = answer.parameters["averaged"] + answer.parameters.get("equal", 0)
-    share_stored_once = stored_once / sizes.fused.params
+    fused = answer.cost.fused
+    assert fused.params is not None and fused.macs is not None  # of a checkpoint both are known
+
+    averaged = answer.parameters["averaged"]
+    equal = answer.parameters.get("equal", 0)
+    share_stored_once = (averaged + equal) / fused.params
     stored = f"stored once: {share_stored_once:.0%} of the parameters"
-    parts_run_once = "; ".join(_once_words(tower) for tower in answer.shared)
-    mult_adds = _ratios_words(sizes.fused.macs, sizes.dense_macs, sizes.members.macs)
-    parameters = _ratios_words(sizes.fused.params, sizes.dense_params, sizes.members.params)
-    return f"{stored}; run once: {parts_run_once}; mult-adds {mult_adds}; parameters {parameters}"
+
+    run_once = [_once_words(tower) for tower in answer.shared]
+    run = f"run once: {'; '.join(run_once)}"
+
+    members = answer.cost.members
+    mult_adds = _ratios_words(fused.macs, answer.cost.dense_macs, members.macs)
+    parameters = _ratios_words(fused.params, answer.cost.dense_params, members.params)
+    return f"{stored}; {run}; mult-adds {mult_adds}; parameters {parameters}"
 
 
 def _once_words(tower: SharedTower) -> str:

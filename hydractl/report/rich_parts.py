@@ -121,11 +121,14 @@ class HeatMap:
         values = self._shaded()
         yield Text(self.title)
         yield self._legend(values, colored)
-        heads = max((len(row) for _, row in self.rows), default=0)
+        heads = 0
+        for _, row in self.rows:
+            heads = max(heads, len(row))
         layout = self._layout(width, heads)
         ranks = _ranks(values)
-        for start in range(0, max(heads, 1), layout.heads_of_part):
-            stop = min(start + layout.heads_of_part, heads)
+        step = layout.heads_of_part
+        for start in range(0, max(heads, 1), step):  # one part without any head too
+            stop = min(start + step, heads)
             yield from self._part(start, stop, layout, ranks, colored)
 
     def _layout(self, width: int, heads: int) -> _MapLayout:
@@ -134,9 +137,9 @@ class HeatMap:
 
         # Two characters a head where they fit beside names of a few letters, else one.
         shortest_label = min(longest_name, _LEAST_NAME)
-        has_room = 2 * heads + _GAP + shortest_label <= width
+        needed_for_two = 2 * heads + _GAP + shortest_label
         cell = 1
-        if has_room:
+        if needed_for_two <= width:
             cell = 2
         room_for_label = max(width - _GAP - cell * heads, _LEAST_NAME)
         label = min(longest_name, room_for_label)
@@ -148,16 +151,19 @@ class HeatMap:
         self, start: int, stop: int, layout: _MapLayout, ranks: Mapping[float, float], colored: bool
     ) -> Iterator[Text]:
         """Yield the numbers of the heads before ``stop``, then a line for each site with its name and those heads."""
+        cell = layout.cell
         letters_before_heads = layout.label + _GAP
         margin = " " * letters_before_heads
         for digits in _column_numbers(start, stop):
-            cells = [digit.ljust(layout.cell) for digit in digits]
-            yield Text(margin + "".join(cells))
-        names = short_names([name for name, _ in self.rows], layout.label)
-        for name, (_, row) in zip(names, self.rows, strict=True):
-            line = Text(name.ljust(letters_before_heads))
-            for value in row[start:stop]:
-                _append_cell(line, value, ranks, layout.cell, colored)
+            cells = "".join(digit.ljust(cell) for digit in digits)
+            yield Text(margin + cells)
+        names = [name for name, _ in self.rows]
+        labels = short_names(names, layout.label)
+        for label, (_, values) in zip(labels, self.rows, strict=True):
+            padded = label.ljust(letters_before_heads)
+            line = Text(padded)
+            for value in values[start:stop]:
+                _append_cell(line, value, ranks, cell, colored)
             yield line
 
     def _shaded(self) -> list[float]:
@@ -289,10 +295,12 @@ class KeptMap:
         for site in self.sites:
             name = site.site.ljust(letters)
             kept = set(site.kept or ())
+            marks = ""
             heads = "?"
             if site.heads is not None:
+                marks = _marks(site.heads, kept)
                 heads = str(site.heads)
-            yield Text(f"{name}  {_marks(site.heads or 0, kept)}  {len(kept)}/{heads}")
+            yield Text(f"{name}  {marks}  {len(kept)}/{heads}")
 
 
 def _marks(heads: int, kept: Collection[int]) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.calibrate_answer import CalibrateAnswer
-from hydractl.files.circuit_answer import CircuitAnswer, ScoresAnswer, SearchCounts
+from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord, ScoresAnswer, SearchCounts
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
@@ -130,16 +130,22 @@ def _prune(answer: PruneAnswer, width: int) -> RenderableType:
     """Return which heads are kept, as a map where the mask is known, and what that saves."""
     parts: list[RenderableType] = []
     if answer.mask is not None:
-        sites = []
-        for path, site in answer.mask.sites.items():
-            sites.append(KeptSite(site=path, heads=site.heads, kept=site.kept))
-        parts += [KeptMap(sites), Text("")]
+        kept_map = _map_of_mask(answer.mask)
+        parts += [kept_map, Text("")]
     elif answer.heads is not None:
         counts = ", ".join(map(str, answer.heads))
         parts.append(Text(f"heads kept per site: {counts}"))
     if answer.note is not None:
         parts.append(Text(answer.note))
     return Group(*parts, *_saved(answer))
+
+
+def _map_of_mask(mask: MaskRecord) -> KeptMap:
+    """Return the map of the heads that a mask keeps."""
+    sites = []
+    for path, site in mask.sites.items():
+        sites.append(KeptSite(site=path, heads=site.heads, kept=site.kept))
+    return KeptMap(sites)
 
 
 def _prune_weights(answer: PruneWeightsAnswer, width: int) -> RenderableType:
@@ -219,8 +225,10 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
             facts.append((f"to part later{where}", str(tower.hint)))
     sizes = answer.cost
-    if sizes.mac_ratio is not None and sizes.fused.macs is not None and sizes.members.macs is not None:
-        over_members = sizes.fused.macs / sizes.members.macs
+    fused = sizes.fused.macs
+    members = sizes.members.macs
+    if sizes.mac_ratio is not None and fused is not None and members is not None:
+        over_members = fused / members
         single_words = f"{sizes.mac_ratio:.2f} times the single model with all heads"
         members_words = f"{over_members:.2f} times the separate members"
         facts.append(("mult-adds", f"{single_words}, {members_words}"))
@@ -357,9 +365,13 @@ def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
     most_heads = max(map(len, sites.values()), default=0)
     rows = []
     for site, values in sites.items():
-        numbers = list(map(_three_digits, values))
-        missing = most_heads - len(values)
-        rows.append([site, *numbers, *[""] * missing])
+        cells = [site]
+        for head in range(most_heads):
+            if head < len(values):
+                cells.append(_three_digits(values[head]))
+            else:
+                cells.append("")
+        rows.append(cells)
     titles = [f"head {head}" for head in range(most_heads)]
     table = plain_table("higher = keep", ("site", *titles), rows)
     table.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns
@@ -407,10 +419,13 @@ def _steps_table(answer: CircuitAnswer) -> Table:
     """Return score, accuracy and AUROC of a search before its first removal and after each."""
     rows = []
     if answer.base is not None:
-        rows.append(["0", "-", "-", *_step_figures(answer.base)])
+        figures = _step_figures(answer.base)
+        rows.append(["0", "-", "-", *figures])
     for removal in answer.removed:
-        about = [str(removal.step), removal.site, str(removal.head)]
-        rows.append([*about, *_step_figures(removal)])
+        step = str(removal.step)
+        head = str(removal.head)
+        figures = _step_figures(removal)
+        rows.append([step, removal.site, head, *figures])
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
     return plain_table(f"circuit for {answer.objective}", columns, rows, left=2)
 
@@ -618,25 +633,30 @@ def _predictions(answer: PredictAnswer, width: int) -> RenderableType:
 
 def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
     """Return what was predicted, how sure the model was, and how many inputs are flagged or could not be read."""
-    facts = [("model", answer.model.name), ("inputs", count_text(answer.n))]
+    model = answer.model
+    facts = [("model", model.name), ("inputs", count_text(answer.n))]
     if answer.part is not None:
         facts.append(("part", answer.part))
     if answer.confidence is not None:
-        facts.append(("mean confidence", number(answer.confidence, 4)))
-    threshold = answer.model.threshold
-    if threshold is not None:
-        facts.append(("threshold", f"{number(threshold, 6)} of {answer.model.ood_score}"))
+        confidence = number(answer.confidence, 4)
+        facts.append(("mean confidence", confidence))
+    if model.threshold is not None:
+        value = number(model.threshold, 6)
+        facts.append(("threshold", f"{value} of {model.ood_score}"))
     flagged = answer.ood
     if flagged is not None and flagged.share is not None and flagged.ci is not None:
         low, high = flagged.ci
         assert low is not None and high is not None  # there are samples
-        share = f"{flagged.share:.2%} ({low:.2%} to {high:.2%})"
-        facts.append(("flagged as OOD", f"{count_text(flagged.n)}: {share}"))
+        count = count_text(flagged.n)
+        interval = f"{low:.2%} to {high:.2%}"
+        facts.append(("flagged as OOD", f"{count}: {flagged.share:.2%} ({interval})"))
     if answer.skipped is not None:
-        facts.append(("could not be read", count_text(answer.skipped.n)))
+        skipped = count_text(answer.skipped.n)
+        facts.append(("could not be read", skipped))
     facts.append(("predicted", _most_frequent_classes(answer)))
     if answer.watched is not None:
-        facts.append(("beside the reference", answer.watched.whole.advice))
+        advice = answer.watched.whole.advice
+        facts.append(("beside the reference", advice))
     return facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hydractl.files.records import Interval
 from hydractl.files.watching_records import WatchedRecord, WatchedWindowRecord
 
 _MOST_LINES = 5
@@ -12,11 +13,13 @@ _MOST_LINES = 5
 
 def watch_lines(watched: WatchedRecord) -> list[str]:
     """Return a short line where nothing has shifted; else what has, by its figures, and in which windows."""
-    beside = f"beside {watched.reference.n:,} ID samples"
+    size = watched.reference.n
+    beside = f"beside {size:,} ID samples"
     whole = watched.whole
     lines = [f"{beside}: {whole.advice}"]
     if whole.verdict in ("alarm", "cannot tell"):
-        lines.append(f"{beside}: {figures_in_words(whole)}")
+        figures = figures_in_words(whole)
+        lines.append(f"{beside}: {figures}")
     windows = len(watched.windows)
     alarms = [window for window in watched.windows if window.verdict == "alarm"]
     if alarms and windows > 1:  # a single window is the whole
@@ -50,18 +53,23 @@ def figures_in_words(window: WatchedWindowRecord) -> str:
     if share is not None:
         low, high = share.ci
         interval = f"{_points(low)} to {_points(high)}"
-        words.append(f"{share.share:.1%} flagged, {_points(share.difference)} points ({interval})")
+        difference = _points(share.difference)
+        words.append(f"{share.share:.1%} flagged, {difference} points ({interval})")
     auroc = window.auroc
     if auroc is not None:
-        low, high = auroc.ci
-        interval = f"{low:.3f} to {high:.3f}"
+        interval = _interval_text(auroc.ci)
         words.append(f"AUROC of scores {auroc.auroc:.3f} ({interval})")
     classes = window.classes
     if classes is not None:
-        low, high = classes.ci
-        interval = f"{low:.3f} to {high:.3f}"
+        interval = _interval_text(classes.ci)
         words.append(f"classes: total variation {classes.total_variation:.3f} ({interval}), p = {classes.p:.2g}")
     return "; ".join(words)
+
+
+def _interval_text(interval: Interval) -> str:
+    """Return the ends of an interval to three decimals."""
+    low, high = interval
+    return f"{low:.3f} to {high:.3f}"
 
 
 def _points(share: float | None) -> str:
