@@ -102,23 +102,27 @@ class GraphAnswer(nn.Module):
 
     def _score(self, block: Block, features: Sequence[Tensor]) -> Tensor:
         """Return the OOD score, float64 ``[B]``: one on features is the mean of those of the members."""
+        name = self._chosen.score
         if not self.takes_features:
-            score_of_logits = SCORES[self._chosen.score]
+            score_of_logits = SCORES[name]
             return cast("Tensor", score_of_logits(block))
-        score_of_features = FEATURE_SCORES[self._chosen.score].score
+        score_of_features = FEATURE_SCORES[name].score
         scores = []
         for member, features_of_member in enumerate(features):
             fitted = cast("Mapping[str, Floats]", self._statistics(member))
             features_in_float64 = cast("Floats", features_of_member.double())
-            scores.append(score_of_features(fitted, features_in_float64, block.logits[member], IN_GRAPH))
+            logits = block.logits[member]
+            scores.append(score_of_features(fitted, features_in_float64, logits, IN_GRAPH))
         scores_of_members = torch.stack(cast("list[Tensor]", scores))  # [M, B]
         return scores_of_members.mean(dim=0)
 
     def _statistics(self, member: int) -> dict[str, object]:
         """Return what the score was fitted to for a member: tensors in float64, and numbers."""
         statistics: dict[str, object] = dict(self._numbers[member])
-        for name, values in self._fitted[member].named_buffers():
-            statistics[_part_of_buffer(name)] = values.double()
+        arrays = self._fitted[member]
+        for buffer, values in arrays.named_buffers():
+            part = _part_of_buffer(buffer)
+            statistics[part] = values.double()
         return statistics
 
 

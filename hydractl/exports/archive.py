@@ -120,10 +120,11 @@ class Archive:
 
     def _copy_entry(self, entry: zipfile.ZipInfo, name: str, archive: zipfile.ZipFile) -> None:
         """Copy the bytes of an entry into another archive, piece by piece."""
-        info = zipfile.ZipInfo(_ROOT + name)
-        info.file_size = entry.file_size
-        with self._archive.open(entry) as source, archive.open(info, "w") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+        new_entry = zipfile.ZipInfo(_ROOT + name)
+        new_entry.file_size = entry.file_size
+        bytes_of_piece = 1 << 20
+        with self._archive.open(entry) as source, archive.open(new_entry, "w") as target:
+            shutil.copyfileobj(source, target, bytes_of_piece)
 
     def _check_entries(self) -> None:
         """Refuse an entry that no export has, and small ones with other contents."""

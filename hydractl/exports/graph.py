@@ -116,8 +116,10 @@ class _OfPixels(_OfImages):
 
     def __init__(self, model: HydraModel, answer: GraphAnswer, image_format: ImageFormat) -> None:
         super().__init__(model, answer)
-        self.register_buffer("mean", torch.tensor(image_format.mean)[:, None, None])
-        self.register_buffer("std", torch.tensor(image_format.std)[:, None, None])
+        mean = torch.tensor(image_format.mean)[:, None, None]  # [C, 1, 1]
+        std = torch.tensor(image_format.std)[:, None, None]
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         channels_first = images.permute(0, 3, 1, 2)
@@ -210,13 +212,15 @@ def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) 
 def _moved_by_rounding(model: HydraModel, inputs: Any, scores: Tensor) -> Tensor:
     """Return how far scores on features ``[B]`` move when features and logits are rounded otherwise."""
     assert model.detector is not None
-    logits, features = read_features(model, inputs)
     generator = torch.Generator().manual_seed(0)
-    rounded_features = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]
+    logits, features = read_features(model, inputs)
+    rounded_features = []
+    for features_of_member in features:
+        rounded_features.append(_rounded_otherwise(features_of_member, generator))
     rounded_logits = _rounded_otherwise(logits, generator)
     (scores_of_members,) = model.detector.scores(rounded_logits, rounded_features).values()  # [M, B]
-    moved = torch.from_numpy(scores_of_members.mean(axis=0))
-    return (moved - scores).abs()
+    mean_scores = scores_of_members.mean(axis=0)
+    return (torch.from_numpy(mean_scores) - scores).abs()
 
 
 def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
@@ -228,10 +232,11 @@ def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def random_uint8_images(image_format: ImageFormat, batch: int, seed: int) -> Tensor:
-    """Draw images, uint8 ``[batch, H, W, C]``."""
+    """Draw images at the size of the model, uint8 ``[batch, H, W, C]``."""
     channels, height, width = image_format.size
+    shape = (batch, height, width, channels)
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (batch, height, width, channels), generator=generator, dtype=torch.uint8)
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
 def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
@@ -240,7 +245,8 @@ def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
     std = torch.tensor(image_format.std, dtype=torch.float64)
     from_0_to_1 = images.double() / 255
     channels_last = (from_0_to_1 - mean) / std
-    return channels_last.permute(0, 3, 1, 2).float().contiguous()
+    channels_first = channels_last.permute(0, 3, 1, 2)
+    return channels_first.float().contiguous()
 
 
 def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
@@ -253,7 +259,9 @@ def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
     std = torch.tensor(image_format.std, dtype=torch.float64)
     channels_last = inputs.double().permute(0, 2, 3, 1)
     from_0_to_1 = channels_last * std + mean
-    return (255 * from_0_to_1).round().clamp(0, 255).to(torch.uint8).contiguous()
+    from_0_to_255 = 255 * from_0_to_1
+    whole_numbers = from_0_to_255.round().clamp(0, 255)
+    return whole_numbers.to(torch.uint8).contiguous()
 
 
 def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) -> dict[str, Tensor]:
@@ -339,11 +347,12 @@ def _settle_labels(model: HydraModel) -> None:
 
 
 def _drop_parameters(network: nn.Module, prefixes: tuple[str, ...]) -> None:
-    """Let go of the parameters whose names start so."""
+    """Let go of the parameters whose names start with one of the prefixes."""
     names = [name for name, _ in network.named_parameters() if name.startswith(prefixes)]
     for name in names:
-        parent, _, leaf = name.rpartition(".")
-        network.get_submodule(parent).register_parameter(leaf, None)
+        parent_name, _, leaf = name.rpartition(".")
+        parent = network.get_submodule(parent_name)
+        parent.register_parameter(leaf, None)
 
 
 def _forget_sources(program: torch.export.ExportedProgram) -> None:

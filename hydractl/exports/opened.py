@@ -201,7 +201,11 @@ class ExportedFile:
         """Its size, with the weights beside it."""
         beside = self.path.with_name(f"{self.path.name}.data")
         files = (self.path, beside)
-        return sum(path.stat().st_size for path in files if path.exists())
+        size = 0
+        for file in files:
+            if file.exists():
+                size += file.stat().st_size
+        return size
 
     def at_length(self, tokens: int) -> ExportedFile:
         """Return the file on texts of at most so many tokens."""

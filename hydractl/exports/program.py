@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import keyword
 import math
@@ -310,7 +309,9 @@ def _is_core(name: str, overload: str) -> bool:
 
     overloads = getattr(torch.ops.aten, name, None)
     operator = getattr(overloads, overload, None)
-    return isinstance(operator, torch._ops.OpOverload) and torch.Tag.core in operator.tags
+    if not isinstance(operator, torch._ops.OpOverload):
+        return False
+    return torch.Tag.core in operator.tags
 
 
 # --- the document of the model ----------------------------------------------------------------------------------------
@@ -419,10 +420,11 @@ def _signature(value: Any) -> None:
 
 def _possible_output_names() -> Iterator[list[str]]:
     """Yield the names of the outputs of every graph that is exported, in order."""
-    perhaps_score: list[list[str]] = [[], [OOD_SCORE], [OOD_SCORE, IS_OOD]]
-    perhaps_set: list[list[str]] = [[], [CONFORMAL_SET]]
-    for score, conformal_set in itertools.product(perhaps_score, perhaps_set):
-        yield [PROBABILITIES, *score, *conformal_set, MEMBER_LOGITS]
+    possible_scores: list[list[str]] = [[], [OOD_SCORE], [OOD_SCORE, IS_OOD]]
+    possible_sets: list[list[str]] = [[], [CONFORMAL_SET]]
+    for score in possible_scores:
+        for conformal_set in possible_sets:
+            yield [PROBABILITIES, *score, *conformal_set, MEMBER_LOGITS]
 
 
 _PROGRAM = _record(

@@ -70,7 +70,9 @@ class GraphShapes(NamedTuple):
         """
         if not isinstance(document, Mapping) or set(document) != set(cls._fields):
             raise ValueError(f"the shapes {shown(document)}")
-        return cls(_shapes(document["inputs"]), _shapes(document["outputs"]))
+        inputs = _shapes(document["inputs"])
+        outputs = _shapes(document["outputs"])
+        return cls(inputs, outputs)
 
 
 def _shapes_document(shapes: Shapes) -> dict[str, Any]:

@@ -121,7 +121,8 @@ def _draw_bars(
         labels: of the models in their order, by name.
         bar_of: returns the bar of a row.
     """
-    sizes = list(dict.fromkeys(row.batch_size for row in rows))
+    different_sizes = dict.fromkeys(row.batch_size for row in rows)
+    sizes = list(different_sizes)
     width = _GROUP_WIDTH / len(labels)
     middle = (len(labels) - 1) / 2
     placed_bars: list[_PlacedBar] = []
@@ -129,9 +130,11 @@ def _draw_bars(
         offset = (number - middle) * width
         bars_of_model = []
         for row in rows:
-            if row.model == model:
-                place = sizes.index(row.batch_size) + offset
-                bars_of_model.append(_PlacedBar(place, bar_of(row)))
+            if row.model != model:
+                continue
+            place = sizes.index(row.batch_size) + offset
+            bar = bar_of(row)
+            bars_of_model.append(_PlacedBar(place, bar))
         _draw_bars_of_model(axes, bars_of_model, number, width * 0.92, label)
         placed_bars += bars_of_model
     _draw_marks(axes, placed_bars, width * 0.46)

@@ -102,11 +102,14 @@ def _model_text(description: Description, repo: str) -> str:
     sites = []
     for path, heads in description.mask.heads.items():
         kept_by_members = [list(mask.kept[path]) for mask in masks]
-        sites.append(SiteHeadsRecord(site=path, heads=heads, kept=kept_by_members))
-    sentences = [_kind_sentence(len(masks)), *_heads_kept_sentences(sites)]
-    about = " ".join(sentences)
+        site = SiteHeadsRecord(site=path, heads=heads, kept=kept_by_members)
+        sites.append(site)
+    kind = _kind_sentence(len(masks))
+    sentences = [kind, *_heads_kept_sentences(sites)]
+    about = plain(" ".join(sentences))
     name = repo.rpartition("/")[2]
-    return f"# {plain(name)}\n\n{plain(about)}"
+    title = plain(name)
+    return f"# {title}\n\n{about}"
 
 
 def _tags(fused: bool) -> list[str]:

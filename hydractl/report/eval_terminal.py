@@ -199,8 +199,10 @@ def _terminal_table(shown: tables.Table, letters: int, intervals: bool = False, 
 
 def _short_names(shown: tables.Table, letters: int) -> dict[str, str]:
     """Return each name of a table as it is drawn with so many letters, different from the others."""
-    names = list(dict.fromkeys(name for name, _ in shown.rows))
-    return dict(zip(names, drawn_names(names, letters), strict=True))
+    different_names = dict.fromkeys(name for name, _ in shown.rows)
+    names = list(different_names)
+    short_names = drawn_names(names, letters)
+    return dict(zip(names, short_names, strict=True))
 
 
 def _texts(cells: Sequence[tables.Cell]) -> list[str]:

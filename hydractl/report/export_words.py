@@ -25,7 +25,9 @@ def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
     words = []
     is_harmful = False
     for change in _changes(data):
-        words.append(f"{change.what} from {number(change.before)} to {number(change.after)}")
+        before = number(change.before)
+        after = number(change.after)
+        words.append(f"{change.what} from {before} to {after}")
         if change.falls_by_more_than(LOST):
             is_harmful = True
     flags_of_sets = data.flags or {}
@@ -51,8 +53,10 @@ class _Change(NamedTuple):
 
 def _changes(data: RoundedOnData) -> list[_Change]:
     """Return the accuracy on the data, and the AUROC of each OOD set."""
-    changes = [_Change("accuracy", data.before.accuracy, data.after.accuracy)]
-    for name, before in data.before.auroc.items():
-        after = data.after.auroc[name]
-        changes.append(_Change(f"AUROC of {name}", before, after))
+    before = data.before
+    after = data.after
+    changes = [_Change("accuracy", before.accuracy, after.accuracy)]
+    for name, auroc_before in before.auroc.items():
+        auroc_after = after.auroc[name]
+        changes.append(_Change(f"AUROC of {name}", auroc_before, auroc_after))
     return changes

@@ -164,11 +164,13 @@ def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
     rows = [_planned_member_cells(member) for member in plan.members]
     titles = ("", "model", "seed", "steps", "samples", "output", "")
     members = table("", titles, rows, left=2)
+    at_a_time = len(plan.devices)
     devices = ", ".join(plan.devices)
-    places = f"{len(plan.devices)} at a time, on {devices}"
+    places = f"{at_a_time} at a time, on {devices}"
     if plan.threads is not None:
         places += f", {plan.threads} threads each"
-    return Group(recipe, Text(""), members, Text(""), Text(places))
+    empty_line = Text("")
+    return Group(recipe, empty_line, members, empty_line, Text(places))
 
 
 def _planned_member_cells(member: PlannedMember) -> list[str]:
@@ -251,7 +253,8 @@ def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
     """Return the rows whose times compare as lists, each dtype and batch size in the order of its first row."""
     groups: dict[tuple[str, float], list[BenchRow]] = {}
     for row in rows:
-        group = groups.setdefault((row.dtype, row.batch_size), [])
+        key = (row.dtype, row.batch_size)
+        group = groups.setdefault(key, [])
         group.append(row)
     return list(groups.values())
 
@@ -392,18 +395,19 @@ _OF_COST_AND_ID = 5
 
 def study_table(answer: FinishedStudy, width: int) -> RenderableType:
     """Return the verdict, then the rows on the test data, the time of the best, and the commands to go on with."""
-    parts: list[RenderableType] = [Text(line) for line in answer.verdict.lines]
+    verdict = answer.verdict
+    parts: list[RenderableType] = [Text(line) for line in verdict.lines]
     for study in study_tables(answer):
         for part in _in_parts(study, width):
             parts += [Text(""), part]
-    footnote = answer.verdict.footnote
-    parts += [Text(""), Text(footnote)]
+    parts += [Text(""), Text(verdict.footnote)]
     for timing in answer.latency:
         ratio = f"{timing.ratio:.2f} times the single model's"
         line = f"time of best.st, batches of {timing.batch_size}: {ratio}"
         parts.append(Text(line))
     if answer.next:
-        parts += [Text(""), *_next_lines(answer.next, width)]
+        next_lines = _next_lines(answer.next, width)
+        parts += [Text(""), *next_lines]
     return Group(*parts)
 
 

@@ -201,11 +201,14 @@ def _fusion(answer: FuseAnswer, note: str | None) -> RenderableType:
 def _averaging_facts(answer: FuseAnswer) -> list[Fact]:
     """Return which parameters are averaged, equal in all members, and each member's own."""
     counts = answer.parameters
-    merged = ", ".join(answer.merge) or "nothing"
-    facts = [("averaged", f"{merged} ({count_text(counts['averaged'])} parameters)")]
+    parts = ", ".join(answer.merge) or "nothing"
+    averaged = count_text(counts["averaged"])
+    facts = [("averaged", f"{parts} ({averaged} parameters)")]
     if "equal" in counts:
-        facts.append(("equal in all", f"{count_text(counts['equal'])} parameters"))
-    facts.append(("per member", f"{count_text(counts['per_member'])} parameters"))
+        equal = count_text(counts["equal"])
+        facts.append(("equal in all", f"{equal} parameters"))
+    per_member = count_text(counts["per_member"])
+    facts.append(("per member", f"{per_member} parameters"))
     return facts
 
 
@@ -302,7 +305,8 @@ def _push(answer: PushAnswer, width: int) -> RenderableType:
     facts = [("repository", answer.repository)]
     for file in answer.files:
         size = _megabytes(file.bytes)
-        facts.append((file.path, f"{size}; {_fate(answer, file)}"))
+        fate = _fate(answer, file)
+        facts.append((file.path, f"{size}; {fate}"))
     for file in answer.left_out:
         size = _megabytes(file.bytes)
         facts.append((file.path, f"{size}; left out"))
@@ -431,12 +435,13 @@ def _steps_table(answer: CircuitAnswer) -> Table:
 
 
 def _step_figures(counts: SearchCounts) -> list[str]:
-    """Return score, accuracy and AUROC of one step as text."""
+    """Return score, accuracy and AUROC of one step as text; a dash for the AUROC of a search without OOD samples."""
     accuracy = counts.correct / counts.n_id
     auroc = None
     if counts.two_u is not None and counts.n_ood is not None:
+        u = counts.two_u / 2
         pairs = counts.n_id * counts.n_ood
-        auroc = counts.two_u / (2 * pairs)
+        auroc = u / pairs
     return [number(counts.score), number(accuracy), number(auroc)]
 
 
@@ -495,14 +500,17 @@ def _info(answer: InfoAnswer, width: int) -> RenderableType:
     facts = answer.to_json()
     for key in _DRAWN_APART:
         facts.pop(key, None)
-    parts: list[RenderableType] = [fact_table(_shortened_facts(facts))]
+    table = fact_table(_shortened_facts(facts))
+    parts: list[RenderableType] = [table]
     parts += _maps_of_members(answer.head_maps)
     if answer.head_map is not None:
         parts += [Text(""), KeptMap(answer.head_map)]
     if answer.overlap is not None:
-        parts += [Text(""), _overlap_table(answer.overlap)]
+        overlap = _overlap_table(answer.overlap)
+        parts += [Text(""), overlap]
     if isinstance(answer.source, dict):
-        parts += [Text("\nmade by"), fact_table(_shortened_facts(answer.source))]
+        provenance = fact_table(_shortened_facts(answer.source))
+        parts += [Text("\nmade by"), provenance]
     return Group(*parts)
 
 
@@ -513,7 +521,8 @@ def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableTy
     for index, sites in enumerate(members):
         heads_drawn += sum(site.heads or 0 for site in sites)
         if heads_drawn > _MOST_DRAWN:
-            parts.append(Text(f"\nand {len(members) - index} more members; --json has all"))
+            left_out = len(members) - index
+            parts.append(Text(f"\nand {left_out} more members; --json has all"))
             break
         parts += [Text(f"\nmember {index}"), KeptMap(sites)]
     return parts
@@ -627,7 +636,9 @@ def _predictions(answer: PredictAnswer, width: int) -> RenderableType:
     parts: list[RenderableType] = [_predictions_table(answer.first), Text("")]
     left_out = answer.n - len(answer.first)
     if left_out > 0:
-        parts += [Text(f"... and {count_text(left_out)} more; -o FILE.jsonl keeps all"), Text("")]
+        count = count_text(left_out)
+        note = Text(f"... and {count} more; -o FILE.jsonl keeps all")
+        parts += [note, Text("")]
     return Group(*parts, facts)
 
 

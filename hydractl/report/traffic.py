@@ -104,10 +104,11 @@ def _three_decimals(value: float) -> str:
 
 
 def _with_interval(value: float, ends: Sequence[float | None], text_of: Callable[[float], str]) -> str:
-    """Return a figure and the ends of its interval as text."""
+    """Return a figure and the ends of its interval as text, each written by ``text_of``."""
     low, high = ends
     assert low is not None and high is not None  # of an interval that was computed
-    return f"{text_of(value)} ({text_of(low)} to {text_of(high)})"
+    interval = f"{text_of(low)} to {text_of(high)}"
+    return f"{text_of(value)} ({interval})"
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
@@ -235,19 +236,28 @@ def _spans(files: Sequence[TrafficFileRecord]) -> list[_Span]:
 
 def _draw_values_without_shift(axes: Axes, files: Sequence[TrafficFileRecord], quantity: _Quantity) -> None:
     """Draw, file by file, the value of a quantity where nothing has shifted, and a line between two files."""
-    for file, (start, stop) in zip(files, _spans(files), strict=True):
+    for file, span in zip(files, _spans(files), strict=True):
         value = quantity.value_without_shift(file.watched.reference)
-        axes.hlines(value, start, stop, colors=GUIDE["color"], linestyles=GUIDE["linestyle"], linewidth=0.9)
-        is_first = start == 0.5
+        axes.hlines(
+            value,
+            span.start,
+            span.stop,
+            colors=GUIDE["color"],
+            linestyles=GUIDE["linestyle"],
+            linewidth=0.9,
+        )
+        is_first = span.start == 0.5
         if not is_first:
-            axes.axvline(start, color=GUIDE["color"], linewidth=0.4)
+            axes.axvline(span.start, color=GUIDE["color"], linewidth=0.4)
 
 
 def _name_files(axes: Axes, files: Sequence[TrafficFileRecord]) -> None:
     """Write the name of each file below the middle of its windows."""
-    middles = [(start + stop) / 2 for start, stop in _spans(files)]
-    names = drawn_names([file.name for file in files], 14)
-    axes.set_xticks(middles, names)
+    middles = []
+    for span in _spans(files):
+        middles.append((span.start + span.stop) / 2)
+    names = [file.name for file in files]
+    axes.set_xticks(middles, drawn_names(names, 14))
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")
 
