@@ -48,7 +48,7 @@ class GraphAnswer(nn.Module):
         self._numbers: list[dict[str, Floats]] = []
         self._fitted = nn.ModuleList()
         if detector is not None:
-            self._keep(detector)
+            self._keep_fitted(detector)
 
         self._has_score = not says_nothing(chosen.score, members)
         self.outputs = [PROBABILITIES]
@@ -60,7 +60,7 @@ class GraphAnswer(nn.Module):
             self.outputs.append(CONFORMAL_SET)
         self.outputs.append(MEMBER_LOGITS)
 
-    def _keep(self, detector: Detector) -> None:
+    def _keep_fitted(self, detector: Detector) -> None:
         """Keep what the score was fitted to, member by member: numbers here, arrays as buffers that the file holds."""
         score = self._chosen.score
         names_of_numbers = FEATURE_SCORES[score].numbers
@@ -71,7 +71,7 @@ class GraphAnswer(nn.Module):
                 if part in names_of_numbers:
                     numbers[part] = values
                 else:
-                    # Numbers of half the size where that loses nothing, as in the checkpoint: see _statistics().
+                    # Numbers of half the size where that loses nothing, as in the checkpoint: see _fitted_to_member().
                     arrays.register_buffer(_buffer_name(part), narrowed(values))
             self._numbers.append(numbers)
             self._fitted.append(arrays)
@@ -109,14 +109,14 @@ class GraphAnswer(nn.Module):
         score_of_features = FEATURE_SCORES[name].score
         scores = []
         for member, features_of_member in enumerate(features):
-            fitted = cast("Mapping[str, Floats]", self._statistics(member))
+            fitted = cast("Mapping[str, Floats]", self._fitted_to_member(member))
             features_in_float64 = cast("Floats", features_of_member.double())
             logits = block.logits[member]
             scores.append(score_of_features(fitted, features_in_float64, logits, IN_GRAPH))
         scores_of_members = torch.stack(cast("list[Tensor]", scores))  # [M, B]
         return scores_of_members.mean(dim=0)
 
-    def _statistics(self, member: int) -> dict[str, object]:
+    def _fitted_to_member(self, member: int) -> dict[str, object]:
         """Return what the score was fitted to for a member: tensors in float64, and numbers."""
         statistics: dict[str, object] = dict(self._numbers[member])
         arrays = self._fitted[member]

@@ -66,7 +66,7 @@ class Archive:
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
-        self._entries = _entries(archive)
+        self._entries = _checked_entries(archive)
         self.metadata = self._read_metadata()
         self._check_entries()
         self._documents = self._read_documents()
@@ -79,7 +79,7 @@ class Archive:
         for name in self._entries:
             extra = _EXTRA.fullmatch(name)
             if extra is not None:
-                metadata[extra["name"]] = self._text(name)
+                metadata[extra["name"]] = self._text_of(name)
         return metadata
 
     def _read_documents(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Archive:
         documents = {}
         for name in (_MODEL, *_PAYLOADS):
             if name in self._entries:
-                documents[name] = self._document(name)
+                documents[name] = self._json_of(name)
         return documents
 
     def _check_payloads(self) -> None:
@@ -136,12 +136,12 @@ class Archive:
                 self._check_pickle(name)
             elif name in _FIXED:
                 self._check_fixed(name)
-            elif not _is_data(name):
+            elif not _is_checked_elsewhere(name):
                 raise Refused(f"the entry {shown(name)}")
 
     def _check_fixed(self, name: str) -> None:
         """Refuse a small entry that holds something else than torch writes into it."""
-        content = self._read(name, 64)
+        content = self._bytes_of(name, 64)
         if _FIXED[name].fullmatch(content) is None:
             raise Refused(f"the entry {name} with {shown(content)}")
 
@@ -149,7 +149,7 @@ class Archive:
         """Refuse a pickle that holds more than tensors by name. torch, which opens it next, begins in the same way."""
         import torch
 
-        content = self._read(name, self._entries[name].file_size)
+        content = self._bytes_of(name, self._entries[name].file_size)
         if not content:
             return
         try:
@@ -162,17 +162,17 @@ class Archive:
             if not isinstance(tensor, torch.Tensor):
                 raise Refused(f"a pickle of more than tensors in {name}")
 
-    def _document(self, name: str) -> Any:
+    def _json_of(self, name: str) -> Any:
         """Return the JSON value that an entry holds."""
-        content = self._read(name, _MOST_BYTES)
+        content = self._bytes_of(name, _MOST_BYTES)
         return parse_json(content, name)
 
-    def _text(self, name: str) -> str:
+    def _text_of(self, name: str) -> str:
         """Return the text that an entry holds."""
-        content = self._read(name, _MOST_BYTES)
+        content = self._bytes_of(name, _MOST_BYTES)
         return content.decode("utf-8")
 
-    def _read(self, name: str, most: int) -> bytes:
+    def _bytes_of(self, name: str, most: int) -> bytes:
         """Return the bytes of an entry, of which there may be ``most``."""
         entry = self._entries[name]
         if entry.file_size > most:
@@ -180,7 +180,7 @@ class Archive:
         return self._archive.read(entry)
 
 
-def _is_data(name: str) -> bool:
+def _is_checked_elsewhere(name: str) -> bool:
     """Return whether an entry holds bytes that are checked elsewhere, or that are numbers alone."""
     if name == _MODEL or name in _PAYLOADS:
         return True
@@ -189,7 +189,7 @@ def _is_data(name: str) -> bool:
     return is_tensor or is_metadata
 
 
-def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the entries of an archive by their names below its root, each there once and unpacked.
 
     Raises:

@@ -64,17 +64,17 @@ class _Differences:
         difference = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
         self.member_logits = max(self.member_logits, difference)
         if OOD_SCORE in outputs:
-            self._add_scores(expectation, outputs[OOD_SCORE], size)
+            self._compare_scores(expectation, outputs[OOD_SCORE], size)
         if IS_OOD in outputs:
-            self._add_flags(wanted, outputs[IS_OOD], size)
+            self._compare_flags(wanted, outputs[IS_OOD], size)
         if CONFORMAL_SET in outputs:
-            self._add_sets(wanted, outputs[CONFORMAL_SET], size)
+            self._compare_sets(wanted, outputs[CONFORMAL_SET], size)
 
     def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
         """Return the largest difference of one output, once it is known to be allowed."""
         difference = _largest_difference(outputs[name], wanted[name])
         agrees = difference <= self.allowed
-        self._check(name, size, difference, self.allowed, agrees=agrees)
+        self._refuse_unless_allowed(name, size, difference, self.allowed, agrees=agrees)
         return difference
 
     def _check_shapes(self, wanted: NamedTensors, outputs: NamedTensors, size: str) -> None:
@@ -92,7 +92,7 @@ class _Differences:
         """Return the error of a file that runs and is not what its model is."""
         return _failed(self.path, f"in {self.runtime}, {why}")
 
-    def _add_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
+    def _compare_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
         """Compare OOD scores ``[B]``, each of which may differ by a share of its size."""
         wanted = expectation.outputs[OOD_SCORE]
         allowed = _allowed_of_scores(wanted)
@@ -105,11 +105,11 @@ class _Differences:
         moves_too_far = expectation.by_rounding > allowed
         if self.exact and not agrees and bool(moves_too_far.any()):
             raise self._depends_on_rounding(size, largest_difference)
-        self._check(OOD_SCORE, size, largest_difference, largest_allowed, agrees=agrees)
+        self._refuse_unless_allowed(OOD_SCORE, size, largest_difference, largest_allowed, agrees=agrees)
         self.score = max(self.score, largest_difference)
         self.score_allowed = max(self.score_allowed, largest_allowed)
 
-    def _add_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
+    def _compare_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
         """Compare flags ``[B]``: they may differ for samples whose score is next to the threshold."""
         threshold = self.chosen.threshold
         assert threshold is not None
@@ -121,7 +121,7 @@ class _Differences:
         if self.exact and bool(wrongly_changed.any()):
             raise self._failed(f"{IS_OOD} on {size} differs from the model")
 
-    def _add_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
+    def _compare_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
         """Compare prediction sets ``[B, classes]``: they may differ in classes whose score is next to the threshold."""
         conformal = self.chosen.conformal
         assert conformal is not None
@@ -144,7 +144,7 @@ class _Differences:
             hint="fit it to more training data (calibrate --train), or choose another --ood-score",
         )
 
-    def _check(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool) -> None:
+    def _refuse_unless_allowed(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool) -> None:
         """Refuse the largest difference of an output unless it agrees; NaN and infinity never do.
 
         A file that is not exact may differ by anything.

@@ -95,7 +95,7 @@ def contents_of(path: Path, include: Sequence[str] = ()) -> PushedFiles:
     if unknown:
         raise InputError(f"{path} holds no file {unknown[0]}", hint=f"names are those below {path}, such as {CARD}")
 
-    wanted = _shards(path).union(include)
+    wanted = _names_of_shards(path).union(include)
     files: dict[str, Path] = {}
     left_out: dict[str, int] = {}
     for name in names:
@@ -143,7 +143,7 @@ def _belongs_to_model(name: str) -> bool:
     return is_licence or name in _NAMES_OF_MODEL_FILES
 
 
-def _shards(folder: Path) -> set[str]:
+def _names_of_shards(folder: Path) -> set[str]:
     """Return the names of the files of weights that the index of a folder lists.
 
     Empty where the folder has no index, a broken one, or the weights in one file, which libraries then read.

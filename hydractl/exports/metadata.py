@@ -122,11 +122,11 @@ def read_metadata(path: Path) -> dict[str, str]:
         raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)
     if metadata["format"] != kind:
         raise InputError(f"{path} ends like a file of {kind} and says it is {shown(metadata['format'])}", hint=hint)
-    _check_data(metadata, data, path)
+    _check_weights_beside(metadata, data, path)
     return metadata
 
 
-def _check_data(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -> None:
+def _check_weights_beside(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -> None:
     """Refuse weights beside a file that are not those that it was written with.
 
     Args:

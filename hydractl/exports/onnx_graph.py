@@ -64,10 +64,10 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
 
 def shapes_of_graph(model: ModelProto) -> GraphShapes:
     """Return what a graph takes and gives."""
-    return GraphShapes(_shapes_of(model.graph.input), _shapes_of(model.graph.output))
+    return GraphShapes(_shapes_by_name(model.graph.input), _shapes_by_name(model.graph.output))
 
 
-def _shapes_of(values: Any) -> Shapes:
+def _shapes_by_name(values: Any) -> Shapes:
     """Return the inputs or outputs of a graph by name; a size that is not fixed as the name of its dimension."""
     shapes = {}
     for value in values:
@@ -96,13 +96,13 @@ def _number_format(elem_type: int) -> str:
 
 def files_beside(model: ModelProto, path: Path) -> list[Path]:
     """Return the files beside a checked graph that hold its weights."""
-    return [path.with_name(location) for location in sorted(_locations(model))]
+    return [path.with_name(location) for location in sorted(_names_of_weight_files(model))]
 
 
-def _locations(model: ModelProto) -> set[str]:
+def _names_of_weight_files(model: ModelProto) -> set[str]:
     """Return the names of the files that weights lie in."""
     locations = set()
-    for tensor in _messages(model, "TensorProto"):
+    for tensor in _messages_of_type(model, "TensorProto"):
         for entry in tensor.external_data:
             if entry.key == "location":
                 locations.add(entry.value)
@@ -113,7 +113,7 @@ def _foreign_operators(model: ModelProto) -> list[str]:
     """List each domain of operators that neither ONNX nor the file itself defines, a line each."""
     defined_here = {function.domain for function in model.functions}
     known = defined_here.union(_DOMAINS)
-    named = {node.domain for node in _messages(model, "NodeProto")}
+    named = {node.domain for node in _messages_of_type(model, "NodeProto")}
     foreign = sorted(named - known)
     return [f"operators of {shown(domain)}" for domain in foreign]
 
@@ -121,12 +121,12 @@ def _foreign_operators(model: ModelProto) -> list[str]:
 def _files_outside(model: ModelProto, path: Path) -> list[str]:
     """List each place of weights that is no file in the folder of the graph, a line each."""
     problems = []
-    for tensor in _messages(model, "TensorProto"):
+    for tensor in _messages_of_type(model, "TensorProto"):
         keys = {entry.key for entry in tensor.external_data}
         unknown = keys - set(_KEYS)
         if unknown:
             problems.append(f"weights with {shown(min(unknown))}")
-    for location in sorted(_locations(model)):
+    for location in sorted(_names_of_weight_files(model)):
         problem = _location_problem(location, path)
         if problem is not None:
             problems.append(problem)
@@ -161,7 +161,7 @@ def _location_problem(location: str, path: Path) -> str | None:
     return None
 
 
-def _messages(message: Any, name: str) -> Iterator[Any]:
+def _messages_of_type(message: Any, name: str) -> Iterator[Any]:
     """Yield every message of the type ``name`` in a message of protobuf, in graphs inside of graphs too."""
     if message.DESCRIPTOR.name == name:
         yield message
@@ -170,11 +170,11 @@ def _messages(message: Any, name: str) -> Iterator[Any]:
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
-        for item in _items(value):
-            yield from _messages(item, name)
+        for item in _messages_of_field(value):
+            yield from _messages_of_type(item, name)
 
 
-def _items(value: Any) -> Any:
+def _messages_of_field(value: Any) -> Any:
     """Return the messages of a field, which is one or a list of them."""
     if hasattr(value, "DESCRIPTOR"):
         return [value]

@@ -224,25 +224,25 @@ class Claim:
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
                 self._write_temporary(target, graph, {**metadata, "format": target.kind})
-                check = self._check(target, reference, log)
+                check = self._check_against_model(target, reference, log)
                 self._name_weights_finally(target)
-                written.append(self._record(target, graph, check))
+                written.append(self._written_record(target, graph, check))
                 progress.advance()
         return written
 
-    def _record(self, target: Target, graph: Graph, check: ExportCheck) -> ExportedFileRecord:
+    def _written_record(self, target: Target, graph: Graph, check: ExportCheck) -> ExportedFileRecord:
         """Return what an answer says of a file that is written under its temporary name."""
         temporary_files = [self._outputs[file].temporary for file in target.files]
         return replace(
             target.planned(),
             bytes=sum(file.stat().st_size for file in temporary_files),
             sha256=sha256_file(self._outputs[target.path].temporary),
-            inputs=_in_words(graph.shapes().inputs),
-            outputs=_in_words(graph.shapes().outputs),
+            inputs=_shapes_in_words(graph.shapes().inputs),
+            outputs=_shapes_in_words(graph.shapes().outputs),
             check=check,
         )
 
-    def _check(self, target: Target, reference: _Reference, log: Log) -> ExportCheck:
+    def _check_against_model(self, target: Target, reference: _Reference, log: Log) -> ExportCheck:
         """Run a written file, and compare it with its model; one that is not exact is also measured on the data.
 
         Raises:
@@ -299,6 +299,6 @@ class Claim:
         return paths
 
 
-def _in_words(shapes: Shapes) -> dict[str, str]:
+def _shapes_in_words(shapes: Shapes) -> dict[str, str]:
     """Return inputs or outputs in words: ``float32 [batch, 3, 224, 224]``."""
     return {name: str(tensor) for name, tensor in shapes.items()}

@@ -96,19 +96,19 @@ class Output:
         self.is_folder = folder
         # A symbolic link keeps its place: what it points to is replaced.
         self.target = Path(os.path.realpath(self.path))
-        self._check(force=force)
+        self._refuse_bad_target(force=force)
         self.temporary = self._hidden_sibling("tmp")
         self._old = self._hidden_sibling("old")
         # A file is locked itself; a folder cannot be, and has a file beside it.
         self.lock_path = self.temporary
         if folder:
             self.lock_path = self._hidden_sibling("lock")
-        self._lock = self._acquire()
+        self._lock = self._open_and_lock()
         self._committed = False
         try:
             if folder:
                 self._prepare_folder()
-            self._check(force=force)  # again: another process may have finished the same output since
+            self._refuse_bad_target(force=force)  # again: another process may have finished the same output since
         except BaseException:
             self.__exit__()
             raise
@@ -117,7 +117,7 @@ class Output:
         """Return the path beside the target for one of the files that an output needs on its way."""
         return self.target.with_name(f".{self.target.name}.hydractl-{role}")
 
-    def _check(self, *, force: bool) -> None:
+    def _refuse_bad_target(self, *, force: bool) -> None:
         """Refuse what the command reads, a folder that cannot be written to, and a target that is not to be replaced.
 
         Raises:
@@ -151,7 +151,7 @@ class Output:
             shutil.rmtree(self.temporary, ignore_errors=True)
             self.temporary.mkdir()
 
-    def _acquire(self) -> IO[bytes]:
+    def _open_and_lock(self) -> IO[bytes]:
         """Open and lock the temporary file, an empty one."""
         with storing(self.path):
             while True:

@@ -184,11 +184,11 @@ class Description:
         """
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
-        problems = _wrong_fields(document)
+        problems = _field_problems(document)
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
         masks, problems_of_masks = _read_masks(document)
-        problems = _contradictions(document) + problems_of_masks
+        problems = _value_problems(document) + problems_of_masks
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
         return cls(
@@ -229,7 +229,7 @@ _REQUIRED: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _wrong_fields(document: Mapping[str, Any]) -> list[str]:
+def _field_problems(document: Mapping[str, Any]) -> list[str]:
     """List the fields that every description has and this one lacks, then those of the wrong type."""
     missing = []
     mistyped = []
@@ -246,7 +246,7 @@ def _without_kept_heads(member: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in member.items() if key != "kept"}
 
 
-def _contradictions(document: Mapping[str, Any]) -> list[str]:
+def _value_problems(document: Mapping[str, Any]) -> list[str]:
     """List values that no description has, in a document whose fields have the right types."""
     problems = []
     kind = document["kind"]

@@ -129,15 +129,15 @@ def _problem_line(problem: ErrorDetails) -> str:
     keys = problem["loc"]
     value = problem["input"]
     context = problem.get("ctx", {})
-    place = _place(keys)
+    place = _place_words(keys)
     if kind == "value_error":  # raised by one of our own validators
         if keys:
             return f"{place} {context['error']}"
         return str(context["error"])
     is_null_field = value is None and keys and isinstance(keys[-1], str)
     if kind == "missing" or is_null_field:
-        outer = _place(keys[:-1])
-        key = _place(keys[-1:])
+        outer = _place_words(keys[:-1])
+        key = _place_words(keys[-1:])
         return f"{outer} has no {key}"
     if value is None:
         return f"{place} is null"
@@ -148,7 +148,7 @@ def _problem_line(problem: ErrorDetails) -> str:
     return f"{place} is {shown(value)}, not {wanted}"
 
 
-def _place(keys: Iterable[str | int]) -> str:
+def _place_words(keys: Iterable[str | int]) -> str:
     """Return the place of a value as ``models[0].id.n``, that of the whole document as ``it``.
 
     A control character of an untrusted key is escaped.

@@ -50,10 +50,10 @@ class StateDict(MappedTensors):
 
     def __init__(self, path: Path) -> None:
         try:
-            content = _read(path)
+            content = _read_safely(path)
             self.entry = _entry_of_weights(content)
             self.script = None
-            self.arguments = _arguments(content)
+            self.arguments = _script_arguments(content)
             weights = content
             if self.entry is not None:
                 self.script = _WEIGHTS[self.entry]
@@ -64,14 +64,14 @@ class StateDict(MappedTensors):
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         except Exception as error:  # of a damaged archive anything may come
             raise InputError(
-                f"{path} is no state dict of plain tensors: {_reason(error)}",
+                f"{path} is no state dict of plain tensors: {_refusal_reason(error)}",
                 hint="where you trust it, load it in Python and save model.state_dict() with "
                 "safetensors.torch.save_file",
             ) from error
         super().__init__(infos, lambda name: weights[name].detach().clone())
 
 
-def _reason(error: Exception) -> str:
+def _refusal_reason(error: Exception) -> str:
     """Return why a file is refused, in a line of 200 characters at most."""
     if isinstance(error, pickle.UnpicklingError):
         return "it asks for more than tensors"
@@ -86,7 +86,7 @@ def is_state_dict(path: Path) -> bool:
     return name.endswith(STATE_DICTS)
 
 
-def _read(path: Path) -> Any:
+def _read_safely(path: Path) -> Any:
     """Read what a file holds: tensors, plain containers and numbers, and the arguments of a script."""
     import torch
 
@@ -109,7 +109,7 @@ def _entry_of_weights(content: Any) -> str | None:
     return None
 
 
-def _arguments(content: Any) -> Mapping[str, object]:
+def _script_arguments(content: Any) -> Mapping[str, object]:
     """Return what a training script was started with, by name; nothing of what is no checkpoint of one."""
     arguments = None
     if isinstance(content, dict):

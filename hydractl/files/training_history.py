@@ -27,7 +27,7 @@ def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
     first_member = 0
     for description in descriptions:
         for place, provenance in enumerate(_provenances_of_members(description)):
-            training = _training(first_member + place, provenance, description.seen)
+            training = _training_of_member(first_member + place, provenance, description.seen)
             if training is not None:
                 trainings.append(training)
         first_member += len(description.masks)
@@ -80,7 +80,7 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
     Args:
         header: perhaps of an untrusted file: what is not as it should be is left out.
     """
-    progress = _part(header, "progress")
+    progress = _object_at(header, "progress")
     step = None
     steps = None
     if type(progress.get("steps")) is int:
@@ -101,8 +101,8 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
 
 def _learning_rate_words(header: Mapping[str, object]) -> str | None:
     """Say which of several learning rates a run is at: ``2 of 3``; None where that is not known."""
-    rates = _part(header, "fingerprint").get("lr")
-    candidate = _part(header, "progress").get("candidate")
+    rates = _object_at(header, "fingerprint").get("lr")
+    candidate = _object_at(header, "progress").get("candidate")
     if not isinstance(rates, list) or type(candidate) is not int:
         return None
     return f"{candidate + 1} of {len(rates)}"
@@ -118,13 +118,13 @@ def _last_epochs(epochs: object) -> list[str]:
 def begun_with(header: Mapping[str, object]) -> dict[str, object]:
     """Read off a state file's header what the run was begun with: its settings, and where it ran."""
     settings = {}
-    for key, value in _part(header, "fingerprint").items():
+    for key, value in _object_at(header, "fingerprint").items():
         if value is not None:
             settings[key] = value
-    return {**settings, **_part(header, "environment")}
+    return {**settings, **_object_at(header, "environment")}
 
 
-def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _object_at(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a part of a header; an empty one where it is not there or no object."""
     part = header.get(key)
     if isinstance(part, Mapping):
@@ -132,7 +132,7 @@ def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return {}
 
 
-def _training(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:
+def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:
     """Read the training of a member off a provenance; None where it was not trained, or where it is broken.
 
     Args:
@@ -178,7 +178,7 @@ def _thinned_out(history: Sequence[Mapping[str, Any]], kept: int | None) -> list
     epochs = []
     for place, epoch in enumerate(history):
         if place % step == 0 or epoch is last or epoch["epoch"] == kept:
-            epochs.append(EpochRecord(**_known(epoch)))
+            epochs.append(EpochRecord(**_known_facts(epoch)))
     return epochs
 
 
@@ -202,7 +202,7 @@ def _is_finite_number(value: Any) -> bool:
 def epoch_text(epoch: Mapping[str, object]) -> str:
     """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
-    for key, value in _known(epoch).items():
+    for key, value in _known_facts(epoch).items():
         if isinstance(value, float):
             shown = f"{value:.4f}"
         else:
@@ -211,7 +211,7 @@ def epoch_text(epoch: Mapping[str, object]) -> str:
     return ", ".join(facts)
 
 
-def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
+def _known_facts(epoch: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of an epoch, and nothing else that a file may say of it."""
     known = {}
     for key in ("epoch", "steps", *_NUMBERS):

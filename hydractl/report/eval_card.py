@@ -30,8 +30,8 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
     from huggingface_hub import ModelCard, ModelCardData
 
     row = answer.models[index]
-    task = _task(answer, row)
-    results = list(_results(answer, row, task))
+    task = _hub_task(answer, row)
+    results = list(_all_eval_results(answer, row, task))
     model_name = None
     if results:  # the library has a name only with results
         model_name = shown_name(row.name)
@@ -43,7 +43,7 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
         eval_results=results or None,
     )
     page = template("card.md.j2", plain, _FILTERS, keep_trailing_newline=True)
-    text = page.render(_facts(answer, row))
+    text = page.render(_template_values(answer, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
 
 
@@ -69,7 +69,7 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
         card = ModelCard(written)
         data = card.data
         text = card.text.strip()
-    _complete(data, {"base_model": _published_model(description), **said})
+    _set_given_values(data, {"base_model": _published_model(description), **said})
     facts = {
         "text": Markup(text),
         "repo": repo,
@@ -89,7 +89,7 @@ def _published_model(description: Description) -> str | None:
     return published.partition("@")[0]
 
 
-def _complete(data: CardData, values: Mapping[str, str | None]) -> None:
+def _set_given_values(data: CardData, values: Mapping[str, str | None]) -> None:
     """Set each value that there is, in the place of what the card says; without a value the card's stays, or None."""
     for key, value in values.items():
         value_of_card = getattr(data, key, None)
@@ -122,7 +122,7 @@ def _tags(fused: bool) -> list[str]:
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
-def _task(answer: EvalAnswer, row: EvalRow) -> str:
+def _hub_task(answer: EvalAnswer, row: EvalRow) -> str:
     """Return the Hub's name of the task: for prompts, for texts (they are cut at a length), else for images."""
     if answer.said_of("prompt", row) is not None:
         return "zero-shot-image-classification"
@@ -131,11 +131,11 @@ def _task(answer: EvalAnswer, row: EvalRow) -> str:
     return "image-classification"
 
 
-def _results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult]:
+def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult]:
     """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set."""
     taken: set[str] = set()
     for name in ("id", *row.detection.ood):
-        spec = _spec_of(answer, name)
+        spec = _data_spec(answer, name)
         data_title = shown_name(name)
         if spec:
             data_title = data_name(spec)
@@ -147,14 +147,14 @@ def _results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult
         taken.add(data_type)
         if name == "id":
             data_set = _HubDataSet(data_title, data_type, configuration)
-            yield from _numbers(row, tables.ID_COLUMNS, task, "Classification", data_set)
+            yield from _eval_results(row, tables.ID_COLUMNS, task, "Classification", data_set)
         else:
             data_set = _HubDataSet(shown_name(name), data_type, configuration)
             shown = tables.columns(tables.OOD_METRICS, ood_set_place(name))
-            yield from _numbers(row, shown, task, "Out-of-distribution detection", data_set)
+            yield from _eval_results(row, shown, task, "Out-of-distribution detection", data_set)
 
 
-def _spec_of(answer: EvalAnswer, name: str) -> str | None:
+def _data_spec(answer: EvalAnswer, name: str) -> str | None:
     """Return the data spec of a test set; None where it is not known."""
     data = answer.test.get(name)
     if data is None:
@@ -176,7 +176,7 @@ class _HubDataSet(NamedTuple):
     configuration: str | None
 
 
-def _numbers(
+def _eval_results(
     row: EvalRow, shown: Sequence[tables.Column], task: str, title: str, data_set: _HubDataSet
 ) -> Iterator[EvalResult]:
     """Yield the numbers of a row on one data set, those that are known.
@@ -234,7 +234,7 @@ def plain(text: object) -> str:
     return escape(without_markdown, quote=False)
 
 
-def _code(text: str) -> Markup:
+def _markdown_code(text: str) -> Markup:
     """Return a text as code of Markdown, in which nothing ends the code or the cell of a table."""
     from markupsafe import Markup
 
@@ -252,7 +252,7 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
     "number": number,
     "data_name": data_name,
     "sentence": _sentence,
-    "code": _code,
+    "code": _markdown_code,
 }
 
 
@@ -264,46 +264,46 @@ class _DataLine(NamedTuple):
     fingerprint: str | None
 
 
-def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
+def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
     """Return everything that the text of the card names, by the names of its template."""
     data_lines = {}
     for name, entry in answer.test.items():
         data_lines[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)
-    id_cells = [(column, _cell(row, column)) for column in tables.ID_COLUMNS]
-    ood_means = [_cell(row, column) for column in tables.OOD_AVERAGE]
+    id_cells = [(column, _unmarked_cell(row, column)) for column in tables.ID_COLUMNS]
+    ood_means = [_unmarked_cell(row, column) for column in tables.OOD_AVERAGE]
     return {
         "name": row.name,
-        "about": _about(row),
-        "id_spec": _spec_of(answer, "id"),
+        "about": _about_model(row),
+        "id_spec": _data_spec(answer, "id"),
         "n": row.id.n,
         "level": tables.level_text(answer),
-        "runs": tables.runs_text(_of_one_row(answer, row)),
+        "runs": tables.runs_text(_answer_of_row(answer, row)),
         "intervals": any(cell.ends for _, cell in id_cells),
         "id_cells": id_cells,
         "score": tables.score_name(answer, row),
         "ood": tables.every_set_table([row]),
         "ood_mean": ood_means,
-        "cost": _costs(row),
+        "cost": _known_costs(row),
         "seen": tables.seen_text(row),
         "note": answer.note,
         "data": data_lines,
         "sha256": row.files,
-        "conventions": _sentences(answer.conventions),
+        "conventions": _single_sentences(answer.conventions),
     }
 
 
-def _of_one_row(answer: EvalAnswer, row: EvalRow) -> EvalAnswer:
+def _answer_of_row(answer: EvalAnswer, row: EvalRow) -> EvalAnswer:
     """Return an answer of this row alone, as far as the words on its runs need it."""
     return EvalAnswer(models=[row], over=answer.over)
 
 
-def _cell(row: EvalRow, column: tables.Column) -> tables.Cell:
+def _unmarked_cell(row: EvalRow, column: tables.Column) -> tables.Cell:
     """Return the cell of a column in the table of this row alone: nothing is marked."""
     (cell,) = tables.metric_cells([row], column)
     return cell
 
 
-def _costs(row: EvalRow) -> list[tuple[str, str]]:
+def _known_costs(row: EvalRow) -> list[tuple[str, str]]:
     """Return each cost of a row that is known and not 0, and what it is."""
     cost = row.cost
     if cost is None:
@@ -317,7 +317,7 @@ def _costs(row: EvalRow) -> list[tuple[str, str]]:
     return [(count_text(count), what) for count, what in counts if count]
 
 
-def _sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
+def _single_sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
     """Return the conventions that are of one sentence or number, which is the same for all rows."""
     sentences = {}
     for key, convention in conventions.items():
@@ -326,7 +326,7 @@ def _sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float
     return sentences
 
 
-def _about(row: EvalRow) -> str:
+def _about_model(row: EvalRow) -> str:
     """Say what a row is: of how many members, how it was measured, and which heads it keeps."""
     kind = _kind_sentence(len(row.members))
     dropout = row.mc_dropout

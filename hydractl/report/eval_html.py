@@ -79,7 +79,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         answer: of the eval.
         study: that of the study which it is part of: its verdict and its tables come first.
     """
-    page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
+    page = template("report.html.j2", visible, {"shown": shown_name, "ends": _interval_text}, autoescape=True)
     sections = [section for section in _sections(answer) if not section.is_empty]
     verdict: Sequence[str] = ()
     tables_of_study: Sequence[StudyTable] = ()
@@ -113,7 +113,7 @@ def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
     return f"Evaluation of {name}"
 
 
-def _ends_text(cell: tables.Cell) -> str:
+def _interval_text(cell: tables.Cell) -> str:
     """Return the interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
     if cell.signed:
@@ -151,8 +151,8 @@ def _sections(answer: EvalAnswer) -> Iterator[_Section]:
     yield part("diversity", "Diversity", tables.diversity_table(rows), kind="diversity")
     yield part("corruptions", "Corruptions", *tables.corruption_tables(rows), kind="corruptions")
     yield part("settings", "Calibration, conformal sets and thresholds", tables.settings_table(rows))
-    yield _Section("conventions", "Conventions", facts=list(_conventions(answer)))
-    yield _Section("provenance", "Provenance", facts=list(_provenance(answer)))
+    yield _Section("conventions", "Conventions", facts=list(_convention_facts(answer)))
+    yield _Section("provenance", "Provenance", facts=list(_provenance_facts(answer)))
 
 
 def _section(
@@ -193,7 +193,7 @@ def _drawn_pictures(answer: EvalAnswer) -> list[_DrawnPicture]:
     return drawn
 
 
-def _conventions(answer: EvalAnswer) -> Iterator[Fact]:
+def _convention_facts(answer: EvalAnswer) -> Iterator[Fact]:
     """Yield each convention and what it says; one that tells rows apart, row by row."""
     for key, convention in answer.conventions.items():
         text = convention
@@ -203,7 +203,7 @@ def _conventions(answer: EvalAnswer) -> Iterator[Fact]:
         yield key, [text]
 
 
-def _provenance(answer: EvalAnswer) -> Iterator[Fact]:
+def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
     """Yield everything needed to know what was measured on what, in full: models, data, bootstrap, and the schema."""
     for row in answer.models:
         yield f"model {row.name}", row.files or ["no sha256"]
@@ -235,17 +235,17 @@ _SEVERAL = 3  # names that a sentence may list
 
 def measured(answer: EvalAnswer) -> list[str]:
     """Say what was measured, in sentences: models, data, and what to be careful about."""
-    sentences = [_inside_words(answer)]
+    sentences = [_id_data_sentence(answer)]
     if tables.ood_names(answer.models):
-        sentences += _outside_words(answer)
+        sentences += _ood_data_sentences(answer)
     else:
         sentences.append("No out-of-distribution data was given.")
-    sentences.append(_interval_words(answer))
-    sentences += _cautions(answer.models)
+    sentences.append(_interval_sentence(answer))
+    sentences += _caution_sentences(answer.models)
     return sentences
 
 
-def _inside_words(answer: EvalAnswer) -> str:
+def _id_data_sentence(answer: EvalAnswer) -> str:
     """Say which models were measured on which ID data."""
     rows = answer.models
     models = f"{len(rows)} models were"
@@ -273,7 +273,7 @@ def _id_size_words(answer: EvalAnswer) -> str:
     return str(size)
 
 
-def _outside_words(answer: EvalAnswer) -> list[str]:
+def _ood_data_sentences(answer: EvalAnswer) -> list[str]:
     """Say which OOD sets were told from the ID data, and by which scores."""
     set_texts = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
     sets = "; ".join(set_texts)
@@ -325,7 +325,7 @@ def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
     return None
 
 
-def _interval_words(answer: EvalAnswer) -> str:
+def _interval_sentence(answer: EvalAnswer) -> str:
     """Say what the numbers are means of, or what their intervals cover."""
     runs = tables.runs_text(answer)
     if runs:
@@ -338,7 +338,7 @@ def _interval_words(answer: EvalAnswer) -> str:
     return f"{text}; they do not cover training again with another seed."
 
 
-def _cautions(rows: Sequence[EvalRow]) -> list[str]:
+def _caution_sentences(rows: Sequence[EvalRow]) -> list[str]:
     """Say in sentences what makes numbers look better than they are."""
     sentences = []
     for row in rows:
@@ -365,9 +365,9 @@ def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
         second = _rows_with_mark(tables.SECOND, rows, marks)
         if not best:
             continue
-        text = f"{_names(best)} with {_value_text(column, best)}"
+        text = f"{_names_in_words(best)} with {_value_text(column, best)}"
         if second:
-            text += f", then {_names(second)} with {_value_text(column, second)}"
+            text += f", then {_names_in_words(second)} with {_value_text(column, second)}"
         text += _significance_words(column, best, rows)
         name = f"{column.words} ({column.metric.direction} is better)"
         lines.append((name, f"{text}."))
@@ -394,7 +394,7 @@ def _value_text(column: tables.Column, rows: Sequence[EvalRow]) -> str:
     return f"{text} ({low} to {high})"
 
 
-def _names(rows: Sequence[EvalRow]) -> str:
+def _names_in_words(rows: Sequence[EvalRow]) -> str:
     """Return the names of rows in words, of many the first of them: ``a, b, c and 2 more``."""
     listed = [shown_name(row.name) for row in rows[:_SEVERAL]]
     rest = len(rows) - len(listed)

@@ -231,19 +231,21 @@ def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Pictu
         row: whose scores they are.
         score: the name of the score; None where it is not known.
     """
-    inside = _Histogram("ID", sizes_of_sets([row]), _shares(curve.id), series=0)
+    inside = _Histogram("ID", sizes_of_sets([row]), _shares_of_sum(curve.id), series=0)
     names = list(curve.ood)
     labels = drawn_names(names, 18)
     panels = []
     for index, name in enumerate(names):
-        outside = _Histogram(labels[index], sizes_of_sets([row], [name]), _shares(curve.ood[name]), series=index + 1)
+        outside = _Histogram(
+            labels[index], sizes_of_sets([row], [name]), _shares_of_sum(curve.ood[name]), series=index + 1
+        )
         draw = partial(
             _draw_histograms,
             inside=inside,
             outside=outside,
             edges=curve.edges,
             score=score,
-            threshold=_threshold_of(row, score),
+            threshold=_threshold_on_score(row, score),
         )
         words = f"OOD scores of ID samples and of {outside.label}, {inside.size} and {outside.size}"
         panels.append(Panel(draw, words, height=2.6))
@@ -307,14 +309,14 @@ def _draw_histograms(
     axes.set_ylabel("share of the set's\nsamples per bin")
 
 
-def _threshold_of(row: EvalRow, score: str | None) -> float | None:
+def _threshold_on_score(row: EvalRow, score: str | None) -> float | None:
     """Return the threshold of a row on this score; None where it has none, or one on another score."""
     if row.threshold is None or row.threshold.score != score:
         return None
     return row.threshold.value
 
 
-def _shares(counts: Sequence[int]) -> list[float]:
+def _shares_of_sum(counts: Sequence[int]) -> list[float]:
     """Return counts as shares of their sum, so that sets of different sizes compare."""
     total = sum(counts)
     if not total:

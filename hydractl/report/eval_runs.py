@@ -84,7 +84,7 @@ def means(answers: Answers, over: str) -> EvalAnswer:
         "test": {name: data.to_json() for name, data in _test_sets(answers).items()},
         "conventions": _shared_conventions(answers, over),
     }
-    warnings = _warnings(answers)
+    warnings = _all_warnings(answers)
     if warnings:
         document["warnings"] = warnings
     return EvalAnswer.from_json(document)
@@ -181,19 +181,19 @@ def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
     """Return whether two rows are of the same files and have equal figures."""
     if row.sha256 != other.sha256:
         return False
-    return _figures(row) == _figures(other)
+    return _figures_as_json(row) == _figures_as_json(other)
 
 
 def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
     """Refuse to average figures that do not mean the same.
 
     Raises:
-        InputError: two runs of the row of this name differ in one of :func:`_settings`.
+        InputError: two runs of the row of this name differ in one of :func:`_settings_to_agree_on`.
     """
     first, *others = runs
-    settings_of_first = _settings(first.row, over)
+    settings_of_first = _settings_to_agree_on(first.row, over)
     for run in others:
-        settings = _settings(run.row, over)
+        settings = _settings_to_agree_on(run.row, over)
         for key, value in settings_of_first.items():
             if settings[key] == value:
                 continue
@@ -225,7 +225,7 @@ _SETTINGS_OF_SEEDS = (
 """Dotted keys of what must be the same as well where runs differ in their seed."""
 
 
-def _settings(row: EvalRow, over: str) -> dict[str, object]:
+def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
     """Return what must be the same in all runs of a row, by what a message calls it; None for what a run has not."""
     document = row.to_json()
     settings: dict[str, object] = {}
@@ -269,12 +269,12 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
 
     ``std`` has the sample standard deviation of each figure by its dotted key.
     """
-    averages = _averages([_figures(run) for run in runs])
+    averages = _averages([_figures_as_json(run) for run in runs])
     row: dict[str, object] = {
         "name": name,
         "runs": len(runs),
         "std": averages.deviations,
-        "sha256": _digests(runs),
+        "sha256": _digests_of_files(runs),
         **_facts_in_common(runs),
         **averages.means,
     }
@@ -284,7 +284,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     return row
 
 
-def _digests(runs: Sequence[EvalRow]) -> list[str | None]:
+def _digests_of_files(runs: Sequence[EvalRow]) -> list[str | None]:
     """Return the SHA-256 of the files of all runs; a run of several files may not know that of each."""
     digests: list[str | None] = []
     for run in runs:
@@ -295,7 +295,7 @@ def _digests(runs: Sequence[EvalRow]) -> list[str | None]:
     return digests
 
 
-def _figures(run: EvalRow) -> dict[str, object]:
+def _figures_as_json(run: EvalRow) -> dict[str, object]:
     """Return the parts of a row that hold figures, as JSON has them."""
     document = run.to_json()
     figures = {}
@@ -419,7 +419,7 @@ def _with_shared_names(conventions: Conventions, over: str) -> dict[str, object]
     return renamed
 
 
-def _warnings(answers: Answers) -> list[str]:
+def _all_warnings(answers: Answers) -> list[str]:
     """Return the warnings of all answers, and which test sets are missing where."""
     warnings = []
     for path, answer in answers.items():

@@ -111,21 +111,21 @@ def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[C
     return tuple(of_metrics)
 
 
-def _metric(metrics: Sequence[Metric], key: str) -> Metric:
+def _metric_of_key(metrics: Sequence[Metric], key: str) -> Metric:
     """Return the metric of this key; KeyError where none of them has it."""
     by_key = {metric.key: metric for metric in metrics}
     return by_key[key]
 
 
 def _id_column(key: str) -> Column:
-    metric = _metric(ID_METRICS, key)
+    metric = _metric_of_key(ID_METRICS, key)
     return Column(IN_DISTRIBUTION, metric, metric.words)
 
 
 ID_COLUMNS = columns(ID_METRICS, IN_DISTRIBUTION)
 ACCURACY = _id_column("accuracy")
 AURC = _id_column("aurc")
-AUROC = _metric(OOD_METRICS, "auroc")
+AUROC = _metric_of_key(OOD_METRICS, "auroc")
 OOD_AVERAGE = columns(OOD_METRICS, average_place("ood_avg"), words=", mean over the OOD sets")
 DIVERSITY = columns(DIVERSITY_METRICS, diversity_place("id"))
 
@@ -301,7 +301,7 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     unmarked = [""] * len(values)
     if not metric.direction:
         return unmarked
-    shown = [_as_shown(value, metric) for value in values]
+    shown = [_rounded_as_shown(value, metric) for value in values]
     known = [value for value in shown if value is not None]
     higher_is_better = metric.direction == "higher"
     best_first = sorted(set(known), reverse=higher_is_better)
@@ -314,7 +314,7 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     return [mark_of.get(value, "") for value in shown]
 
 
-def _as_shown(value: float | None, metric: Metric) -> float | None:
+def _rounded_as_shown(value: float | None, metric: Metric) -> float | None:
     """Return the number that a reader of the table sees; None where there is none."""
     if value is None:
         return None
@@ -423,7 +423,7 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for index, row in enumerate(rows):
         for name, measured in row.detection.ood.items():
-            about_set = _set_cells(name, measured)
+            about_set = _cells_about_set(name, measured)
             marked_table = marked_table_of_set[name]
             _, numbers = marked_table.rows[index]
             lines.append((row.name, [*about_set, *numbers]))
@@ -433,7 +433,7 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
     return Table("", [*headings_about_set, *headings_of_numbers], lines, "OOD sets")
 
 
-def _set_cells(name: str, measured: OodSetMetrics) -> list[Cell]:
+def _cells_about_set(name: str, measured: OodSetMetrics) -> list[Cell]:
     """Return name, group and size of an OOD set; dashes for what is not known."""
     group = measured.group or "-"
     size = "-"
@@ -445,7 +445,7 @@ def _set_cells(name: str, measured: OodSetMetrics) -> list[Cell]:
 def score_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
     title = "mean auroc by OOD score; bold: best of the row"
-    scores = _scores_of(rows)
+    scores = _names_of_scores(rows)
     if not scores:
         return Table("", [], [], title)
     shown = [Column(score_average_place(score), AUROC) for score in scores]
@@ -461,7 +461,7 @@ def score_table(rows: Sequence[EvalRow]) -> Table:
     return Table("", _plain_headings(*scores), lines, title)
 
 
-def _scores_of(rows: Sequence[EvalRow]) -> list[str]:
+def _names_of_scores(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD scores that stand beside those of the rows, in the order of the row that has most of them."""
 
     def number_of_scores(row: EvalRow) -> int:

@@ -118,18 +118,18 @@ class HeatMap:
 
     def _lines(self, width: int, colored: bool) -> Iterator[Text]:
         """Yield title, legend and the map, in parts one below another where a line has no room for all heads."""
-        values = self._shaded()
+        values = self._values_to_shade()
         yield Text(self.title)
         yield self._legend(values, colored)
         heads = 0
         for _, row in self.rows:
             heads = max(heads, len(row))
         layout = self._layout(width, heads)
-        ranks = _ranks(values)
+        ranks = _rank_of_values(values)
         step = layout.heads_of_part
         for start in range(0, max(heads, 1), step):  # one part without any head too
             stop = min(start + step, heads)
-            yield from self._part(start, stop, layout, ranks, colored)
+            yield from self._map_part(start, stop, layout, ranks, colored)
 
     def _layout(self, width: int, heads: int) -> _MapLayout:
         """Return how a map of so many heads is laid out in lines of this width."""
@@ -147,7 +147,7 @@ class HeatMap:
         heads_of_part = max(room_for_heads // cell, 1)
         return _MapLayout(label, cell, heads_of_part)
 
-    def _part(
+    def _map_part(
         self, start: int, stop: int, layout: _MapLayout, ranks: Mapping[float, float], colored: bool
     ) -> Iterator[Text]:
         """Yield the numbers of the heads before ``stop``, then a line for each site with its name and those heads."""
@@ -166,7 +166,7 @@ class HeatMap:
                 _append_cell(line, value, ranks, cell, colored)
             yield line
 
-    def _shaded(self) -> list[float]:
+    def _values_to_shade(self) -> list[float]:
         """Return the values that are shaded, ascending, each once."""
         values = set()
         for _, row in self.rows:
@@ -194,7 +194,7 @@ class HeatMap:
         return line
 
 
-def _ranks(values: Sequence[float]) -> dict[float, float]:
+def _rank_of_values(values: Sequence[float]) -> dict[float, float]:
     """Return the place of each value among all, from 0 for the lowest to 1 for the highest.
 
     Args:
@@ -224,7 +224,7 @@ def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], 
     elif math.isinf(value):
         line.append(_KEPT.ljust(cell))
     elif colored:
-        line.append(" " * cell, _color(ranks[value]))
+        line.append(" " * cell, _background(ranks[value]))
     else:
         tenth = min(int(10 * ranks[value]), 9)
         line.append(_DIGITS[tenth].ljust(cell))
@@ -237,10 +237,10 @@ def _append_scale(line: Text, colored: bool) -> None:
         return
     last = _LEGEND_CELLS - 1
     for place in range(_LEGEND_CELLS):
-        line.append(" ", _color(place / last))
+        line.append(" ", _background(place / last))
 
 
-def _color(place: float) -> Style:
+def _background(place: float) -> Style:
     """Return the background for a place on the scale, from 0 to 1: mixed of the two nearest colours of the map."""
     last = len(_VIRIDIS) - 1
     steps, weight_of_next = divmod(place * last, 1)

@@ -418,7 +418,7 @@ def _next_lines(steps: Sequence[NextCommandRecord], width: int) -> list[Text]:
     program = program_words()
     for step in steps:
         command = [*program, *step.command]
-        lines.append(Text(_typed(command, width)))
+        lines.append(Text(_command_as_typed(command, width)))
     return lines
 
 
@@ -456,7 +456,7 @@ def planned_study(plan: PlannedStudy, width: int) -> RenderableType:
     lines = []
     for place, argv in enumerate(plan.steps, 1):
         words = [f"{place}.", "hydractl", *argv]
-        lines.append(_typed(words, width))
+        lines.append(_command_as_typed(words, width))
     for text in plan.cut:
         lines.append(f"to stay within the budget, {text}")
     time = duration_text(plan.seconds)
@@ -464,7 +464,7 @@ def planned_study(plan: PlannedStudy, width: int) -> RenderableType:
     return Group(*map(Text, lines))
 
 
-def _typed(words: Sequence[str], width: int) -> str:
+def _command_as_typed(words: Sequence[str], width: int) -> str:
     """Return a command as it is typed in a shell: quoted, and in lines of at most ``width`` that the shell joins.
 
     A word that is longer than a line has one to itself.

@@ -96,7 +96,7 @@ class _Drawing(Generic[Answer]):
     draw: Callable[[Answer, int], RenderableType]
 
 
-def _lines(parts: Iterable[RenderableType]) -> Group:
+def _spaced(parts: Iterable[RenderableType]) -> Group:
     """Return parts one below another, an empty line between two."""
     spaced: list[RenderableType] = []
     for part in parts:
@@ -126,7 +126,7 @@ def _cost_table(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> 
     return plain_table("", ("", *names, "change"), rows)
 
 
-def _prune(answer: PruneAnswer, width: int) -> RenderableType:
+def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
     """Return which heads are kept, as a map where the mask is known, and what that saves."""
     parts: list[RenderableType] = []
     if answer.mask is not None:
@@ -137,7 +137,7 @@ def _prune(answer: PruneAnswer, width: int) -> RenderableType:
         parts.append(Text(f"heads kept per site: {counts}"))
     if answer.note is not None:
         parts.append(Text(answer.note))
-    return Group(*parts, *_saved(answer))
+    return Group(*parts, *_savings(answer))
 
 
 def _map_of_mask(mask: MaskRecord) -> KeptMap:
@@ -148,17 +148,17 @@ def _map_of_mask(mask: MaskRecord) -> KeptMap:
     return KeptMap(sites)
 
 
-def _prune_weights(answer: PruneWeightsAnswer, width: int) -> RenderableType:
+def _prune_weights_view(answer: PruneWeightsAnswer, width: int) -> RenderableType:
     weights = answer.weights
     counts = (
         f"{count_text(weights.parameters)} parameters",
         f"{count_text(weights.removable)} removable",
         f"{count_text(weights.removed)} removed",
     )
-    return Group(Text(f"weights: {', '.join(counts)}"), *_saved(answer))
+    return Group(Text(f"weights: {', '.join(counts)}"), *_savings(answer))
 
 
-def _saved(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
+def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
     """Return what pruning saves, as far as that is known, and of a plan the files."""
     parts: list[RenderableType] = []
     if answer.cost is not None:
@@ -169,15 +169,15 @@ def _saved(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
     return parts
 
 
-def _fuse(answer: FuseAnswer, width: int) -> RenderableType:
-    return _fusion(answer, note=None)
+def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
+    return _fusion_view(answer, note=None)
 
 
-def _planned_fusion(answer: PlannedFusion, width: int) -> RenderableType:
-    return _fusion(answer, answer.note)
+def _planned_fusion_view(answer: PlannedFusion, width: int) -> RenderableType:
+    return _fusion_view(answer, answer.note)
 
 
-def _fusion(answer: FuseAnswer, note: str | None) -> RenderableType:
+def _fusion_view(answer: FuseAnswer, note: str | None) -> RenderableType:
     """Return the members, how they are fused, and what that saves."""
     members = []
     for member in answer.members:
@@ -189,7 +189,7 @@ def _fusion(answer: FuseAnswer, note: str | None) -> RenderableType:
     if note is not None:
         facts.append(("note", note))
     sizes = answer.cost
-    return _lines(
+    return _spaced(
         [
             plain_table("", ("member", "heads per site"), members, left=2),
             fact_table(facts),
@@ -254,7 +254,7 @@ def _check_facts(answer: FuseAnswer) -> list[Fact]:
     return facts
 
 
-def _cascade(answer: CascadeAnswer, width: int) -> RenderableType:
+def _cascade_view(answer: CascadeAnswer, width: int) -> RenderableType:
     model = _model_fact(answer.model, answer.arch)
     cascade = _cascade_fact(answer.cascade)
     return fact_table([model, cascade])
@@ -271,7 +271,7 @@ def _cascade_fact(cascade: FittedCascadeRecord) -> Fact:
     return "cascade", words
 
 
-def _export(answer: ExportAnswer, width: int) -> RenderableType:
+def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
     """Return each exported file, its size and how well it agrees with the model; of a plan, the files to write."""
     facts = [_model_fact(answer.model, answer.arch), ("members", str(answer.members))]
     for file in answer.exports:
@@ -300,12 +300,12 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:.3g} MB"
 
 
-def _push(answer: PushAnswer, width: int) -> RenderableType:
+def _push_view(answer: PushAnswer, width: int) -> RenderableType:
     """Return the repository, and of each file its size and what became, or would become, of it."""
     facts = [("repository", answer.repository)]
     for file in answer.files:
         size = _megabytes(file.bytes)
-        fate = _fate(answer, file)
+        fate = _upload_words(answer, file)
         facts.append((file.path, f"{size}; {fate}"))
     for file in answer.left_out:
         size = _megabytes(file.bytes)
@@ -315,7 +315,7 @@ def _push(answer: PushAnswer, width: int) -> RenderableType:
     return fact_table(facts)
 
 
-def _fate(answer: PushAnswer, file: PushedFile) -> str:
+def _upload_words(answer: PushAnswer, file: PushedFile) -> str:
     """Say what became, or would become, of a file that is pushed."""
     if answer.dry_run:
         return "would be uploaded"
@@ -324,7 +324,7 @@ def _fate(answer: PushAnswer, file: PushedFile) -> str:
     return "there already"
 
 
-def _list(answer: ListAnswer, width: int) -> RenderableType:
+def _list_view(answer: ListAnswer, width: int) -> RenderableType:
     """Return a line for each entry: name, what it is, and what it needs or how many of its kind there are."""
     rows = []
     for entry in answer.entries:
@@ -352,16 +352,16 @@ def _three_digits(value: float | None) -> str:
     return f"{value:#.3g}"
 
 
-def _scores(answer: ScoresAnswer, width: int) -> RenderableType:
+def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
     """Return the importance of the heads as a picture, and as numbers where these fit the width."""
     title = f"importance ({answer.method or 'given'}), shaded by rank"
     picture = HeatMap(title, list(answer.sites.items()))
     numbers = _score_numbers(answer.sites)
-    needed = _width_of(numbers)
+    needed = _needed_width(numbers)
     if needed > width:
         # Cut numbers say nothing, and twice the lines would push the picture off the screen.
         return Group(picture, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
-    return _lines([picture, numbers])
+    return _spaced([picture, numbers])
 
 
 def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
@@ -382,13 +382,13 @@ def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
     return table
 
 
-def _width_of(drawn: Table) -> int:
+def _needed_width(drawn: Table) -> int:
     """Return the columns of a terminal that a table takes where nothing is cut."""
     wide = Console(width=10**4)
     return wide.measure(drawn).maximum
 
 
-def _planned_search(plan: PlannedSearch, width: int) -> RenderableType:
+def _planned_search_view(plan: PlannedSearch, width: int) -> RenderableType:
     """Return what a search would take, and the files that it would write."""
     blocks = f"about {plan.sample_blocks:,}, naively {plan.sample_blocks_naive:,}"
     facts = [
@@ -407,16 +407,16 @@ def _planned_search(plan: PlannedSearch, width: int) -> RenderableType:
     return fact_table(facts)
 
 
-def _circuit(answer: CircuitAnswer, width: int) -> RenderableType:
+def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
     """Return when each head was removed, as a map where the sites are known, and the steps where they fit the width."""
     steps = _steps_table(answer)
-    needed = _width_of(steps)
+    needed = _needed_width(steps)
     shown: RenderableType = steps
     if needed > width:
         shown = Text(f"The numbers: --json, or a terminal of {needed} columns.")
     if not answer.sites:
         return shown
-    return _lines([_removal_map(answer, answer.sites), shown])
+    return _spaced([_removal_map(answer, answer.sites), shown])
 
 
 def _steps_table(answer: CircuitAnswer) -> Table:
@@ -478,9 +478,9 @@ def _heads_at_start(answer: CircuitAnswer, site: str, heads: int) -> Sequence[in
     return answer.start_mask.sites[site].kept
 
 
-def _circuits(answer: CircuitsAnswer, width: int) -> RenderableType:
-    circuits = [_circuit(circuit, width) for circuit in answer.circuits]
-    return _lines(circuits)
+def _circuits_view(answer: CircuitsAnswer, width: int) -> RenderableType:
+    circuits = [_circuit_view(circuit, width) for circuit in answer.circuits]
+    return _spaced(circuits)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -495,7 +495,7 @@ _DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
 """Keys of a file that are no lines of its facts."""
 
 
-def _info(answer: InfoAnswer, width: int) -> RenderableType:
+def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
     """Return what a file holds: its facts, then its heads as maps, and what the file was made by."""
     facts = answer.to_json()
     for key in _DRAWN_APART:
@@ -560,7 +560,7 @@ def _one_line(value: object) -> str:
     return ", ".join(map(str, value))
 
 
-def _overlap(answer: OverlapAnswer, width: int) -> RenderableType:
+def _overlap_view(answer: OverlapAnswer, width: int) -> RenderableType:
     return _overlap_table(answer.pairs)
 
 
@@ -592,7 +592,7 @@ def _overlap_table(pairs: Sequence[ComparedMasks]) -> RenderableType:
 # --- calibrations -----------------------------------------------------------------------------------------------------
 
 
-def _calibrated(answer: CalibrateAnswer, width: int) -> RenderableType:
+def _calibration_view(answer: CalibrateAnswer, width: int) -> RenderableType:
     """Return what was fitted, and how well each OOD score did where several were compared."""
     facts = fact_table(_calibration_facts(answer))
     if not answer.compared:
@@ -628,7 +628,7 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
     return facts
 
 
-def _predictions(answer: PredictAnswer, width: int) -> RenderableType:
+def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:
     """Return the first predictions, where the answer holds them, and what all of them come to."""
     facts = fact_table(_prediction_facts(answer))
     if not answer.first:
@@ -709,7 +709,7 @@ def _flag(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _planned_predictions(plan: PlannedPredictions, width: int) -> RenderableType:
+def _planned_predictions_view(plan: PlannedPredictions, width: int) -> RenderableType:
     files = ", ".join(plan.files)
     facts = [
         ("model", plan.model),
@@ -723,35 +723,35 @@ def _planned_predictions(plan: PlannedPredictions, width: int) -> RenderableType
 
 _ANSWERS: Mapping[str, _Drawing[Any]] = {
     "hydractl.eval/2": _Drawing(EvalAnswer, eval_table),
-    "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibrated),
-    "hydractl.predict/1": _Drawing(PredictAnswer, _predictions),
+    "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibration_view),
+    "hydractl.predict/1": _Drawing(PredictAnswer, _predictions_view),
     TRAFFIC_SCHEMA: _Drawing(TrafficAnswer, traffic_table),
     "hydractl.bench/1": _Drawing(BenchAnswer, bench_table),
-    _PRUNE: _Drawing(PruneAnswer, _prune),
-    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),
-    "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse),
-    "hydractl.cascade/1": _Drawing(CascadeAnswer, _cascade),
-    "hydractl.export/2": _Drawing(ExportAnswer, _export),
-    "hydractl.push/1": _Drawing(PushAnswer, _push),
-    "hydractl.list/1": _Drawing(ListAnswer, _list),
-    "hydractl.scores/1": _Drawing(ScoresAnswer, _scores),
-    "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit),
-    "hydractl.circuits/1": _Drawing(CircuitsAnswer, _circuits),
+    _PRUNE: _Drawing(PruneAnswer, _prune_view),
+    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
+    "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse_view),
+    "hydractl.cascade/1": _Drawing(CascadeAnswer, _cascade_view),
+    "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
+    "hydractl.push/1": _Drawing(PushAnswer, _push_view),
+    "hydractl.list/1": _Drawing(ListAnswer, _list_view),
+    "hydractl.scores/1": _Drawing(ScoresAnswer, _scores_view),
+    "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit_view),
+    "hydractl.circuits/1": _Drawing(CircuitsAnswer, _circuits_view),
     "hydractl.finetune/1": _Drawing(FinetuneAnswer, finetune_table),
     "hydractl.finetunes/1": _Drawing(FinetunesAnswer, finetunes_table),
     "hydractl.study/2": _Drawing(FinishedStudy, study_table),
-    "hydractl.info/1": _Drawing(InfoAnswer, _info),
-    "hydractl.overlap/1": _Drawing(OverlapAnswer, _overlap),
+    "hydractl.info/1": _Drawing(InfoAnswer, _info_view),
+    "hydractl.overlap/1": _Drawing(OverlapAnswer, _overlap_view),
 }
 _PLANS: Mapping[str, _Drawing[Any]] = {
-    "hydractl.predict/1": _Drawing(PlannedPredictions, _planned_predictions),
+    "hydractl.predict/1": _Drawing(PlannedPredictions, _planned_predictions_view),
     "hydractl.bench/1": _Drawing(PlannedBench, planned_bench),
-    _PRUNE: _Drawing(PruneAnswer, _prune),
-    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),
-    "hydractl.fuse/1": _Drawing(PlannedFusion, _planned_fusion),
-    "hydractl.export/2": _Drawing(ExportAnswer, _export),
-    "hydractl.push/1": _Drawing(PushAnswer, _push),
-    "hydractl.circuit/2": _Drawing(PlannedSearch, _planned_search),
+    _PRUNE: _Drawing(PruneAnswer, _prune_view),
+    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
+    "hydractl.fuse/1": _Drawing(PlannedFusion, _planned_fusion_view),
+    "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
+    "hydractl.push/1": _Drawing(PushAnswer, _push_view),
+    "hydractl.circuit/2": _Drawing(PlannedSearch, _planned_search_view),
     "hydractl.finetune/1": _Drawing(PlannedTraining, planned_training),
     "hydractl.finetunes/1": _Drawing(PlannedTrainings, planned_trainings),
     "hydractl.study/2": _Drawing(PlannedStudy, planned_study),

@@ -262,7 +262,7 @@ def _safe_part(name: str) -> str:
 
 
 @cache
-def _templates(show: Callable[[object], str], **options: Any) -> Environment:
+def _template_environment(show: Callable[[object], str], **options: Any) -> Environment:
     """Return the templates of this package, in which ``show`` writes everything that is no markup already."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -280,6 +280,6 @@ def template(
     name: str, show: Callable[[object], str], filters: Mapping[str, Callable[..., object]], **options: Any
 ) -> Template:
     """Return a template in which every text is written by ``show``, so that no text of a document becomes markup."""
-    environment = _templates(show, **options)
+    environment = _template_environment(show, **options)
     environment.filters.update(filters)
     return environment.get_template(name)

@@ -164,10 +164,13 @@ def draw_traffic(answer: TrafficAnswer, handle: IO[bytes], form: str) -> None:
 def _quantities() -> list[_Quantity]:
     """Return what is drawn, from top to bottom."""
     return [
-        _Quantity("flagged", "share of inputs that are flagged", _share, _flagged_share_of_reference),
-        _Quantity("AUROC of shift", "AUROC of OOD scores against the reference", _auroc, _auroc_of_guessing),
+        _Quantity("flagged", "share of inputs that are flagged", _share_figure, _flagged_share_of_reference),
+        _Quantity("AUROC of shift", "AUROC of OOD scores against the reference", _auroc_figure, _auroc_of_guessing),
         _Quantity(
-            "classes (total variation)", "total variation of predicted classes", _variation, _variation_without_shift
+            "classes (total variation)",
+            "total variation of predicted classes",
+            _variation_figure,
+            _variation_without_shift,
         ),
     ]
 
@@ -262,7 +265,7 @@ def _name_files(axes: Axes, files: Sequence[TrafficFileRecord]) -> None:
     axes.grid(False, axis="x")
 
 
-def _share(window: WatchedWindowRecord) -> _Figure | None:
+def _share_figure(window: WatchedWindowRecord) -> _Figure | None:
     """Return the share flagged: its interval is that of the difference, moved up by the share of the reference."""
     share = window.share
     if share is None:
@@ -272,7 +275,7 @@ def _share(window: WatchedWindowRecord) -> _Figure | None:
     return _Figure(share.share, share.reference + low, share.reference + high)
 
 
-def _auroc(window: WatchedWindowRecord) -> _Figure | None:
+def _auroc_figure(window: WatchedWindowRecord) -> _Figure | None:
     """Return the AUROC of the OOD scores of a window against those of the reference."""
     if window.auroc is None:
         return None
@@ -281,7 +284,7 @@ def _auroc(window: WatchedWindowRecord) -> _Figure | None:
     return _Figure(window.auroc.auroc, low, high)
 
 
-def _variation(window: WatchedWindowRecord) -> _Figure | None:
+def _variation_figure(window: WatchedWindowRecord) -> _Figure | None:
     """Return the total variation of the predicted classes of a window from those of the reference."""
     if window.classes is None:
         return None

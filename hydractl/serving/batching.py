@@ -95,7 +95,7 @@ class Batcher(Generic[InputT, AnswerT]):
             if not batch:
                 continue
             contents = [waiting.content for waiting in batch]
-            results = await loop.run_in_executor(self._thread, self._results, contents)
+            results = await loop.run_in_executor(self._thread, self._run_batch, contents)
             self.batches += 1
             for waiting, result in zip(batch, results, strict=True):
                 if waiting.answer.done():  # its client has gone
@@ -151,7 +151,7 @@ class Batcher(Generic[InputT, AnswerT]):
             weight = weight_with_it
         return batch
 
-    def _results(self, contents: Sequence[InputT]) -> list[AnswerT | _Failed]:
+    def _run_batch(self, contents: Sequence[InputT]) -> list[AnswerT | _Failed]:
         """Run a batch, in the thread, and return the answer to each input; where it fails, run each input alone."""
         try:
             return list(self._run(contents))
@@ -160,7 +160,7 @@ class Batcher(Generic[InputT, AnswerT]):
                 return [_Failed(error)]
         results: list[AnswerT | _Failed] = []
         for content in contents:
-            results += self._results([content])
+            results += self._run_batch([content])
         return results
 
 

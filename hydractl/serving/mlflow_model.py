@@ -68,8 +68,8 @@ def write_mlflow_model(source: Source, folder: Path) -> None:
             }
         },
         "signature": {
-            "inputs": json.dumps(_inputs(source)),
-            "outputs": json.dumps(_outputs(source)),
+            "inputs": json.dumps(_input_columns(source)),
+            "outputs": json.dumps(_output_columns(source)),
             "params": None,
         },
     }
@@ -83,7 +83,7 @@ def _write_yaml(path: Path, document: Mapping[str, object]) -> None:
     path.write_text(yaml.safe_dump(dict(document), sort_keys=True), encoding="utf-8")
 
 
-def _inputs(source: Source) -> list[dict[str, object]]:
+def _input_columns(source: Source) -> list[dict[str, object]]:
     """Return the columns of the inputs, in MLflow's words: texts and perhaps their pairs, or bytes of images."""
     if source.description.reads == "text":
         return [
@@ -93,7 +93,7 @@ def _inputs(source: Source) -> list[dict[str, object]]:
     return [{"type": "binary", "name": IMAGE_COLUMN, "required": True}]
 
 
-def _outputs(source: Source) -> list[dict[str, object]]:
+def _output_columns(source: Source) -> list[dict[str, object]]:
     """Return the columns of the answers, in MLflow's words; flags and sets where calibrate made what they need."""
     class_type = "long"
     if source.description.labels:
@@ -143,8 +143,8 @@ class MlflowModel:
         for start in range(0, len(samples), BATCH_SIZE):
             batch = []
             for place, sample in enumerate(samples[start : start + BATCH_SIZE], start):
-                batch.append(self._readable(sample, place))
-            rows += self._rows(batch)
+                batch.append(self._decoded(sample, place))
+            rows += self._predicted_rows(batch)
         return pandas.DataFrame(rows)
 
     def _samples(self, inputs: pandas.DataFrame) -> list[Any]:
@@ -173,7 +173,7 @@ class MlflowModel:
     def _reads_texts(self) -> bool:
         return self._model.description.reads == "text"
 
-    def _readable(self, sample: Any, position: int) -> Any:
+    def _decoded(self, sample: Any, position: int) -> Any:
         """Return a sample as the model preprocesses it: an image is decoded.
 
         Raises:
@@ -191,7 +191,7 @@ class MlflowModel:
                 f"input {position} is no image that can be decoded, or has more than {MOST_PIXELS:,} pixels"
             ) from None
 
-    def _rows(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
+    def _predicted_rows(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
         """Predict samples, and return a row for each without what unlabelled inputs say nothing by."""
         inputs = move(self._model.preprocess(list(batch)), self._model.device, self._model.dtype)
         with torch.inference_mode():

@@ -41,7 +41,7 @@ class HttpServer:
 
     def __init__(self, service: ModelService, host: str, port: int) -> None:
         self._service = service
-        self._socket = _listening(host, port)
+        self._socket = _listening_socket(host, port)
         port_here = self._socket.getsockname()[1]
         host_in_url = host
         if ":" in host:  # an address of IPv6
@@ -50,7 +50,7 @@ class HttpServer:
         seconds = service.limits.max_seconds
         config = uvicorn.Config(
             application(service),
-            http=_protocol(seconds),
+            http=_limited_protocol(seconds),
             ws="none",
             lifespan="on",
             loop="asyncio",
@@ -82,7 +82,7 @@ class HttpServer:
         self._server.should_exit = True
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address.
 
     Raises:
@@ -102,7 +102,7 @@ def _listening(host: str, port: int) -> socket.socket:
         raise UsageError(f"--host {host} --port {port}: {error.strerror}") from None
 
 
-def _protocol(seconds: float) -> type[H11Protocol]:
+def _limited_protocol(seconds: float) -> type[H11Protocol]:
     """Return the server's protocol with a limit of time for everything that it has none for itself.
 
     Args:

@@ -81,7 +81,9 @@ class ModelService:
         self.kind = kind_of_inputs(model, limits)
         self._on_window = on_window
         self._decoders = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "hydractl-decode")
-        self._batcher: Batcher[_AskedInput, PredictionRow] = Batcher(self._rows, batch_size, limits.max_text, wait)
+        self._batcher: Batcher[_AskedInput, PredictionRow] = Batcher(
+            self._predict_batch, batch_size, limits.max_text, wait
+        )
         self._in_hand = 0
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -151,17 +153,17 @@ class ModelService:
                 answers.append(self._batcher.submit(asked, prepared.weight))
             rows = []
             for position, answer in enumerate(answers):
-                rows.append(await self._row(answer, position))
+                rows.append(await self._row_or_refusal(answer, position))
         finally:
             # Of a request that ends early nothing is computed any more.
             for preparation in preparations:
                 _let_go(preparation)
             for answer in answers:
                 _let_go(answer)
-        self._count(rows)
+        self._count_inputs(rows)
         return rows
 
-    async def _row(self, answer: asyncio.Future[PredictionRow], position: int) -> PredictionRow:
+    async def _row_or_refusal(self, answer: asyncio.Future[PredictionRow], position: int) -> PredictionRow:
         """Return the row of one input, named by its position.
 
         Raises:
@@ -176,7 +178,7 @@ class ModelService:
             raise refusal from None
         return {**row, "id": str(position)}
 
-    def _count(self, rows: Sequence[PredictionRow]) -> None:
+    def _count_inputs(self, rows: Sequence[PredictionRow]) -> None:
         """Count the answers to one request, and hand on each window that is full with them.
 
         It is called in the loop of the requests, so that one is counted at a time.
@@ -186,7 +188,7 @@ class ModelService:
             if window is not None and self._on_window is not None:
                 self._on_window(window)
 
-    def _rows(self, batch: Sequence[_AskedInput]) -> list[PredictionRow]:
+    def _predict_batch(self, batch: Sequence[_AskedInput]) -> list[PredictionRow]:
         """Predict a batch, and return the row of each input in the form that its client asks for.
 
         It is called in the thread of the model.
@@ -223,9 +225,9 @@ class ModelService:
 
     def prometheus(self) -> str:
         """Return all metrics in Prometheus' text format."""
-        return prometheus_text(self._families())
+        return prometheus_text(self._metric_families())
 
-    def _families(self) -> Iterator[MetricFamily]:
+    def _metric_families(self) -> Iterator[MetricFamily]:
         """Yield the metrics of the requests, the queue, the model and the inputs."""
         yield from self.counts.families()
         in_hand = [MetricSample(self._in_hand)]
