@@ -115,7 +115,10 @@ class CheckData:
         )
 
     def _flags(self, before: Answers, after: Answers) -> dict[str, RoundedFlags]:
-        """Return for each data set with samples what becomes of its flags; of ID samples under ``id``."""
+        """Return for each data set with samples the shares of them that are flagged before and after, and that change.
+
+        ID samples are under ``id``.
+        """
         flags = {}
         names = ["id", *self.outside]
         for name, unrounded, rounded in zip(names, before, after, strict=True):

@@ -131,6 +131,10 @@ class Pt2:
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
+        """Return a written file as a function from inputs to outputs by name, and the name of what runs it.
+
+        torch is given a copy that is written from what was checked, never the file itself.
+        """
         with archive.opened(path) as checked, tempfile.TemporaryFile() as copy:
             checked.copy(copy)
             with (
@@ -144,7 +148,8 @@ class Pt2:
             with torch.no_grad():
                 return module(**inputs)
 
-        return run, f"torch {torch.__version__.split('+')[0]}"
+        version = torch.__version__.split("+")[0]
+        return run, f"torch {version}"
 
     def facts(self, path: Path) -> ExportedFacts:
         with archive.opened(path) as checked:
@@ -168,6 +173,11 @@ class Onnx:
             )
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
+        """Write a graph with its metadata; weights of some size into ``data``, where that is given.
+
+        Raises:
+            HydraError: torch cannot turn the graph into ONNX.
+        """
         import onnx_ir
 
         try:
@@ -178,7 +188,7 @@ class Onnx:
         if data is not None:
             _move_weights(model, data)
         message = onnx_ir.serde.serialize_model(model)
-        proto = self._finished(message)
+        proto = self._finished_message(message)
         proto.producer_name = "hydractl"
         proto.producer_version = __version__
         proto.ClearField("metadata_props")
@@ -188,11 +198,15 @@ class Onnx:
             proto.metadata_props.add(key=f"{_OURS}{key}", value=value)
         handle.write(proto.SerializeToString(deterministic=True))
 
-    def _finished(self, proto: Any) -> Any:
-        """Return the message as it is written."""
+    def _finished_message(self, proto: Any) -> Any:
+        """Return the message of protobuf as it is written, but for its metadata: here as it is."""
         return proto
 
     def runner(self, path: Path) -> tuple[Runner, str]:
+        """Return a written file as a function from inputs to outputs by name, and the name of what runs it.
+
+        Outputs that are none of hydractl's are not computed.
+        """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -237,7 +251,12 @@ class OnnxInt8(Onnx):
     has_weights_beside = False
     bytes_per_weight = 1
 
-    def _finished(self, proto: Any) -> Any:
+    def _finished_message(self, proto: Any) -> Any:
+        """Return the message with the weights of its products and look-ups rounded to int8.
+
+        Raises:
+            HydraError: ONNX Runtime cannot round them.
+        """
         import onnx
         from onnxruntime.quantization import quantize_dynamic
 
@@ -247,12 +266,13 @@ class OnnxInt8(Onnx):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "int8.onnx")
             kinds = ["MatMul", "Gather"]  # not convolutions, for which runtimes differ
+            not_rounded = _nodes_in_float64(proto)
             try:
                 quantize_dynamic(
                     proto,
                     path,
                     op_types_to_quantize=kinds,
-                    nodes_to_exclude=_nodes_in_float64(proto),
+                    nodes_to_exclude=not_rounded,
                     per_channel=True,
                     reduce_range=True,
                 )

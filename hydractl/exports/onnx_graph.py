@@ -54,10 +54,13 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
     if not model.graph.node:
         raise InputError(f"{path} is no .onnx file: it has no graph", hint=_HINT)
     if problems:
+        first = problems[0]
+        if len(problems) == 1:
+            problems = []  # the message says it all
         raise InputError(
-            f"{path} is not opened, for it holds what hydractl never exports: {problems[0]}",
+            f"{path} is not opened, for it holds what hydractl never exports: {first}",
             hint=_HINT,
-            problems=problems if len(problems) > 1 else (),
+            problems=problems,
         )
     return model, content
 
