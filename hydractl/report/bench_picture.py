@@ -43,15 +43,9 @@ def draw_bench(answer: BenchAnswer, handle: IO[bytes], form: str) -> None:
         form: ``.png`` or ``.svg``.
     """
     rows = answer.results
-    models = list(dict.fromkeys(row.model for row in rows))
-    labels = dict(zip(models, drawn_names(models, 40), strict=True))
+    labels = _labels_of_models(rows)
     dtypes = list(dict.fromkeys(row.dtype for row in rows))
-    sizes = {row.batch_size for row in rows}
-
-    bars_of_panel = len(models) * len(sizes)
-    width_for_bars = 1.5 + 0.34 * bars_of_panel
-    width_of_both = min(max(8.0, 2 * width_for_bars), 16.0)
-    width = width_of_both / 2
+    width = _panel_width(rows, models=len(labels))
     height = 2.9 + 0.3 / len(dtypes)
     panels = []
     for dtype in dtypes:
@@ -66,6 +60,22 @@ def draw_bench(answer: BenchAnswer, handle: IO[bytes], form: str) -> None:
     with styled():
         figure = compose(panels, 2)
         figure.savefig(handle, format=form.removeprefix("."), metadata={changing: None})
+
+
+def _labels_of_models(rows: Sequence[BenchRow]) -> dict[str, str]:
+    """Return the name of each model as it is drawn, in the order of their first rows."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    drawn = drawn_names(models, 40)
+    return dict(zip(models, drawn, strict=True))
+
+
+def _panel_width(rows: Sequence[BenchRow], models: int) -> float:
+    """Return the inches of a panel that has a bar for each model at each batch size."""
+    sizes = {row.batch_size for row in rows}
+    bars = models * len(sizes)
+    width_for_bars = 1.5 + 0.34 * bars
+    width_of_two = min(max(8.0, 2 * width_for_bars), 16.0)
+    return width_of_two / 2
 
 
 def _draw_throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
@@ -138,8 +148,14 @@ def _draw_bars(
         _draw_bars_of_model(axes, bars_of_model, number, width * 0.92, label)
         placed_bars += bars_of_model
     _draw_marks(axes, placed_bars, width * 0.46)
+    _name_batch_sizes(axes, sizes)
+
+
+def _name_batch_sizes(axes: Axes, sizes: Sequence[float]) -> None:
+    """Write each batch size below its group of bars, which are 1 apart."""
     names = [str(size) for size in sizes]
-    axes.set_xticks(range(len(sizes)), names)
+    places = range(len(sizes))
+    axes.set_xticks(places, names)
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")

@@ -129,30 +129,47 @@ def _interval_text(cell: tables.Cell) -> str:
 def _sections(answer: EvalAnswer) -> Iterator[_Section]:
     """Yield every part of the page, in order; some of them may be empty."""
     rows = answer.models
-    pictures = _drawn_pictures(answer)
     marked = ""
     if len(rows) > 1:
         marked = "Bold: best of the column, underlined: second best."
     first = shown_name(rows[0].name)
+    pictures = _drawn_pictures(answer)
     part = partial(_section, pictures)
 
-    yield part("results", "Results", tables.main_table(rows), note=marked)
-    yield part("difference", f"Difference to {first}", tables.difference_table(rows))
-    yield part("by-score", "OOD detection, score by score", tables.score_table(rows))
-    yield part("ood", "OOD detection, set by set", *tables.ood_tables(rows))
+    # What was measured, in numbers.
+    results = tables.main_table(rows)
+    yield part("results", "Results", results, note=marked)
+    differences = tables.difference_table(rows)
+    yield part("difference", f"Difference to {first}", differences)
+    by_score = tables.score_table(rows)
+    yield part("by-score", "OOD detection, score by score", by_score)
+    by_set = tables.ood_tables(rows)
+    yield part("ood", "OOD detection, set by set", *by_set)
+
+    # Pictures, some with the numbers in them.
     yield part("roc", "ROC", kind="roc")
     yield part("scores", "OOD scores", kind="scores")
     yield part("reliability", "Calibration", kind="reliability")
-    yield part("risk-coverage", "Risk and coverage", tables.selective_table(rows), kind="risk-coverage")
-    yield part("cost", "Cost", tables.cost_table(rows), kind="cost")
+    selective = tables.selective_table(rows)
+    yield part("risk-coverage", "Risk and coverage", selective, kind="risk-coverage")
+    costs = tables.cost_table(rows)
+    yield part("cost", "Cost", costs, kind="cost")
     yield part("heads", "Heads", kind="heads")
     yield part("training", "Training", kind="training")
-    yield part("members", "Members alone", tables.members_table(rows))
-    yield part("diversity", "Diversity", tables.diversity_table(rows), kind="diversity")
-    yield part("corruptions", "Corruptions", *tables.corruption_tables(rows), kind="corruptions")
-    yield part("settings", "Calibration, conformal sets and thresholds", tables.settings_table(rows))
-    yield _Section("conventions", "Conventions", facts=list(_convention_facts(answer)))
-    yield _Section("provenance", "Provenance", facts=list(_provenance_facts(answer)))
+    members = tables.members_table(rows)
+    yield part("members", "Members alone", members)
+    diversity = tables.diversity_table(rows)
+    yield part("diversity", "Diversity", diversity, kind="diversity")
+    corruptions = tables.corruption_tables(rows)
+    yield part("corruptions", "Corruptions", *corruptions, kind="corruptions")
+
+    # How it was measured.
+    settings = tables.settings_table(rows)
+    yield part("settings", "Calibration, conformal sets and thresholds", settings)
+    conventions = list(_convention_facts(answer))
+    yield _Section("conventions", "Conventions", facts=conventions)
+    provenance = list(_provenance_facts(answer))
+    yield _Section("provenance", "Provenance", facts=provenance)
 
 
 def _section(
@@ -206,14 +223,16 @@ def _convention_facts(answer: EvalAnswer) -> Iterator[Fact]:
 def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
     """Yield everything needed to know what was measured on what, in full: models, data, bootstrap, and the schema."""
     for row in answer.models:
-        yield f"model {row.name}", row.files or ["no sha256"]
+        digests = row.files or ["no sha256"]
+        yield f"model {row.name}", digests
     for name, data in answer.test.items():
         yield f"data {name}", _data_lines(data)
     if answer.bootstrap is not None:
         options = []
         for key, value in answer.bootstrap.to_json().items():
             options.append(f"{key} {value}")
-        yield "bootstrap", [", ".join(options)]
+        line = ", ".join(options)
+        yield "bootstrap", [line]
     yield "form", [answer.schema]
 
 
@@ -362,12 +381,12 @@ def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
         values = [column.value(row) for row in rows]
         marks = tables.marks(values, column.metric)
         best = _rows_with_mark(tables.BEST, rows, marks)
-        second = _rows_with_mark(tables.SECOND, rows, marks)
         if not best:
             continue
-        text = f"{_names_in_words(best)} with {_value_text(column, best)}"
+        text = _names_with_value(column, best)
+        second = _rows_with_mark(tables.SECOND, rows, marks)
         if second:
-            text += f", then {_names_in_words(second)} with {_value_text(column, second)}"
+            text += f", then {_names_with_value(column, second)}"
         text += _significance_words(column, best, rows)
         name = f"{column.words} ({column.metric.direction} is better)"
         lines.append((name, f"{text}."))
@@ -383,15 +402,16 @@ def _rows_with_mark(mark: str, rows: Sequence[EvalRow], marks: Sequence[str]) ->
     return marked
 
 
-def _value_text(column: tables.Column, rows: Sequence[EvalRow]) -> str:
-    """Return the number that these rows have in common, with its interval where it is that of a single row."""
+def _names_with_value(column: tables.Column, rows: Sequence[EvalRow]) -> str:
+    """Return the names of rows, and the number that they have in common; of a single row its interval as well."""
     first = rows[0]
-    text = number(column.value(first))
+    names = _names_in_words(rows)
+    value = number(column.value(first))
     ends = column.interval(first)
     if len(rows) > 1 or ends is None:
-        return text
+        return f"{names} with {value}"
     low, high = map(number, ends)
-    return f"{text} ({low} to {high})"
+    return f"{names} with {value} ({low} to {high})"
 
 
 def _names_in_words(rows: Sequence[EvalRow]) -> str:

@@ -231,14 +231,15 @@ def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Pictu
         row: whose scores they are.
         score: the name of the score; None where it is not known.
     """
-    inside = _Histogram("ID", sizes_of_sets([row]), _shares_of_sum(curve.id), series=0)
+    inside_size = sizes_of_sets([row])
+    inside = _Histogram("ID", inside_size, _shares_of_sum(curve.id), series=0)
     names = list(curve.ood)
     labels = drawn_names(names, 18)
     panels = []
     for index, name in enumerate(names):
-        outside = _Histogram(
-            labels[index], sizes_of_sets([row], [name]), _shares_of_sum(curve.ood[name]), series=index + 1
-        )
+        size = sizes_of_sets([row], [name])
+        shares = _shares_of_sum(curve.ood[name])
+        outside = _Histogram(labels[index], size, shares, series=index + 1)
         draw = partial(
             _draw_histograms,
             inside=inside,
@@ -247,7 +248,7 @@ def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Pictu
             score=score,
             threshold=_threshold_on_score(row, score),
         )
-        words = f"OOD scores of ID samples and of {outside.label}, {inside.size} and {outside.size}"
+        words = f"OOD scores of ID samples and of {outside.label}, {inside_size} and {size}"
         panels.append(Panel(draw, words, height=2.6))
     return Picture("scores", shown_name(row.name), tuple(panels))
 
@@ -332,23 +333,28 @@ def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
 
 
 def _draw_roc_curves(axes: Axes, curves: Mapping[str, RocCurve], row: EvalRow) -> None:
-    """Draw the ROC curve of each OOD set with its AUROC in the legend, and the diagonal of guessing."""
+    """Draw the ROC curve of each OOD set, and the diagonal of guessing."""
     axes.plot([0, 1], [0, 1], **GUIDE)
     names = list(curves)
     shown_names = drawn_names(names, 20)
     for index, name in enumerate(names):
-        column = Column(ood_set_place(name), AUROC)
-        auroc = number(column.value(row), 3)
-        size = sizes_of_sets([row], [name])
-        label = f"{shown_names[index]} ({size}), AUROC {auroc}"
         curve = curves[name]
         series = index + 1  # 0 is the colour of ID data
         look = line_look(series, len(curve.fpr))
+        label = _roc_label(name, shown_names[index], row)
         axes.plot(curve.fpr, curve.tpr, label=label, **look)
     axes.set(xlim=(0, 1), ylim=(0, 1))
     inside_size = sizes_of_sets([row])
     axes.set_xlabel(f"FPR: share of ID samples flagged ({inside_size})")
     axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
+
+
+def _roc_label(name: str, shown: str, row: EvalRow) -> str:
+    """Return the name of an OOD set as it is drawn, with its size and its AUROC."""
+    column = Column(ood_set_place(name), AUROC)
+    auroc = number(column.value(row), 3)
+    size = sizes_of_sets([row], [name])
+    return f"{shown} ({size}), AUROC {auroc}"
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -413,10 +419,13 @@ def _draw_head_map(axes: Axes, title: str, lines: Sequence[_HeadLine]) -> None:
     """Draw a line for each site from top to bottom, a square for each head, and behind them how many are kept."""
     _draw_heads(axes, lines)
     for place, line in enumerate(lines):
+        behind_heads = line.heads - 0.3
         kept_of_all = f"{len(line.kept)}/{line.heads}"
-        axes.text(line.heads - 0.3, place, kept_of_all, va="center", fontsize=7, color=SOFT)
+        axes.text(behind_heads, place, kept_of_all, va="center", fontsize=7, color=SOFT)
     widest = _most_heads(lines)
-    axes.set(xlim=(-0.6, widest + 1.6), ylim=(len(lines) - 0.4, -0.6), xlabel="head")
+    right = widest + 1.6  # with room for the counts
+    bottom = len(lines) - 0.4
+    axes.set(xlim=(-0.6, right), ylim=(bottom, -0.6), xlabel="head")
     axes.set_aspect("equal", anchor="NW")
     axes.set_title(title, loc="left")
     heads_between_ticks = 4
@@ -773,7 +782,8 @@ def _draw_diversity(
         share_of_width = (turn + 0.5) / len(series)
         shift = 0.6 * (share_of_width - 0.5)
         _draw_diversity_points(axes, row, sets, metric, shift, label, series_number)
-    axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=x_title, ylabel=y_title)
+    right = len(sets) - 0.5
+    axes.set(xlim=(-0.5, right), xlabel=x_title, ylabel=y_title)
     highest = axes.get_ylim()[1]
     axes.set_ylim(0, max(highest, 1e-9))
     rotation = 0
@@ -781,7 +791,8 @@ def _draw_diversity(
     if _are_crowded(shown_sets):
         rotation = 45
         alignment = "right"
-    axes.set_xticks(range(len(sets)), shown_sets, rotation=rotation, ha=alignment)
+    places = range(len(sets))
+    axes.set_xticks(places, shown_sets, rotation=rotation, ha=alignment)
     axes.grid(False, axis="x")
 
 

@@ -22,18 +22,13 @@ def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
     if data is None:
         moved = f"probabilities of random inputs move by up to {check.probabilities_max_abs:.2g}"
         return f"{file.path}: {moved}; --test SPEC, with --ood, measures what that does", False
-    words = []
-    is_harmful = False
-    for change in _changes(data):
-        before = number(change.before)
-        after = number(change.after)
-        words.append(f"{change.what} from {before} to {after}")
-        if change.falls_by_more_than(LOST):
-            is_harmful = True
+    changes = _changes(data)
+    words = [change.in_words() for change in changes]
     flags_of_sets = data.flags or {}
     for name, flags in flags_of_sets.items():
         words.append(f"flagged of {name} from {flags.before:.1%} to {flags.after:.1%}")
     words.append(f"{data.agreement:.1%} of the answers the same, on {data.n} samples")
+    is_harmful = any(change.falls_by_more_than(LOST) for change in changes)
     return f"{file.path}: {', '.join(words)}", is_harmful
 
 
@@ -44,11 +39,18 @@ class _Change(NamedTuple):
     before: float | None
     after: float | None
 
+    def in_words(self) -> str:
+        """Return what changes from what to what."""
+        before = number(self.before)
+        after = number(self.after)
+        return f"{self.what} from {before} to {after}"
+
     def falls_by_more_than(self, limit: float) -> bool:
         """Return whether the figure is known to fall by more than the limit."""
         if self.before is None or self.after is None:
             return False
-        return self.before - self.after > limit
+        fall = self.before - self.after
+        return fall > limit
 
 
 def _changes(data: RoundedOnData) -> list[_Change]:

@@ -73,15 +73,15 @@ def _effect_words(averaging: AveragingRecord, moves: str) -> str:
     limits = averaging.limits
     largest_distance = max(averaging.distance)
     distance = f"{largest_distance:.2g} of their size from their mean (limit {limits.distance:g})"
-    apart = f"weights lie up to {distance}"
+    start = f"weights lie up to {distance}, and averaging {moves}"
     if averaging.merge_log_p is None or averaging.merge_agreement is None:
-        shift = max(averaging.merge_max_abs)
-        return f"{apart}, and averaging {moves} features on random inputs by up to {shift:.2g}"
+        largest_shift = max(averaging.merge_max_abs)
+        return f"{start} features on random inputs by up to {largest_shift:.2g}"
     largest_shift = max(averaging.merge_log_p)
-    shift_of_log_p = f"{largest_shift:.2g} nats (limit {limits.log_p:g})"
-    most_changed = 1 - min(averaging.merge_agreement)
-    changed = f"up to {most_changed:.0%} of the answers"
-    return f"{apart}, and averaging {moves} log p on random inputs by up to {shift_of_log_p} and {changed}"
+    shift = f"{largest_shift:.2g} nats (limit {limits.log_p:g})"
+    lowest_agreement = min(averaging.merge_agreement)
+    most_changed = 1 - lowest_agreement
+    return f"{start} log p on random inputs by up to {shift} and up to {most_changed:.0%} of the answers"
 
 
 def data_words(data: OnDataRecord) -> str:
@@ -105,20 +105,12 @@ def _accuracies(answers: AnswersRecord) -> str:
 
 
 def cascade_words(cascade: FittedCascadeRecord) -> str:
-    """Say who answers alone, for how many samples, and what that saves and loses on the validation data.
-
-    Costs are mult-adds a sample, over those of the first member alone.
-    """
+    """Say who answers alone, for how many samples, and what that saves and loses on the validation data."""
     rule = f"its {cascade.score} is below {cascade.value:.4g}"
     answering = f"member {cascade.member} answers alone where {rule}"
     samples = cascade.fitted_on.n
     going_on = f"{cascade.share:.1%} of {samples} samples go on"
-
-    first = cascade.first_macs
-    mean_cost = cascade.macs / first
-    highest_cost = (first + cascade.rest_macs) / first
-    cost = f"{mean_cost:.2f} times its mult-adds, or {highest_cost:.2f} if all did"
-
+    cost = _cascade_cost_words(cascade)
     losses = []
     for name, loss in cascade.losses.items():
         value = number(loss.value)
@@ -126,6 +118,15 @@ def cascade_words(cascade: FittedCascadeRecord) -> str:
         losses.append(f"{name} {value} (at most {upper})")
     lost = ", ".join(losses)
     return f"cascade: {answering}; {going_on}: {cost}; lost: {lost}"
+
+
+def _cascade_cost_words(cascade: FittedCascadeRecord) -> str:
+    """Say what a sample costs, over the first member alone: in the mean, and if every sample went on."""
+    first = cascade.first_macs
+    if_all_go_on = first + cascade.rest_macs
+    mean_ratio = cascade.macs / first
+    highest_ratio = if_all_go_on / first
+    return f"{mean_ratio:.2f} times its mult-adds, or {highest_ratio:.2f} if all did"
 
 
 def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
@@ -141,21 +142,23 @@ def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
 
 def sharing_words(answer: FuseAnswer) -> str:
     """Say what is stored and run once, and the cost against one model and against the members run separately."""
-    fused = answer.cost.fused
-    assert fused.params is not None and fused.macs is not None  # of a checkpoint both are known
+    stored = _stored_once_words(answer)
+    parts_run_once = [_once_words(tower) for tower in answer.shared]
+    run = "; ".join(parts_run_once)
+    sizes = answer.cost
+    mult_adds = _ratios_words(sizes.fused.macs, sizes.dense_macs, sizes.members.macs)
+    parameters = _ratios_words(sizes.fused.params, sizes.dense_params, sizes.members.params)
+    return f"{stored}; run once: {run}; mult-adds {mult_adds}; parameters {parameters}"
 
+
+def _stored_once_words(answer: FuseAnswer) -> str:
+    """Say which share of the parameters is stored once: those that are averaged, and those equal in all members."""
+    all_parameters = answer.cost.fused.params
+    assert all_parameters is not None  # known of a checkpoint
     averaged = answer.parameters["averaged"]
     equal = answer.parameters.get("equal", 0)
-    share_stored_once = (averaged + equal) / fused.params
-    stored = f"stored once: {share_stored_once:.0%} of the parameters"
-
-    run_once = [_once_words(tower) for tower in answer.shared]
-    run = f"run once: {'; '.join(run_once)}"
-
-    members = answer.cost.members
-    mult_adds = _ratios_words(fused.macs, answer.cost.dense_macs, members.macs)
-    parameters = _ratios_words(fused.params, answer.cost.dense_params, members.params)
-    return f"{stored}; {run}; mult-adds {mult_adds}; parameters {parameters}"
+    share = (averaged + equal) / all_parameters
+    return f"stored once: {share:.0%} of the parameters"
 
 
 def _once_words(tower: SharedTower) -> str:
@@ -166,9 +169,9 @@ def _once_words(tower: SharedTower) -> str:
     return f"of the {tower.tower} tower {once}"
 
 
-def _ratios_words(fused: int, single: int | None, members: int | None) -> str:
+def _ratios_words(fused: int | None, single: int | None, members: int | None) -> str:
     """Return a cost of the fused model over that of the single model, and over that of the separate members."""
-    assert single is not None and members is not None  # both are counted with it
+    assert fused is not None and single is not None and members is not None  # all are counted of a checkpoint
     over_single = fused / single
     over_members = fused / members
     return f"{over_single:.2f} times the single model's, {over_members:.2f} times the separate members'"

@@ -186,9 +186,10 @@ class HeatMap:
             line.append(f" {self.high} {highest}")
             line.append("   ")
         marks = []
-        if any(math.inf in row for _, row in self.rows):
+        rows = [row for _, row in self.rows]
+        if any(math.inf in row for row in rows):
             marks.append(f"{_KEPT} kept")
-        if any(None in row for _, row in self.rows):
+        if any(None in row for row in rows):
             marks.append(f"{_GONE} {self.gone}")
         line.append("   ".join(marks))
         return line

@@ -18,7 +18,7 @@ from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
 from hydractl.files.model_records import ModelSize
-from hydractl.files.predict_answer import PlannedPredictions, PredictAnswer
+from hydractl.files.predict_answer import FlaggedRecord, PlannedPredictions, PredictAnswer
 from hydractl.files.records import Record
 from hydractl.files.verb_answers import (
     CascadeAnswer,
@@ -654,13 +654,8 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
     if model.threshold is not None:
         value = number(model.threshold, 6)
         facts.append(("threshold", f"{value} of {model.ood_score}"))
-    flagged = answer.ood
-    if flagged is not None and flagged.share is not None and flagged.ci is not None:
-        low, high = flagged.ci
-        assert low is not None and high is not None  # there are samples
-        count = count_text(flagged.n)
-        interval = f"{low:.2%} to {high:.2%}"
-        facts.append(("flagged as OOD", f"{count}: {flagged.share:.2%} ({interval})"))
+    if answer.ood is not None:
+        facts += _flagged_facts(answer.ood)
     if answer.skipped is not None:
         skipped = count_text(answer.skipped.n)
         facts.append(("could not be read", skipped))
@@ -669,6 +664,17 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
         advice = answer.watched.whole.advice
         facts.append(("beside the reference", advice))
     return facts
+
+
+def _flagged_facts(flagged: FlaggedRecord) -> list[Fact]:
+    """Return how many inputs are flagged, with their share and its interval; nothing without any input."""
+    if flagged.share is None or flagged.ci is None:
+        return []
+    low, high = flagged.ci
+    assert low is not None and high is not None  # there are samples
+    count = count_text(flagged.n)
+    interval = f"{low:.2%} to {high:.2%}"
+    return [("flagged as OOD", f"{count}: {flagged.share:.2%} ({interval})")]
 
 
 def _most_frequent_classes(answer: PredictAnswer) -> str:
