@@ -59,16 +59,20 @@ class _Differences:
         wanted = expectation.outputs
         size = _size_in_words(expectation.inputs)
         self._check_shapes(wanted, outputs, size)
+
         difference = self._checked_difference(PROBABILITIES, wanted, outputs, size)
         self.probabilities = max(self.probabilities, difference)
         difference = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
         self.member_logits = max(self.member_logits, difference)
         if OOD_SCORE in outputs:
-            self._compare_scores(expectation, outputs[OOD_SCORE], size)
+            scores = outputs[OOD_SCORE]
+            self._compare_scores(expectation, scores, size)
         if IS_OOD in outputs:
-            self._compare_flags(wanted, outputs[IS_OOD], size)
+            flags = outputs[IS_OOD]
+            self._compare_flags(wanted, flags, size)
         if CONFORMAL_SET in outputs:
-            self._compare_sets(wanted, outputs[CONFORMAL_SET], size)
+            sets = outputs[CONFORMAL_SET]
+            self._compare_sets(wanted, sets, size)
 
     def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
         """Return the largest difference of one output, once it is known to be allowed."""
@@ -97,15 +101,17 @@ class _Differences:
         wanted = expectation.outputs[OOD_SCORE]
         allowed = _allowed_of_scores(wanted)
         differences = (scores - wanted).abs()
-        agrees = bool((differences <= allowed).all())
+        agrees = differences <= allowed
+        all_agree = bool(agrees.all())
         largest_difference = float(differences.max())
         largest_allowed = float(allowed.max())
 
         # A score that rounding alone moves by more than is allowed cannot agree in any graph: the score is to blame.
         moves_too_far = expectation.by_rounding > allowed
-        if self.exact and not agrees and bool(moves_too_far.any()):
+        is_to_blame = bool(moves_too_far.any())
+        if self.exact and not all_agree and is_to_blame:
             raise self._depends_on_rounding(size, largest_difference)
-        self._refuse_unless_allowed(OOD_SCORE, size, largest_difference, largest_allowed, agrees=agrees)
+        self._refuse_unless_allowed(OOD_SCORE, size, largest_difference, largest_allowed, agrees=all_agree)
         self.score = max(self.score, largest_difference)
         self.score_allowed = max(self.score_allowed, largest_allowed)
 

@@ -255,23 +255,12 @@ def _differences_from_expected(said: GraphShapes, expected: Shapes) -> list[str]
 def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> Shapes:
     """Return the inputs and outputs that a model of such metadata has, outputs in their order.
 
-    Of images there are both kinds of inputs, of which a graph has one.
-
     Args:
         metadata: of the file.
         shapes: what the file says that its graph takes and gives; the number of classes is read off it.
         path: of the file, for messages.
     """
-    expected: dict[str, TensorShape] = {}
-    if metadata["input"] == TOKENS:
-        for name in shapes.inputs:
-            expected[name] = TensorShape("int64", ("batch", "tokens"))
-    else:
-        preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
-        channels, height, width = preprocess["input_size"]
-        expected[PIXELS] = TensorShape("float32", ("batch", channels, height, width))
-        expected[IMAGES] = TensorShape("uint8", ("batch", height, width, channels))
-
+    expected = _expected_inputs(metadata, shapes, path)
     members = int(metadata["members"])
     classes = _expected_classes(metadata, shapes, path)
     chosen = chosen_of(metadata)
@@ -284,6 +273,20 @@ def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Pat
     if chosen.conformal is not None:
         expected[CONFORMAL_SET] = TensorShape("bool", ("batch", classes))
     expected[MEMBER_LOGITS] = TensorShape("float32", (members, "batch", classes))
+    return expected
+
+
+def _expected_inputs(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> dict[str, TensorShape]:
+    """Return the inputs that a graph may have: of images both kinds, of which it has one; of texts all it names."""
+    expected = {}
+    if metadata["input"] == TOKENS:
+        for name in shapes.inputs:
+            expected[name] = TensorShape("int64", ("batch", "tokens"))
+        return expected
+    preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
+    channels, height, width = preprocess["input_size"]
+    expected[PIXELS] = TensorShape("float32", ("batch", channels, height, width))
+    expected[IMAGES] = TensorShape("uint8", ("batch", height, width, channels))
     return expected
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.exports.checking import Answers, CheckData
 from hydractl.exports.comparison import compare_with_model
-from hydractl.exports.formats import FORMATS, WeightsFile, relocated
+from hydractl.exports.formats import FORMATS, Runner, WeightsFile, relocated
 from hydractl.exports.graph import Expectation, Graph, expectations, traced
 from hydractl.exports.metadata import metadata_of
 from hydractl.exports.opened import ExportedModel
@@ -171,6 +171,11 @@ class _Reference:
     data: CheckData | None
     answers: Answers
 
+    def model_of_file(self, run: Runner) -> ExportedModel:
+        """Return a file as a model, which takes inputs as the model that it was made of does."""
+        model = self.model
+        return ExportedModel(run, model.family, model.description.preprocess, model.labels, self.image_format)
+
 
 class Claim:
     """Exported files on their way."""
@@ -252,14 +257,13 @@ class Claim:
         exact = export_format.exact
         temporary = self._outputs[target.path].temporary
         run, runtime = export_format.runner(temporary)
-        model = reference.model
-        chosen = Chosen.of(model.description.extra)
+        chosen = Chosen.of(reference.model.description.extra)
         check = compare_with_model(target.path, run, runtime, reference.expected, chosen, exact=exact)
-        if reference.data is not None and not exact:
-            preprocess = model.description.preprocess
-            rounded = ExportedModel(run, model.family, preprocess, model.labels, reference.image_format)
-            answers = reference.data.measure(rounded, log)
-            on_data = reference.data.compared(chosen, reference.answers, answers)
+        data = reference.data
+        if data is not None and not exact:
+            rounded = reference.model_of_file(run)
+            answers = data.measure(rounded, log)
+            on_data = data.compared(chosen, reference.answers, answers)
             check = replace(check, on_data=on_data)
         log.detail(f"{target.path}: {runtime} runs it as the model does")
         return check
