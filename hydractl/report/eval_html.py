@@ -135,41 +135,23 @@ def _sections(answer: EvalAnswer) -> Iterator[_Section]:
     first = shown_name(rows[0].name)
     pictures = _drawn_pictures(answer)
     part = partial(_section, pictures)
-
-    # What was measured, in numbers.
-    results = tables.main_table(rows)
-    yield part("results", "Results", results, note=marked)
-    differences = tables.difference_table(rows)
-    yield part("difference", f"Difference to {first}", differences)
-    by_score = tables.score_table(rows)
-    yield part("by-score", "OOD detection, score by score", by_score)
-    by_set = tables.ood_tables(rows)
-    yield part("ood", "OOD detection, set by set", *by_set)
-
-    # Pictures, some with the numbers in them.
+    yield part("results", "Results", tables.main_table(rows), note=marked)
+    yield part("difference", f"Difference to {first}", tables.difference_table(rows))
+    yield part("by-score", "OOD detection, score by score", tables.score_table(rows))
+    yield part("ood", "OOD detection, set by set", *tables.ood_tables(rows))
     yield part("roc", "ROC", kind="roc")
     yield part("scores", "OOD scores", kind="scores")
     yield part("reliability", "Calibration", kind="reliability")
-    selective = tables.selective_table(rows)
-    yield part("risk-coverage", "Risk and coverage", selective, kind="risk-coverage")
-    costs = tables.cost_table(rows)
-    yield part("cost", "Cost", costs, kind="cost")
+    yield part("risk-coverage", "Risk and coverage", tables.selective_table(rows), kind="risk-coverage")
+    yield part("cost", "Cost", tables.cost_table(rows), kind="cost")
     yield part("heads", "Heads", kind="heads")
     yield part("training", "Training", kind="training")
-    members = tables.members_table(rows)
-    yield part("members", "Members alone", members)
-    diversity = tables.diversity_table(rows)
-    yield part("diversity", "Diversity", diversity, kind="diversity")
-    corruptions = tables.corruption_tables(rows)
-    yield part("corruptions", "Corruptions", *corruptions, kind="corruptions")
-
-    # How it was measured.
-    settings = tables.settings_table(rows)
-    yield part("settings", "Calibration, conformal sets and thresholds", settings)
-    conventions = list(_convention_facts(answer))
-    yield _Section("conventions", "Conventions", facts=conventions)
-    provenance = list(_provenance_facts(answer))
-    yield _Section("provenance", "Provenance", facts=provenance)
+    yield part("members", "Members alone", tables.members_table(rows))
+    yield part("diversity", "Diversity", tables.diversity_table(rows), kind="diversity")
+    yield part("corruptions", "Corruptions", *tables.corruption_tables(rows), kind="corruptions")
+    yield part("settings", "Calibration, conformal sets and thresholds", tables.settings_table(rows))
+    yield _Section("conventions", "Conventions", facts=list(_convention_facts(answer)))
+    yield _Section("provenance", "Provenance", facts=list(_provenance_facts(answer)))
 
 
 def _section(
