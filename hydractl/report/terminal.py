@@ -439,9 +439,8 @@ def _step_figures(counts: SearchCounts) -> list[str]:
     accuracy = counts.correct / counts.n_id
     auroc = None
     if counts.two_u is not None and counts.n_ood is not None:
-        u = counts.two_u / 2
         pairs = counts.n_id * counts.n_ood
-        auroc = u / pairs
+        auroc = counts.two_u / (2 * pairs)
     return [number(counts.score), number(accuracy), number(auroc)]
 
 
