@@ -85,14 +85,14 @@ class _Differences:
         """Refuse outputs of other names or shapes than those of the model."""
         if outputs.keys() != wanted.keys():
             names = ", ".join(outputs)
-            raise self._failed(f"it gives {names} on {size}")
+            raise self._failed_in_runtime(f"it gives {names} on {size}")
         for name, wanted_output in wanted.items():
             shape = list(outputs[name].shape)
             wanted_shape = list(wanted_output.shape)
             if shape != wanted_shape:
-                raise self._failed(f"{name} on {size} are {shape}, not {wanted_shape}")
+                raise self._failed_in_runtime(f"{name} on {size} are {shape}, not {wanted_shape}")
 
-    def _failed(self, why: str) -> HydraError:
+    def _failed_in_runtime(self, why: str) -> HydraError:
         """Return the error of a file that runs and is not what its model is."""
         return _failed(self.path, f"in {self.runtime}, {why}")
 
@@ -125,7 +125,7 @@ class _Differences:
         distance = (scores - threshold).abs()
         wrongly_changed = changed & (distance > _allowed_of_scores(scores))
         if self.exact and bool(wrongly_changed.any()):
-            raise self._failed(f"{IS_OOD} on {size} differs from the model")
+            raise self._failed_in_runtime(f"{IS_OOD} on {size} differs from the model")
 
     def _compare_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
         """Compare prediction sets ``[B, classes]``: they may differ in classes whose score is next to the threshold."""
@@ -139,7 +139,7 @@ class _Differences:
         distance = (torch.from_numpy(scores) - conformal.qhat).abs()
         wrongly_changed = changed & (distance > self.allowed)
         if self.exact and bool(wrongly_changed.any()):
-            raise self._failed(f"{CONFORMAL_SET} on {size} differs from the model")
+            raise self._failed_in_runtime(f"{CONFORMAL_SET} on {size} differs from the model")
 
     def _depends_on_rounding(self, size: str, difference: float) -> HydraError:
         """Return the error of a score that no graph can give, as rounding in float32 changes it."""
@@ -159,7 +159,7 @@ class _Differences:
             return
         if not math.isfinite(difference) or not agrees:
             by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
-            raise self._failed(f"{name} on {size} {by_how_much}")
+            raise self._failed_in_runtime(f"{name} on {size} {by_how_much}")
 
 
 def _allowed_of_scores(scores: Tensor) -> Tensor:
