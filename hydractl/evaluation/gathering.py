@@ -289,9 +289,9 @@ class Reading:
         """Return the logits from the predictions file to fill, else from stored ones, else from the model."""
         if self._writer is not None:
             return self._through_file(dataset, self._writer)
-        known = self._model.known(dataset)
-        if known is not None:
-            return known.batches(dataset)
+        stored = self._model.reusable_predictions(dataset)
+        if stored is not None:
+            return stored.batches(dataset)
         return self._model.batches(dataset)
 
     def _through_file(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:

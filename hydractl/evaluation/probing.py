@@ -58,13 +58,14 @@ class Probes:
         self._training = training
         self._members = []
         for member, features in enumerate(training.features):
-            of_val = None
+            val_of_member = None
             if val is not None:
-                of_val = (val.features[member], val.labels)
-            self._members.append(fit_probe(name, features, training.labels, classes, of_val))
-        self.facts = self._entry(name, val)
+                val_of_member = (val.features[member], val.labels)
+            probe = fit_probe(name, features, training.labels, classes, val_of_member)
+            self._members.append(probe)
+        self.facts = self._record(name, val)
 
-    def _entry(self, name: str, val: Readouts | None) -> ProbeRecord:
+    def _record(self, name: str, val: Readouts | None) -> ProbeRecord:
         """Return what the row says of the probes."""
         penalties = [probe.penalty for probe in self._members if probe.penalty is not None]
         fitted_on = DataSetRecord.from_json(self._training.source.to_json())
@@ -76,20 +77,31 @@ class Probes:
     def logits(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute float64 ``[M, B, C]`` from the features ``[B, D]`` of each member."""
         logits = []
-        for probe, of_member in zip(self._members, features, strict=True):
-            logits.append(probe.logits(of_member.cpu().double().numpy()))
+        for probe, features_of_member in zip(self._members, features, strict=True):
+            in_float64 = features_of_member.cpu().double().numpy()
+            logits.append(probe.logits(in_float64))
         return torch.from_numpy(np.stack(logits))
 
     def detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]) -> Detector:
-        """Fit OOD scores on features to the data of the probes; ``neighbours`` is k of ``knn``."""
-        training = []
+        """Fit OOD scores on features to the data of the probes.
+
+        Args:
+            names: the names of the scores.
+            neighbours: k of the score ``knn``.
+            fitted_on: the entry of the training data, which the detector keeps.
+        """
+        labels = self._training.labels
+        training_of_members = []
         for probe, features in zip(self._members, self._training.features, strict=True):
             # Only scores of linear classifiers look at the highest logits; other probes have a bias of no class.
             is_linear = len(probe.bias) > 0
-            highest = probe.logits(features).max(axis=1) if is_linear else probe.bias
-            member = MemberTraining(features, self._training.labels, highest, probe.weight, probe.bias, neighbours)
-            training.append(member)
-        return detector_of(names, training, fitted_on)
+            highest_logits = probe.bias
+            if is_linear:
+                highest_logits = probe.logits(features).max(axis=1)
+            training_of_members.append(
+                MemberTraining(features, labels, highest_logits, probe.weight, probe.bias, neighbours)
+            )
+        return detector_of(names, training_of_members, fitted_on)
 
 
 def _check_every_class(training: Readouts, classes: int, labels: Sequence[str] | None) -> None:
@@ -102,7 +114,9 @@ def _check_every_class(training: Readouts, classes: int, labels: Sequence[str] |
     missing = np.flatnonzero(counts == 0).tolist()
     if not missing:
         return
-    names = labels or [str(index) for index in range(classes)]
+    names = labels
+    if not names:
+        names = [str(index) for index in range(classes)]
     missing_names = [names[index] for index in missing]
     raise InputError(
         f"--train {training.source.spec} has no sample of the class {some(missing_names, 5)}",

@@ -74,29 +74,37 @@ def write_rows(
 def _sample_rows(
     samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
 ) -> Iterator[dict[str, LineValue]]:
-    """Yield one mapping per sample: label (or null), predicted label, its p, entropy and MI (nats), OOD score."""
-    for i, sample_id in enumerate(ids):
+    """Yield one mapping per sample: label (or null), predicted label, its p, entropy and MI (nats), OOD score.
+
+    Where there are both a score and a threshold, it also says whether the score reaches the threshold.
+    """
+    for index, sample_id in enumerate(ids):
         label = None
         if samples.labels is not None:
-            label = _class_name(int(samples.labels[i]), labels)
+            label = _class_name(int(samples.labels[index]), labels)
+        predicted = _class_name(int(samples.predicted[index]), labels)
         row: dict[str, LineValue] = {
             "id": sample_id,
             "label": label,
-            "predicted": _class_name(int(samples.predicted[i]), labels),
-            "confidence": float(samples.confidence[i]),
-            "entropy": float(samples.entropy[i]),
-            "mi": float(samples.mi[i]),
+            "predicted": predicted,
+            "confidence": float(samples.confidence[index]),
+            "entropy": float(samples.entropy[index]),
+            "mi": float(samples.mi[index]),
             "ood_score": None,
         }
         if samples.score is not None:
-            row["ood_score"] = float(samples.score[i])
+            score = samples.score[index]
+            row["ood_score"] = float(score)
             if threshold is not None:
-                row[FLAG] = bool(samples.score[i] >= threshold)
+                row[FLAG] = bool(score >= threshold)
         yield row
 
 
 def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
-    return index if labels is None else labels[index]
+    """Return the name of a class; its number where classes have no names."""
+    if labels is None:
+        return index
+    return labels[index]
 
 
 def json_line(row: Mapping[str, object]) -> str:

@@ -109,7 +109,7 @@ class LogitsProvider(ABC):
 
     # --- what only a model that runs does -----------------------------------------------------------------------------
 
-    def known(self, dataset: EvalSet) -> LogitsProvider | None:
+    def reusable_predictions(self, dataset: EvalSet) -> LogitsProvider | None:
         """Return the predictions that hold its logits of a data set already; None where there are none."""
         return None
 
