@@ -81,13 +81,16 @@ class MCDropout:
         """
         digest = hashlib.sha256(f"{self._seed} {data} {first}".encode()).digest()
         batch_seed = int.from_bytes(digest[:7], "big")
-        with _drawn_by(batch_seed, self._device):
+        with _seeded_generators(batch_seed, self._device):
             passes = [self._model.member_logits(inputs) for _ in range(self._passes)]
         return torch.cat(passes)
 
 
 def _turn_on(model: HydraModel, p: float) -> None:
-    """Let the dropout layers that are meant act outside training, with the rate ``p``."""
+    """Let the dropout layers that are meant act outside training, with the rate ``p``.
+
+    They are those whose rate is the mark: of the configuration's layers, and of layers that are added here.
+    """
     if model.family.adds_dropout:
         model.family.add_dropout(model.networks[0], _MARK)  # the blocks of the first network run for all members
     for module in model.modules():
@@ -100,10 +103,14 @@ def _turn_on(model: HydraModel, p: float) -> None:
 
 
 @contextmanager
-def _drawn_by(seed: int, device: torch.device) -> Iterator[None]:
+def _seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Draw random numbers by a seed, on the CPU or ``device``; afterwards the generators are where they were."""
-    forked_devices = [device] if device.type == "cuda" else []
-    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None  # which fork_rng leaves alone
+    forked_devices = []
+    if device.type == "cuda":
+        forked_devices = [device]
+    mps_state = None
+    if device.type == "mps":  # fork_rng leaves its generator alone
+        mps_state = torch.mps.get_rng_state()
     with torch.random.fork_rng(forked_devices):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":

@@ -304,13 +304,13 @@ def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
     problems = []
     for dataset in sets[1:]:
         if dataset.role == OOD:
-            problems += _sameness(dataset, [id_set])
+            problems += _sentences_on_same(dataset, [id_set])
         if dataset.role in (VAL, OOD_VAL) and not allow_seen:
-            problems += _sameness(dataset, test_sets)
+            problems += _sentences_on_same(dataset, test_sets)
     return problems
 
 
-def _sameness(dataset: EvalSet, others: Sequence[EvalSet]) -> list[str]:
+def _sentences_on_same(dataset: EvalSet, others: Sequence[EvalSet]) -> list[str]:
     """Return a sentence on each other set that has the same samples as the data set."""
     same = [other for other in others if _is_same(dataset, other)]
     return [f"{option_of(dataset)} and {option_of(other)} are the same samples" for other in same]
@@ -421,7 +421,7 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
                 count = len(dataset)
                 seen_by = "all of them chosen on by this eval"
             else:
-                count, seen_by = _count(model, entries, dataset)
+                count, seen_by = _seen_count(model, entries, dataset)
             if not count:
                 continue
             seen.setdefault(model.name, {})[dataset.name] = count
@@ -458,7 +458,7 @@ def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
     return entries
 
 
-def _count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
+def _seen_count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
     """Return how many samples of a test set have been seen, and by whom."""
     seen_when_stored = model.already_seen(dataset)
     if seen_when_stored:
