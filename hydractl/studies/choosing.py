@@ -133,6 +133,7 @@ class Evidence:
         self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
         self._accuracies = np.stack(accuracies)  # [candidates, readings]
         self._nlls = np.stack(nlls)  # [candidates, readings]
+        # Kept after they were computed: means by their sets, ends of intervals by both candidates and the sets.
         self._means: dict[tuple[int, ...], Floats] = {}
         self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
 
@@ -150,7 +151,7 @@ class Evidence:
             places.setdefault(candidate.row, []).append(place)
         return places
 
-    def under(self, row: str, score: str) -> int | None:
+    def candidate_under(self, row: str, score: str) -> int | None:
         """Return the place of the candidate of a row with a score; None if the row does not have that score."""
         for place in self.rows[row]:
             if self.candidates[place].score == score:
@@ -160,7 +161,7 @@ class Evidence:
     @cached_property
     def reference(self) -> int:
         """The place of the single model with MSP."""
-        place = self.under(SINGLE, REFERENCE)
+        place = self.candidate_under(SINGLE, REFERENCE)
         assert place is not None  # it is among the candidates
         return place
 
@@ -206,7 +207,10 @@ class Evidence:
         return self._means[sets]
 
     def difference(self, place: int, other: int, sets: tuple[int, ...], reading: int) -> AurocDifference:
-        """Return the mean AUROC of one candidate over some sets minus that of another one."""
+        """Return the mean AUROC of one candidate over some sets minus that of another one, with its 95 % interval.
+
+        The interval has the width that it has on the data, and moves along with the difference of the reading.
+        """
         key = (place, other, sets)
         if key not in self._spreads:
             self._spreads[key] = self._spread_of_difference(place, other, sets)
@@ -244,24 +248,34 @@ class ReadingDecision:
 
 
 def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDecision:
-    """Apply the rule of this module to one reading."""
+    """Apply the rule of this module to one reading of the evidence: the data themselves, or a round of the bootstrap.
+
+    All rows are compared under the score of the single model. The cheapest row that does no harm and may be taken is
+    chosen, unless a dearer one of these is clearly better.
+
+    Args:
+        evidence: the figures of all candidates.
+        max_drop: how much accuracy a row may lose against the single model.
+        reading: 0 for the data themselves, else the number of a round.
+    """
     telling = evidence.telling(reading)
 
-    # All rows are compared under the score of the single model.
+    # Rows without harm, under the score of the single model.
     place_of_single = own_score(evidence, SINGLE, telling, reading)
     common_score = evidence.candidates[place_of_single].score
     compared = {}
     for row in evidence.rows:
-        place = evidence.under(row, common_score)
+        place = evidence.candidate_under(row, common_score)
         if place is None:
             continue
-        if harm(evidence, place, telling, reading):
+        if harm_done_by(evidence, place, telling, reading):
             continue
         compared[row] = place
 
+    # Those of them that may be taken, cheapest first.
     admissible = []
     for row, place in compared.items():
-        if not too_bad(evidence, place, max_drop, reading):
+        if not why_not_eligible(evidence, place, max_drop, reading):
             admissible.append(row)
 
     def price(row: str) -> tuple[float, int]:
@@ -270,9 +284,11 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
 
     admissible.sort(key=price)  # stable: rows of one price stay in the order of the table
 
-    for number, row in enumerate(admissible, start=1):
+    # The first that no dearer one is clearly better than.
+    for number_of_cheaper, row in enumerate(admissible):
         place = compared[row]
-        dearer = [compared[dearer_row] for dearer_row in admissible[number:]]
+        dearer_rows = admissible[number_of_cheaper + 1 :]
+        dearer = [compared[dearer_row] for dearer_row in dearer_rows]
         better = _better_one(evidence, place, dearer, telling, reading)
         if better is None:
             return ReadingDecision(telling, compared, admissible, place)
@@ -290,12 +306,12 @@ def _better_one(
 
 
 def own_score(evidence: Evidence, row: str, telling: tuple[int, ...], reading: int = 0) -> int:
-    """Return the place of a row's admissible score with the highest mean AUROC, the first of equals.
+    """Return the place of the candidate with a row's admissible score of highest mean AUROC, the first of equals.
 
     A row without an admissible score has its first one.
     """
     places = evidence.rows[row]
-    admissible = [place for place in places if not harm(evidence, place, telling, reading)]
+    admissible = [place for place in places if not harm_done_by(evidence, place, telling, reading)]
     if not admissible:
         return places[0]
 
@@ -305,38 +321,61 @@ def own_score(evidence: Evidence, row: str, telling: tuple[int, ...], reading: i
     return max(admissible, key=mean_auroc)
 
 
-def harm(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int) -> str:
-    """Return the reason why a candidate cannot safely replace the reference; empty if it can."""
+def harm_done_by(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int) -> str:
+    """Return the reason why a candidate cannot safely replace the single model with MSP; empty if it can.
+
+    It can if its AUROC is on none of the sets with a vote lower by more than the margin, or significantly, and its mean
+    over these sets significantly higher.
+
+    Args:
+        evidence: the figures of all candidates.
+        place: the index of the candidate.
+        telling: the indices of the sets with a vote.
+        reading: the data themselves, 0, or the number of a round of the bootstrap.
+    """
     reference = evidence.reference
     if place == reference:
         return ""
     if not telling:
         return "no OOD validation set tells anything"
+
     for index in telling:
         gain = evidence.difference(place, reference, (index,), reading)
         is_large_loss = gain.value < -AUROC_MARGIN - _ROUNDING
         is_significant_loss = gain.high < 0
         if is_large_loss or is_significant_loss:
             return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({gain.value:+.4f})"
+
     mean_gain = evidence.difference(place, reference, telling, reading)
     if mean_gain.low <= 0:
         return f"mean AUROC not significantly above that of the single model with MSP ({mean_gain.value:+.4f})"
     return ""
 
 
-def too_bad(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
-    """Return the reason why a row may not be taken, whatever its score; empty if it may."""
+def why_not_eligible(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
+    """Return the reason why a row may not be taken, whatever its score; empty if it may.
+
+    Args:
+        evidence: the figures of all candidates.
+        place: the index of a candidate of the row.
+        max_drop: how much accuracy a row may lose against the single model.
+        reading: the data themselves, 0, or the number of a round of the bootstrap.
+    """
     candidate = evidence.candidates[place]
     if candidate.row == SINGLE:
         return ""
+
     accuracy = evidence.accuracy(place, reading)
     single_accuracy = evidence.accuracy(evidence.reference, reading)
-    if single_accuracy - accuracy > max_drop + _ROUNDING:
+    loss = single_accuracy - accuracy
+    if loss > max_drop + _ROUNDING:
         return f"accuracy {accuracy:.4f}, lower than {single_accuracy:.4f} by more than {max_drop:g}"
+
     nll = evidence.nll(place, reading)
     single_nll = evidence.nll(evidence.reference, reading)
     if nll - single_nll > NLL_TOLERANCE:
         return f"NLL {nll:.4f}, higher than {single_nll:.4f} by more than {NLL_TOLERANCE:g}"
+
     if not candidate.eligible:
         return "no single file can hold it: it is compared only"
     return ""
@@ -375,16 +414,17 @@ class Choice:
 
 
 def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
-    """Apply the rule of this module to the data themselves."""
+    """Apply the rule of this module to the data themselves, and tell why each other candidate was not taken."""
     decision = decide(evidence, max_drop)
     telling = decision.telling
     own_places = {row: own_score(evidence, row, telling) for row in evidence.rows}
 
+    # Scores of the single model that may be as good as its best one.
     rivals = []
     for place in evidence.rows[SINGLE]:
         if place == evidence.reference:
             continue
-        if harm(evidence, place, telling, 0):
+        if harm_done_by(evidence, place, telling, 0):
             continue
         to_best = evidence.difference(place, own_places[SINGLE], telling, 0)
         if to_best.high >= 0:
@@ -399,8 +439,8 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
             blind_names.append(name)
 
     places = range(len(evidence.candidates))
-    reasons = [_reason(evidence, decision, place, max_drop) for place in places]
-    limits = {row: too_bad(evidence, place, max_drop, 0) for row, place in own_places.items()}
+    reasons = [_why_not_taken(evidence, decision, place, max_drop) for place in places]
+    limits = {row: why_not_eligible(evidence, place, max_drop, 0) for row, place in own_places.items()}
     return Choice(
         chosen=decision.chosen,
         own_places=own_places,
@@ -412,20 +452,26 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
     )
 
 
-def _reason(evidence: Evidence, decision: ReadingDecision, place: int, max_drop: float) -> str:
-    """Return the reason why a candidate was not taken; empty for the one that was."""
+def _why_not_taken(evidence: Evidence, decision: ReadingDecision, place: int, max_drop: float) -> str:
+    """Return the first reason why a candidate was not taken; empty for the one that was.
+
+    In the order of the rule: harm, a score other than that of the comparison, a limit of the row, a better dearer row,
+    and at last a chosen row that costs no more.
+    """
     if place == decision.chosen:
         return ""
-    harm_done = harm(evidence, place, decision.telling, 0)
+    harm_done = harm_done_by(evidence, place, decision.telling, 0)
     if harm_done:
         return harm_done
     candidate = evidence.candidates[place]
     chosen = evidence.candidates[decision.chosen]
     if candidate.score != chosen.score:
         return f"rows are compared under {chosen.score}, the score of the single model"
-    limit = too_bad(evidence, place, max_drop, 0)
+    limit = why_not_eligible(evidence, place, max_drop, 0)
     if limit:
         return limit
+
+    # Both rows are admissible, which are sorted by their price.
     rank = decision.admissible.index(candidate.row)
     rank_of_chosen = decision.admissible.index(chosen.row)
     if rank < rank_of_chosen:

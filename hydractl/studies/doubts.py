@@ -17,27 +17,25 @@ OFTEN = 0.2
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
-    """Say which OOD validation sets had no vote.
+    """Return a sentence on the OOD validation sets that had no vote; none if all had one.
 
     Args:
         telling, blind: the names of the sets with and without a vote.
     """
     if not blind:
         return []
-    if len(blind) > 1:
-        subject, object_ = "they", "them"
-    else:
-        subject, object_ = "it", "it"
-    consequence = f"nothing could be chosen on {object_}"
+    is_plural = len(blind) > 1
     if telling:
-        consequence = f"{subject} had no vote"
+        consequence = "they had no vote" if is_plural else "it had no vote"
+    else:
+        consequence = "nothing could be chosen on them" if is_plural else "nothing could be chosen on it"
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
     return [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
 
 
 def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:
-    """Say if the validation data look easier than the test data.
+    """Return a sentence if the single model is significantly more accurate on validation data than on test data.
 
     Args:
         right, n: the correct predictions and the samples of the single model on the validation data.
@@ -55,7 +53,7 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
 
 
 def difference_of_shares(hits: int, n: int, other_hits: int, other_n: int) -> tuple[float, float, float]:
-    """Return the difference of two independent shares and the ends of its 95 % interval.
+    """Return the difference of two independent shares, ``hits / n`` minus the other, and the ends of its 95 % interval.
 
     Source: Newcombe 1998, method 10, from the score intervals of both.
     """
@@ -71,7 +69,7 @@ def difference_of_shares(hits: int, n: int, other_hits: int, other_n: int) -> tu
 
 
 def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resampled) -> list[str]:
-    """Say if a temperature below 1, fitted on the validation data, makes the NLL on the test data worse.
+    """Return a sentence if a temperature below 1 makes the NLL on the test data significantly worse.
 
     Args:
         temperature: the temperature of the row to use; None without one.
@@ -81,7 +79,7 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
         return []
     if temperature >= 1:
         return []
-    change = paired_differences(raw, calibrated)[NLL]
+    change = paired_differences(raw, calibrated)[NLL]  # a temperature of 1 or more makes predictions more careful
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty
     low, high = change["ci"]
     if low <= 0:
@@ -94,7 +92,7 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
 
 
 def of_stability(stability: Stability) -> list[str]:
-    """Say if other validation samples would often have led to another choice."""
+    """Return a sentence if more than :data:`OFTEN` of the resamples led to another row or to another score."""
     changes = []
     changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():
