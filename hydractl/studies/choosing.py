@@ -151,7 +151,7 @@ class Evidence:
             places.setdefault(candidate.row, []).append(place)
         return places
 
-    def candidate_under(self, row: str, score: str) -> int | None:
+    def place_under(self, row: str, score: str) -> int | None:
         """Return the place of the candidate of a row with a score; None if the row does not have that score."""
         for place in self.rows[row]:
             if self.candidates[place].score == score:
@@ -161,7 +161,7 @@ class Evidence:
     @cached_property
     def reference(self) -> int:
         """The place of the single model with MSP."""
-        place = self.candidate_under(SINGLE, REFERENCE)
+        place = self.place_under(SINGLE, REFERENCE)
         assert place is not None  # it is among the candidates
         return place
 
@@ -265,7 +265,7 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
     common_score = evidence.candidates[place_of_single].score
     compared = {}
     for row in evidence.rows:
-        place = evidence.candidate_under(row, common_score)
+        place = evidence.place_under(row, common_score)
         if place is None:
             continue
         if harm_done_by(evidence, place, telling, reading):
