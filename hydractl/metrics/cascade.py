@@ -176,6 +176,8 @@ def fit_cheapest_cascade(
     """
     _check_many_enough({"ID": inside, **outside})
     of_all = _answers_of_sets(inside, labels, outside, score)
+
+    # Each member as the first one, at the threshold where most samples stop.
     cheapest: FittedCascade | None = None
     lowest_cost = np.inf
     for member, (first_cost, rest_cost) in enumerate(costs):
@@ -183,7 +185,7 @@ def fit_cheapest_cascade(
         outside_alone = {name: logits[alone] for name, logits in outside.items()}
         of_member = _answers_of_sets(inside[alone], labels, outside_alone, score)
         stopping = _most_stopping(of_member, of_all, allowed)
-        if stopping is None:
+        if stopping is None:  # no sample may stop at this member
             continue
         cost = first_cost + stopping.share * rest_cost
         if cost < lowest_cost:
@@ -251,12 +253,12 @@ def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: flo
     next_higher = np.append(rising[1:], np.inf)
     is_last_of_its_score = rising != next_higher
 
-    # The places of the last sample that stops, from the most that stop to the fewest.
-    candidates = np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]
+    # The places of the last sample that may stop, from the most samples that stop to the fewest.
+    last_places = np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]
     every_score = _distinct_scores(of_member)
-    for last in candidates.tolist():
-        value = _above(float(rising[last]), every_score)
-        auroc_losses = _auroc_losses(of_member, of_all, value, allowed)
+    for last in last_places.tolist():
+        value = _threshold_above(float(rising[last]), every_score)
+        auroc_losses = _auroc_losses_if_allowed(of_member, of_all, value, allowed)
         if auroc_losses is None:
             continue
         losses = {"accuracy": accuracy.at(last), "nll": nll.at(last), **auroc_losses}
@@ -273,7 +275,7 @@ def _distinct_scores(answers: AnswersOfSets) -> Floats:
     return np.unique(np.concatenate(scores))
 
 
-def _auroc_losses(
+def _auroc_losses_if_allowed(
     of_member: AnswersOfSets, of_all: AnswersOfSets, value: float, allowed: float
 ) -> dict[str, CascadeLoss] | None:
     """Return the loss of the AUROC against each OOD set at a threshold; None as soon as one is too large."""
@@ -297,7 +299,7 @@ def _served_scores(alone: MemberAnswers, together: MemberAnswers, value: float) 
     return np.where(stops, alone.score, together.score)
 
 
-def _above(score: float, every_score: Floats) -> float:
+def _threshold_above(score: float, every_score: Floats) -> float:
     """Return the number half way from a score to the next higher one of any sample.
 
     A threshold there lies as far from every score as it can, so that rounding decides about no sample.
@@ -346,15 +348,17 @@ def _losses_of_mean(name: str, alone: MemberAnswers, together: MemberAnswers, or
         values_alone = alone.log_p
         values_together = together.log_p
     assert values_alone is not None and values_together is not None  # of labelled samples
-    lost = (values_together - values_alone)[order]
+    loss_of_sample = values_together - values_alone
+    losses = loss_of_sample[order]
 
     # A sample that goes on loses nothing, so that the means are over all N samples.
-    n = len(lost)
-    mean = np.cumsum(lost) / n
-    mean_square = np.cumsum(lost**2) / n
-    variance = np.maximum(mean_square - mean**2, 0.0)
+    n = len(losses)
+    mean = np.cumsum(losses) / n
+    mean_square = np.cumsum(losses**2) / n
+    variance = np.maximum(mean_square - mean**2, 0.0)  # below 0 is rounding
     standard_error = np.sqrt(variance / n)
-    return _MeanLosses(mean, mean + _LIMIT * standard_error)
+    upper = mean + _LIMIT * standard_error
+    return _MeanLosses(mean, upper)
 
 
 def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> CascadeLoss:

@@ -129,12 +129,15 @@ def _declared_here() -> Iterator[Metric]:
 
 @functools.cache
 def _declared_by_plugins() -> tuple[Metric, ...]:
-    """Return the metrics of other packages, by the names of their entry points."""
+    """Return the metrics of other packages, in the order of the names of their entry points.
+
+    Raises:
+        InputError: an entry point cannot be imported, is no metric, or has a key that is taken.
+    """
     from importlib.metadata import entry_points
 
     used_keys = {"n", "group", "pairs"}  # entries of a row beside its metrics
-    for own_metric in _declared_here():
-        used_keys.add(own_metric.key)
+    used_keys.update(own_metric.key for own_metric in _declared_here())
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     plugin_metrics = []
     for point in points:

@@ -98,6 +98,7 @@ def accuracy_doubt(
     if largest == 1.0:  # no accuracy exceeds it
         return None
 
+    # Too low by the labels, or by what is expected of the model.
     is_correct = predicted == labels
     correct = int(is_correct.sum())
     doubt = _below_largest(correct, total, largest)

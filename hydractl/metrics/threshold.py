@@ -92,6 +92,7 @@ def _is_threshold(entry: Any) -> bool:
 
 
 def _is_finite_number(value: Any) -> bool:
+    """Return whether a value read from a file is a number of a magnitude below 1e300."""
     is_truth_value = isinstance(value, bool)  # Python's True is an int
     if is_truth_value or not isinstance(value, (int, float)):
         return False
