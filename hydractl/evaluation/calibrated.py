@@ -32,9 +32,9 @@ def write_calibrated(
     """Write the checkpoint of a model with its calibration, threshold, prediction sets, OOD score and reference.
 
     Args:
-        model: of one checkpoint.
-        fitted: its calibration, threshold and prediction sets.
-        score: its OOD score; None where none was asked for.
+        model: the model, which is one checkpoint.
+        fitted: the calibration, threshold and prediction sets that were fitted for it.
+        score: the OOD score that was chosen for it; None where none was asked for.
         reference: the samples that inputs are compared with; None for those of the model's own file, which stay where
             their scores, flags and classes do.
         sets: all data sets of the command, whose samples it has now seen where something was fitted to them.

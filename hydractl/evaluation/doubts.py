@@ -83,7 +83,7 @@ def row_doubts(
         model: the row.
         inside: its predictions on the ID test data.
         fitted: what was fitted for it, and the predictions on the validation data.
-        counts: of its prediction sets; None if there are none.
+        counts: the counts of its prediction sets; None if there are none.
         sets: the data sets, the ID test data first.
     """
     id_option = option_of(sets[0])

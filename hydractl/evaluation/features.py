@@ -36,12 +36,12 @@ class FeaturesFile:
             self.path = target
 
     def read(self, made_with: Mapping[str, object], members: int, samples: int) -> TrainingFeatures | None:
-        """Return what the file holds; None where it is to be written.
+        """Return the features that the file holds; None where it is still to be written.
 
         Args:
             made_with: what decides the features, each by its name.
-            members: of the row.
-            samples: of the training data.
+            members: the number of members of the row.
+            samples: the number of samples of the training data.
 
         Raises:
             InputError: it is of another model, other data or other settings, or broken.

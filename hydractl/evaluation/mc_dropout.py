@@ -57,7 +57,7 @@ class MCDropout:
         model: built from what :func:`with_layers` gave; several that run one after another are one ensemble.
         p: rate of dropout, at least 0 and below 1. With 0, each pass is the model's own answer, bit for bit.
         passes: number of passes N.
-        seed: of the masks.
+        seed: the seed of the dropout masks.
     """
 
     def __init__(self, model: Any, p: float, passes: int, seed: int) -> None:
@@ -75,9 +75,9 @@ class MCDropout:
         The same arguments give the same masks, whatever ran before; the caller's random numbers go on untouched.
 
         Args:
-            inputs: of one batch, on the model's device.
-            data: fingerprint of the data set.
-            first: position in it of the batch's first sample.
+            inputs: the inputs of one batch, on the model's device.
+            data: the fingerprint of the data set.
+            first: the position of the batch's first sample in the data set.
         """
         digest = hashlib.sha256(f"{self._seed} {data} {first}".encode()).digest()
         batch_seed = int.from_bytes(digest[:7], "big")

@@ -243,8 +243,8 @@ class Predicting:
         """Return the rows of the samples of a batch.
 
         Args:
-            batch_rows: the samples, by their numbers in the data set.
-            prediction: their prediction.
+            batch_rows: the numbers of the samples in the data set.
+            prediction: the prediction of the batch.
         """
         ids = [self._dataset.ids[row] for row in batch_rows]
         true_labels = [self._label(row) for row in batch_rows]
@@ -267,9 +267,9 @@ def prediction_rows(
     """Return the rows of some samples.
 
     Args:
-        prediction: of the samples.
-        ids: of the samples.
-        true_labels: of the samples; None for one without a label.
+        prediction: the prediction of the samples, as a batch.
+        ids: the id of each sample.
+        true_labels: the true label of each sample; None for one without a label.
         form: the optional parts of the rows.
     """
     names = prediction.labels

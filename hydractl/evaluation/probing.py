@@ -25,8 +25,8 @@ class Readouts:
 
     Attributes:
         source: the data set.
-        labels: ``[N]``.
-        features: of each member float64 ``[N, D]``.
+        labels: the labels of the samples that could be read, ``[N]``.
+        features: the features of these samples by each member, float64 ``[N, D]``.
     """
 
     source: EvalSet
@@ -39,13 +39,13 @@ class Probes:
 
     Args:
         name: ``knn`` or ``linear``.
-        training: what they are fitted to.
-        val: what a penalty is chosen on; None for the default.
-        classes: number of classes.
-        labels: their names, None where they have none.
+        training: the features that they are fitted to.
+        val: the features that a penalty is chosen on; None for the default penalty.
+        classes: the number of classes.
+        labels: the names of the classes; None where they have none.
 
     Attributes:
-        facts: as they stand under ``probe`` in the row.
+        facts: the entry ``probe`` of the row.
 
     Raises:
         InputError: the training data are too few, or have no sample of some class.
@@ -66,7 +66,7 @@ class Probes:
         self.facts = self._record(name, val)
 
     def _record(self, name: str, val: Readouts | None) -> ProbeRecord:
-        """Return what the row says of the probes."""
+        """Return the record of the probes in the row: their kind, the penalty of each, and the data behind them."""
         penalties = [probe.penalty for probe in self._members if probe.penalty is not None]
         fitted_on = DataSetRecord.from_json(self._training.source.to_json())
         chosen_on = None

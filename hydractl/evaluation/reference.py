@@ -38,8 +38,8 @@ def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Se
     The result has no samples where fewer than :data:`FEWEST` are left.
 
     Args:
-        spec: their SPEC.
-        options: of the data sets of the command.
+        spec: the SPEC of the samples.
+        options: the data sets of the command.
         model: the model, with the fingerprints of all that was fitted for it.
         sets: the sets that this command fits to or chooses on.
 

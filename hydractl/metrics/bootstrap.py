@@ -85,8 +85,8 @@ def resample(
         outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
         rounds: the number of resamples.
-        seed: of the draws.
-        names: of the metrics, where some are enough.
+        seed: the seed of the draws.
+        names: the names of the metrics to compute; None for all.
         advance: called with 1 after each round.
     """
     # The metrics on the data themselves decide which have rounds.
@@ -135,7 +135,8 @@ def resample_aurocs(
     Args:
         id_scores: the OOD scores of the ID samples, [N] each, by the name of the score.
         ood_scores: the same scores of the samples of each OOD data set, [K] each, by its name.
-        rounds, seed: as for :func:`resample`.
+        rounds: the number of resamples.
+        seed: the seed of the draws.
 
     Returns:
         By the name of the score, the AUROC under the name of each OOD data set.
@@ -214,7 +215,8 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 
     Args:
         inside: labelled ID samples.
-        rounds, seed: as for :func:`resample`.
+        rounds: the number of resamples.
+        seed: the seed of the draws.
     """
     assert inside.label_log_probs is not None  # as the labels
     # Both metrics are means of one term a sample, [N].
@@ -442,8 +444,8 @@ class _ScoreAurocs:
     """The AUROC of one score against each OOD data set, in many rounds at once.
 
     Args:
-        id_scores: of the ID samples, [N].
-        ood_scores: of the samples of each OOD data set, [K], by its name.
+        id_scores: the scores of the ID samples, [N].
+        ood_scores: the scores of the samples of each OOD data set, [K], by its name.
         rounds: R, the number of rounds.
 
     Attributes:
@@ -489,7 +491,7 @@ class _ScoreAurocs:
 
         Args:
             drawn_among_first: the number of drawn ID samples among the first 0..N by rising score, [N + 1, r].
-            ood_scores: of the OOD samples, [K].
+            ood_scores: the scores of the OOD samples, [K].
             ood_counts: how often each of them is drawn, [K, r].
         """
         # For each OOD sample, the ID samples below it, and those at or below it: before any draw, then among the drawn.

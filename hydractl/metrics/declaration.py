@@ -82,7 +82,7 @@ def metric(kind: MetricKind, convention: str = "", **described: Any) -> Callable
     """Declare the function below as the :class:`Metric` of its name.
 
     Args:
-        kind: as of :class:`Metric`.
+        kind: ``id``, ``ood`` or ``diversity``, which decides its place in a row.
         convention: its defining sentence; by default the first paragraph of the function's docstring.
         described: further attributes of :class:`Metric`.
     """

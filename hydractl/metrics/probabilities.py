@@ -153,9 +153,9 @@ class Block:
     describes the members as they are.
 
     Args:
-        logits: as above; in a graph a float64 tensor, and then everything else is one too.
-        calibration: of p; None for none.
-        arrays: the operations on them.
+        logits: the members' logits, float64 [M, n, C]; in a graph a tensor, and then everything else is one too.
+        calibration: the calibration of p; None for none.
+        arrays: the operations on arrays, or on tensors.
     """
 
     def __init__(self, logits: Floats, calibration: Scaling | None = None, arrays: Arrays = ON_ARRAYS) -> None:

@@ -97,8 +97,8 @@ class Reference:
         """Return whether a model predicts the same classes.
 
         Args:
-            labels: their names; None where they have only numbers.
-            classes: how many there are.
+            labels: the names of the model's classes; None where they have only numbers.
+            classes: the number of the model's classes.
         """
         names = labels
         if names is None:
@@ -106,7 +106,7 @@ class Reference:
         return set(names) == set(self.classes)
 
     def record(self) -> ReferenceRecord:
-        """Return what documents say of it."""
+        """Return the record of the reference in documents: all but its scores, confidences and classes."""
         return ReferenceRecord(n=self.n, flagged=self.flagged, confidence=self.confidence, data=self.data)
 
     def to_json(self) -> dict[str, object]:
@@ -420,7 +420,11 @@ class WatchedInputs:
 
 
 def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> WatchedWindowRecord:
-    """Return what some inputs look like beside the reference, and whether that is an alarm."""
+    """Compare some inputs with the reference, and return the three figures with their verdict and an advice.
+
+    The verdict is "alarm" if a figure has shifted beyond its margin for sure, "cannot tell" if one may have, "no shift"
+    if none has, and "too few to tell" for fewer than :data:`FEWEST` inputs.
+    """
     if inputs.n < FEWEST:
         return WatchedWindowRecord(
             first=inputs.first,
@@ -618,7 +622,7 @@ class Watch:
     Not for several threads at once: whoever feeds it from some takes a lock.
 
     Args:
-        reference: of the checkpoint; None where it holds none: then inputs are only counted.
+        reference: the reference of the checkpoint; None where it holds none: then inputs are only counted.
 
     Attributes:
         inputs: how many inputs there were.
@@ -648,7 +652,7 @@ class Watch:
             score: its OOD score; None where the model has none.
             flagged: whether it was flagged; None without a threshold.
             predicted: the predicted class: its name, or its number where it has none.
-            confidence: of the prediction.
+            confidence: the confidence of the prediction; None where it is not known.
 
         Returns:
             The comparison of the window that this input completes; else None.
@@ -688,7 +692,7 @@ class WatchOfAll:
     """Compares the inputs of a file, or of several: in windows, and at the end all of them together.
 
     Args:
-        reference: of the checkpoint.
+        reference: the reference of the checkpoint.
     """
 
     def __init__(self, reference: Reference) -> None:

@@ -125,7 +125,8 @@ class Study:
     Args:
         rows: the rows, the single model first.
         max_drop: the accuracy that may be lost.
-        rounds, seed: of the bootstrap.
+        rounds: the number of resamples of the bootstrap.
+        seed: the seed of the resamples.
         log: where progress is shown.
     """
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from hydractl.metrics.bootstrap import Resampled, paired_differences
-from hydractl.metrics.confidence import share_interval
+from hydractl.metrics.confidence import share_difference_interval
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
 from hydractl.studies.choosing import BLIND, Stability
@@ -24,11 +23,13 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
     """
     if not blind:
         return []
-    is_plural = len(blind) > 1
-    if telling:
-        consequence = "they had no vote" if is_plural else "it had no vote"
+    subject, object_ = "it", "it"
+    if len(blind) > 1:
+        subject, object_ = "they", "them"
+    if telling:  # other sets had a vote
+        consequence = f"{subject} had no vote"
     else:
-        consequence = "nothing could be chosen on them" if is_plural else "nothing could be chosen on it"
+        consequence = f"nothing could be chosen on {object_}"
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
     return [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
@@ -41,31 +42,18 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
         right, n: the correct predictions and the samples of the single model on the validation data.
         test_right, test_n: the same on the test data.
     """
-    gap, low, high = difference_of_shares(right, n, test_right, test_n)
+    low, high = share_difference_interval(right, n, test_right, test_n)
     if low <= 0:
         return []
+    accuracy = right / n
+    test_accuracy = test_right / test_n
+    difference = accuracy - test_accuracy
     return [
-        f"The single model's accuracy is {number(right / n)} on the validation data and "
-        f"{number(test_right / test_n)} on the test data (a difference of {number(gap)}, {number(low)} to "
+        f"The single model's accuracy is {number(accuracy)} on the validation data and "
+        f"{number(test_accuracy)} on the test data (a difference of {number(difference)}, {number(low)} to "
         f"{number(high)}): either it was trained on the validation data, which then choose and calibrate badly, or the "
         "test set is harder."
     ]
-
-
-def difference_of_shares(hits: int, n: int, other_hits: int, other_n: int) -> tuple[float, float, float]:
-    """Return the difference of two independent shares, ``hits / n`` minus the other, and the ends of its 95 % interval.
-
-    Source: Newcombe 1998, method 10, from the score intervals of both.
-    """
-    share = hits / n
-    low, high = share_interval(hits, n)
-    other_share = other_hits / other_n
-    other_low, other_high = share_interval(other_hits, other_n)
-
-    difference = share - other_share
-    below = math.hypot(share - low, other_high - other_share)
-    above = math.hypot(high - share, other_share - other_low)
-    return difference, difference - below, difference + above
 
 
 def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resampled) -> list[str]:

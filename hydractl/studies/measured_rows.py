@@ -73,7 +73,8 @@ class MeasuredRow:
 
         Args:
             score: the OOD score.
-            rounds, seed: of the bootstrap.
+            rounds: the number of resamples.
+            seed: the seed of the resamples.
             advance: called with the number of resamples just finished.
         """
         inside, outside = self._samples_under(score)

@@ -107,10 +107,12 @@ class Workshop:
         """Return the step of one command, with its files in the folder of the study.
 
         Args:
-            verb, models: as of :class:`hydractl.studies.steps.Step`.
+            verb: the verb of the command.
+            models: its MODEL arguments.
             options: its options, which override the common ones.
-            outputs, output: the names of its files; see :class:`hydractl.studies.steps.Step`.
+            outputs: the names of the files that it leaves.
             needs: the steps whose outputs it reads.
+            output: the name that ``-o`` gives; None for the first of ``outputs``.
             common: the key of its common options; None for the verb.
         """
         paths = tuple(self.folder / name for name in outputs)
@@ -217,14 +219,15 @@ class Workshop:
             name: the name of the row.
             members: the steps that make the members; the last output of each is the model.
             whole: whether the whole model is the first member.
-            circuit: as of :class:`Row`.
+            circuit: the file of the circuit that its members are made with, and how many heads that removes; None
+                without one.
         """
         models = []
         if whole:
             models.append(self.model)
         for member in members:
             models.append(str(member.outputs[-1]))
-        step = self.step("fuse", models, {"force": True}, [f"{name}.st"], members)
+        step = self.step("fuse", models, {"force": True}, outputs=[f"{name}.st"], needs=members)
         fused_file = step.outputs[0]
         return Row(name, str(fused_file), (step,), circuit=circuit)
 
@@ -247,7 +250,8 @@ class Workshop:
 
         Args:
             options: its options beside those of every training.
-            outputs, output: the names of its files; see :class:`hydractl.studies.steps.Step`.
+            outputs: the names of the files that it leaves.
+            output: the name that ``-o`` gives; None for the first of ``outputs``.
             seed: its ``--seed``; None for the default.
         """
         all_options = {**self._train_and_val(), **self.training, **options, "resume": True}
@@ -298,9 +302,8 @@ class Workshop:
         if merge is not None:
             fuse_options["merge"] = merge
         members = [str(path) for path in training.outputs]
-        fusion = self.step("fuse", members, fuse_options, [f"{name}.fused.st"], [training])
-        fused_file = fusion.outputs[0]
-        return Row(name, str(fused_file), (fusion,))
+        fusion = self.step("fuse", members, fuse_options, outputs=[f"{name}.fused.st"], needs=[training])
+        return _row_of_single_step(name, fusion)
 
 
 def _row_of_single_step(name: str, step: Step) -> Row:

@@ -255,7 +255,7 @@ def _heads_of_all_members(parts: Sequence[Sequence[PredictedSiteRecord]]) -> lis
 
 
 def _without_kept(site: PredictedSiteRecord) -> PredictedSiteRecord:
-    """Return what is said of a site but for the heads that members keep there."""
+    """Return the record of a site (an attention layer) without the heads that members keep there."""
     return replace(site, kept=())
 
 

@@ -34,10 +34,10 @@ def write_lines(
 
     Args:
         output: the file.
-        samples: N of them.
-        ids: their ids.
-        labels: class names; without them the label is the class index.
-        threshold: OOD scores from here on are ``is_ood``; None: nothing is said of it.
+        samples: the predictions on the samples.
+        ids: the id of each sample.
+        labels: the names of the classes; None where a class is written as its number.
+        threshold: the OOD score from which on a sample is ``is_ood``; None leaves that field out.
     """
     rows = _sample_rows(samples, ids, labels, threshold)
     fields: tuple[str, ...] = FIELDS
@@ -54,13 +54,13 @@ def write_rows(
 
     Args:
         output: the file.
-        rows: the value of every field, one mapping for each sample.
-        fields: their names, in the order of the columns.
+        rows: the value of every field by its name, one mapping for each sample.
+        fields: the names of the fields, in the order of the columns.
         named_classes: whether classes are names; else they are numbers.
     """
     suffix = output.path.suffix.lower()
 
-    def write(handle: IO[bytes]) -> None:
+    def write_file(handle: IO[bytes]) -> None:
         if suffix == ".csv":
             _write_csv(handle, rows, fields)
         elif suffix == ".parquet":
@@ -68,7 +68,7 @@ def write_rows(
         else:
             _write_json_lines(handle, rows)
 
-    return write_with(output, write)
+    return write_with(output, write_file)
 
 
 def _sample_rows(
@@ -118,15 +118,14 @@ def _write_json_lines(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -
 
 
 def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
+    """Write a line of the names, then one line for each row; the file stays open."""
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = {}
-        for name, value in row.items():
-            cells[name] = _cell(value)
+        cells = {name: _cell(value) for name, value in row.items()}
         writer.writerow(cells)
-    text.detach()
+    text.detach()  # else the handle would be closed with it
 
 
 def _cell(value: Any) -> LineValue:

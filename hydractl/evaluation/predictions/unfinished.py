@@ -28,9 +28,9 @@ class UnfinishedPredictions:
     Whoever opens it holds the lock of the output that it belongs to.
 
     Args:
-        path: of the file.
-        fingerprint: what decides the predictions: a flat object of JSON values.
-        resume: go on with the file that is there.
+        path: the path of the file.
+        fingerprint: everything that decides the predictions: a flat object of JSON values.
+        resume: whether to go on with the file that is there.
 
     Attributes:
         stop: the first sample of which there is no prediction yet; None where there is none at all.

@@ -17,11 +17,11 @@ from hydractl.jsonio import differences
 
 
 class PredictedModel(LogitsProvider):
-    """Stored logits.
+    """A row whose logits were stored by an earlier run.
 
     Args:
-        name: of the row; None for the name that the file gives.
-        predictions: where the logits are.
+        name: the name of the row; None for the name that the file gives.
+        predictions: the file, or the files, that hold the logits.
     """
 
     def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
@@ -50,10 +50,11 @@ class PredictedModel(LogitsProvider):
 
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets of the file, the ID set first."""
-        of_tests = [stored for stored in self._predictions.sets if stored.role in (ID, OOD, CORRUPTION)]
-        of_tests.sort(key=lambda stored: stored.role != ID)
+        test_sets = [stored for stored in self._predictions.sets if stored.role in (ID, OOD, CORRUPTION)]
+        test_sets.sort(key=lambda stored: stored.role != ID)  # the ID set first; the others stay in their order
+
         sets = []
-        for stored in of_tests:
+        for stored in test_sets:
             entry = {**vars(stored), "seen": 0}  # what was seen is counted anew, by already_seen()
             sets.append(EvalSet(**entry, spec=self._predictions.origin))
         return sets
@@ -111,7 +112,7 @@ class PredictedModel(LogitsProvider):
         return next(iter(same_samples), None)
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Read the file."""
+        """Yield the stored logits of all samples of the set; ``rows`` is not looked at."""
         index = self._index(dataset)
         assert index is not None  # check_sets() has been here
         yield from self._predictions.batches(index)
