@@ -174,7 +174,12 @@ class Measuring:
         self.warnings += row_doubts(model, inside.samples, fitted, on_tests.counts, test_sets)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
-                read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration, pairs=False
+                read(dataset),
+                dataset,
+                model.name,
+                scores=scores,
+                calibration=fitted.calibration,
+                pairs=False,
             )
 
         # A predictions file holds all sets, so the others have to run as well.
@@ -203,8 +208,8 @@ class Measuring:
     def _row_scores(self, model: LogitsProvider) -> RowScores:
         """Return the OOD scores of a row, and warn of those that are constant for its model."""
         scores = row_scores(model, self._options)
-        score_was_chosen = self._options.fit.scores.told
-        if model.stored.score is not None and not score_was_chosen:
+        is_named_by_command = self._options.fit.scores.are_named
+        if model.stored.score is not None and not is_named_by_command:
             self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
 
         names_once = dict.fromkeys([scores.leading, *scores.beside])

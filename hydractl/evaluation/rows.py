@@ -109,7 +109,7 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
         if not model.zero_shot:
             barred += OF_ZERO_SHOT
         on_features = [score for score in ON_FEATURES if score not in barred]
-    return options.fit.scores.of(model.name, model.members, model.stored.score, on_features)
+    return options.fit.scores.scores_of_row(model.name, model.members, model.stored.score, on_features)
 
 
 # --- the rows of eval -------------------------------------------------------------------------------------------------

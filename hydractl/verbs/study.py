@@ -695,9 +695,8 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
             probes.append(_probe(step, device))
     search_seconds = sum(probe.seconds for probe in probes)
     if not probes:
-        probes = [
-            _probe(plan.shop.search_of_circuits, device)
-        ]  # a search that is not run, probed for the time of a block
+        search_that_is_not_run = plan.shop.search_of_circuits  # it is probed for the time of a block
+        probes = [_probe(search_that_is_not_run, device)]
     seconds_a_block = probes[0].seconds / probes[0].sample_blocks
 
     # Everything else, counted as samples that pass forward through the whole model.

@@ -35,7 +35,7 @@ class PredictedModel(LogitsProvider):
         self.cost = model.cost or CostRecord()
         self.training = model.training
         self.seen = []
-        self.stored = StoredFit.of(model.to_json(), predictions.origin)
+        self.stored = StoredFit.from_description(model.to_json(), predictions.origin)
         self.on_features = predictions.scores
         self.conventions = _asking(model.decisive)
         self.mc_dropout = model.decisive.mc_dropout

@@ -151,7 +151,7 @@ class RunningModel(LogitsProvider):
         """Return the fit that the checkpoint holds; an empty one, with a warning, if it is for other predictions."""
         extras = [source.description.extra for source in self.argument.sources]
         if self._answers_as_its_file():
-            return StoredFit.of(extras[0], self.name)
+            return StoredFit.from_description(extras[0], self.name)
         reason = self._answering.unlike_file or "of one model alone"
         warn_of_left_out(self.name, extras, fit, self._log, reason)
         return StoredFit()

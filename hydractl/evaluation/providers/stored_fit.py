@@ -31,7 +31,7 @@ class StoredFit:
     score: str | None = None
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
+    def from_description(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
         """Read the calibration, threshold and OOD score that the description of a file holds.
 
         Args:
@@ -82,7 +82,7 @@ def warn_of_left_out(
     expected = {
         "calibration": fit.temperature is None,
         "threshold": not fit.threshold and fit.temperature is None,
-        "ood_score": not fit.scores.told,
+        "ood_score": not fit.scores.are_named,
         "cascade": True,
     }
     unused = []
