@@ -108,7 +108,7 @@ class _Decided:
     stability: Stability
 
     @property
-    def telling(self) -> tuple[int, ...]:
+    def voting_sets(self) -> tuple[int, ...]:
         """The indices of the OOD validation sets with a vote."""
         sets = self.evidence.sets
         indices = [sets.index(name) for name in self.choice.telling]
@@ -116,7 +116,7 @@ class _Decided:
 
     def mean(self, place: int) -> float:
         """Return the mean AUROC of a candidate over the sets with a vote."""
-        return self.evidence.mean(place, self.telling, reading=0)
+        return self.evidence.mean(place, self.voting_sets, reading=0)
 
 
 class Study:
@@ -285,7 +285,7 @@ class Study:
         """Return the entry of a candidate in the document of the choice."""
         candidate = self.candidates[place]
         mean_auroc = None
-        if self._decided.telling:
+        if self._decided.voting_sets:
             mean_auroc = self._decided.mean(place)
         return {
             "row": candidate.row,

@@ -165,7 +165,7 @@ class Evidence:
         assert place is not None  # it is among the candidates
         return place
 
-    def telling(self, reading: int) -> tuple[int, ...]:
+    def voting_sets(self, reading: int) -> tuple[int, ...]:
         """Return the sets with a vote: those that a score of the single model separates from the ID samples."""
         aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]
         lower_ends = aurocs_of_single + self._auroc_spreads
@@ -235,13 +235,13 @@ class ReadingDecision:
     """The decision that one reading of the evidence leads to.
 
     Attributes:
-        telling: the sets that have a vote.
+        voting_sets: the sets that have a vote.
         compared: the place of each row under the score of the single model, without the rows that it harms.
         admissible: the rows that may be taken, cheapest first.
         chosen: the place of the candidate that is taken.
     """
 
-    telling: tuple[int, ...]
+    voting_sets: tuple[int, ...]
     compared: dict[str, int]
     admissible: list[str]
     chosen: int
@@ -258,17 +258,17 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
         max_drop: how much accuracy a row may lose against the single model.
         reading: 0 for the data themselves, else the number of a round.
     """
-    telling = evidence.telling(reading)
+    voting_sets = evidence.voting_sets(reading)
 
     # Rows without harm, under the score of the single model.
-    place_of_single = own_score(evidence, SINGLE, telling, reading)
+    place_of_single = place_under_own_score(evidence, SINGLE, voting_sets, reading)
     common_score = evidence.candidates[place_of_single].score
     compared = {}
     for row in evidence.rows:
         place = evidence.place_under(row, common_score)
         if place is None:
             continue
-        if harm_done_by(evidence, place, telling, reading):
+        if harm_done_by(evidence, place, voting_sets, reading):
             continue
         compared[row] = place
 
@@ -289,39 +289,47 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
         place = compared[row]
         dearer_rows = admissible[number_of_cheaper + 1 :]
         dearer = [compared[dearer_row] for dearer_row in dearer_rows]
-        better = _better_one(evidence, place, dearer, telling, reading)
+        better = _first_clearly_better(evidence, place, dearer, voting_sets, reading)
         if better is None:
-            return ReadingDecision(telling, compared, admissible, place)
+            return ReadingDecision(voting_sets, compared, admissible, place)
     raise AssertionError("the single model is always admissible")
 
 
-def _better_one(
-    evidence: Evidence, place: int, others: Sequence[int], telling: tuple[int, ...], reading: int
+def _first_clearly_better(
+    evidence: Evidence, place: int, others: Sequence[int], voting_sets: tuple[int, ...], reading: int
 ) -> int | None:
-    """Return the place of the first of some other candidates that is clearly better; None if none of them is."""
+    """Return the place of the first of some other candidates that is clearly better; None if none of them is.
+
+    Args:
+        evidence: the figures of all candidates.
+        place: the index of the candidate that they are compared with.
+        others: the indices of the others.
+        voting_sets: the indices of the OOD validation sets with a vote.
+        reading: the data themselves, 0, or the number of a round of the bootstrap.
+    """
     for other in others:
-        if clearly_better(evidence, other, place, telling, reading):
+        if clearly_better(evidence, other, place, voting_sets, reading):
             return other
     return None
 
 
-def own_score(evidence: Evidence, row: str, telling: tuple[int, ...], reading: int = 0) -> int:
+def place_under_own_score(evidence: Evidence, row: str, voting_sets: tuple[int, ...], reading: int = 0) -> int:
     """Return the place of the candidate with a row's admissible score of highest mean AUROC, the first of equals.
 
-    A row without an admissible score has its first one.
+    A row without an admissible score has its first one. Candidates are told by their indices, their "places".
     """
     places = evidence.rows[row]
-    admissible = [place for place in places if not harm_done_by(evidence, place, telling, reading)]
+    admissible = [place for place in places if not harm_done_by(evidence, place, voting_sets, reading)]
     if not admissible:
         return places[0]
 
     def mean_auroc(place: int) -> float:
-        return evidence.mean(place, telling, reading)
+        return evidence.mean(place, voting_sets, reading)
 
     return max(admissible, key=mean_auroc)
 
 
-def harm_done_by(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int) -> str:
+def harm_done_by(evidence: Evidence, place: int, voting_sets: tuple[int, ...], reading: int) -> str:
     """Return the reason why a candidate cannot safely replace the single model with MSP; empty if it can.
 
     It can if its AUROC is on none of the sets with a vote lower by more than the margin, or significantly, and its mean
@@ -330,23 +338,23 @@ def harm_done_by(evidence: Evidence, place: int, telling: tuple[int, ...], readi
     Args:
         evidence: the figures of all candidates.
         place: the index of the candidate.
-        telling: the indices of the sets with a vote.
+        voting_sets: the indices of the OOD validation sets with a vote.
         reading: the data themselves, 0, or the number of a round of the bootstrap.
     """
     reference = evidence.reference
     if place == reference:
         return ""
-    if not telling:
+    if not voting_sets:
         return "no OOD validation set tells anything"
 
-    for index in telling:
+    for index in voting_sets:
         gain = evidence.difference(place, reference, (index,), reading)
         is_large_loss = gain.value < -AUROC_MARGIN - _ROUNDING
         is_significant_loss = gain.high < 0
         if is_large_loss or is_significant_loss:
             return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({gain.value:+.4f})"
 
-    mean_gain = evidence.difference(place, reference, telling, reading)
+    mean_gain = evidence.difference(place, reference, voting_sets, reading)
     if mean_gain.low <= 0:
         return f"mean AUROC not significantly above that of the single model with MSP ({mean_gain.value:+.4f})"
     return ""
@@ -381,11 +389,14 @@ def why_not_eligible(evidence: Evidence, place: int, max_drop: float, reading: i
     return ""
 
 
-def clearly_better(evidence: Evidence, place: int, other: int, telling: tuple[int, ...], reading: int) -> bool:
-    """Return whether the mean AUROC of a candidate is above that of another by more than the margin, significantly."""
-    if not telling:
+def clearly_better(evidence: Evidence, place: int, other: int, voting_sets: tuple[int, ...], reading: int) -> bool:
+    """Return whether the mean AUROC of a candidate is above that of another by more than the margin, significantly.
+
+    The mean is over the sets with a vote; without any, no candidate is better.
+    """
+    if not voting_sets:
         return False
-    gain = evidence.difference(place, other, telling, reading)
+    gain = evidence.difference(place, other, voting_sets, reading)
     is_large = gain.value > AUROC_MARGIN + _ROUNDING
     is_significant = gain.low > 0
     return is_large and is_significant
@@ -397,7 +408,7 @@ class Choice:
 
     Attributes:
         chosen: the place of the candidate that is taken.
-        own_places: the place of each row under its own score, by row; see :func:`own_score`.
+        own_places: the place of each row under its own score, by row; see :func:`place_under_own_score`.
         telling, blind: the names of the OOD validation sets with and without a vote.
         rivals: the places of the admissible scores of the single model that are not significantly below its best one.
         reasons: why each candidate was not taken, in the order of the candidates; empty for the chosen one.
@@ -416,24 +427,24 @@ class Choice:
 def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
     """Apply the rule of this module to the data themselves, and tell why each other candidate was not taken."""
     decision = decide(evidence, max_drop)
-    telling = decision.telling
-    own_places = {row: own_score(evidence, row, telling) for row in evidence.rows}
+    voting_sets = decision.voting_sets
+    own_places = {row: place_under_own_score(evidence, row, voting_sets) for row in evidence.rows}
 
     # Scores of the single model that may be as good as its best one.
     rivals = []
     for place in evidence.rows[SINGLE]:
         if place == evidence.reference:
             continue
-        if harm_done_by(evidence, place, telling, 0):
+        if harm_done_by(evidence, place, voting_sets, 0):
             continue
-        to_best = evidence.difference(place, own_places[SINGLE], telling, 0)
+        to_best = evidence.difference(place, own_places[SINGLE], voting_sets, 0)
         if to_best.high >= 0:
             rivals.append(place)
 
     telling_names = []
     blind_names = []
     for index, name in enumerate(evidence.sets):
-        if index in telling:
+        if index in voting_sets:
             telling_names.append(name)
         else:
             blind_names.append(name)
@@ -460,7 +471,7 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, place: int, ma
     """
     if place == decision.chosen:
         return ""
-    harm_done = harm_done_by(evidence, place, decision.telling, 0)
+    harm_done = harm_done_by(evidence, place, decision.voting_sets, 0)
     if harm_done:
         return harm_done
     candidate = evidence.candidates[place]
@@ -486,10 +497,10 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, place: int, ma
 def _better_row(evidence: Evidence, decision: ReadingDecision, place: int, dearer_rows: Sequence[str]) -> str:
     """Name the first of some dearer rows that is clearly better than a candidate, with its gain."""
     dearer = [decision.compared[row] for row in dearer_rows]
-    better = _better_one(evidence, place, dearer, decision.telling, 0)
+    better = _first_clearly_better(evidence, place, dearer, decision.voting_sets, 0)
     if better is None:
         raise AssertionError("a cheaper row is left only for a better one")
-    gain = evidence.difference(better, place, decision.telling, 0)
+    gain = evidence.difference(better, place, decision.voting_sets, 0)
     row = evidence.candidates[better].row
     return f"{row} is better ({gain.value:+.4f})"
 
