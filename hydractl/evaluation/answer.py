@@ -370,7 +370,7 @@ def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
 
 
 def _keys(block: Mapping[str, object]) -> Iterator[str]:
-    """Yield the keys of everything that has a value, at any depth."""
+    """Yield the keys of everything that has a value, at any depth; names of data sets are no keys."""
     for key, value in block.items():
         if not _has_value(value):
             continue

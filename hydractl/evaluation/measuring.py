@@ -231,7 +231,7 @@ class Measuring:
             )
 
     def _gather_tests(self, model: LogitsProvider, fitted: RowFit, scores: RowScores, read: Reading) -> _OnTests:
-        """Run the clean test sets, the ID data first, and return what they give."""
+        """Run the clean test sets, the ID data first, and return their samples with what is counted on the way."""
         test_sets = tested(self._sets)
         id_set = test_sets[0]
         on_tests = _OnTests()

@@ -211,12 +211,12 @@ class _Opening:
         for name, group, ood_spec in options.ood:
             outside = self._open_outside(ood_spec, option=f"--ood {name}")
             sets.append(_eval_set(name, OOD, outside, group))
-        for kind, severity in itertools.product(options.corruptions, options.severities):
+        for corruption, severity in itertools.product(options.corruptions, options.severities):
             photographs = None
-            if kind == FROST:  # which is laid over the images from photographs
+            if corruption == FROST:  # frost is laid over the images from photographs
                 photographs = options.photographs
-            corrupted = CorruptedImages(inside, kind, severity, photographs)
-            sets.append(_eval_set(f"{kind}/{severity}", CORRUPTION, corrupted))
+            corrupted = CorruptedImages(inside, corruption, severity, photographs)
+            sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted))
         return sets
 
     def ood_validation_sets(self, validation: Dataset | None) -> list[EvalSet]:
@@ -410,14 +410,14 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
     Raises:
         InputError: listing every model and test set that share samples, and by whom these were seen.
     """
-    seen_here = fitted_entries(sets)
-    chosen_on = {dataset.fingerprint for dataset in _fitted_sets(sets)}
+    entries_of_command = fitted_entries(sets)
+    fitted_fingerprints = {dataset.fingerprint for dataset in _fitted_sets(sets)}
     seen: Seen = {}
     problems = []
     for model in models:
-        entries = [*model.seen, *seen_here]
+        entries = [*model.seen, *entries_of_command]
         for dataset in tested(sets):  # which hold the clean images of the corrupted sets
-            if dataset.fingerprint in chosen_on:
+            if dataset.fingerprint in fitted_fingerprints:  # the whole set, even if only predictions are available
                 count = len(dataset)
                 seen_by = "all of them chosen on by this eval"
             else:
@@ -459,7 +459,13 @@ def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
 
 
 def _seen_count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
-    """Return how many samples of a test set have been seen, and by whom."""
+    """Return how many samples of a test set have been seen, and by whom, in words; 0 and "" where nobody has.
+
+    Args:
+        model: the model, which may hold stored predictions that tell the number.
+        entries: the data that the model was trained on, and those that this command fits to.
+        dataset: the test set.
+    """
     seen_when_stored = model.already_seen(dataset)
     if seen_when_stored:
         return seen_when_stored, "as its predictions say"

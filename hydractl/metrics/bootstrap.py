@@ -160,7 +160,9 @@ def resample_aurocs(
     for start in range(0, rounds, rounds_in_block):
         stop = min(rounds, start + rounds_in_block)
         block = range(start, stop)
-        counts = {name: _counts_of_next_rounds(draws_of_set, len(block)) for name, draws_of_set in draws.items()}
+        counts = {}
+        for name, draws_of_set in draws.items():
+            counts[name] = _counts_of_next_rounds(draws_of_set, len(block))
         for aurocs in aurocs_by_score.values():
             aurocs.add(block, counts)
 
@@ -225,7 +227,8 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
         "id.nll": -inside.label_log_probs,
     }
     draws = draw(seed, "id", len(inside))
-    counts = np.stack([next(draws) for _ in range(rounds)])  # [R, N]
+    counts_of_rounds = [next(draws) for _ in range(rounds)]
+    counts = np.stack(counts_of_rounds)  # [R, N]
 
     values: dict[str, float | None] = {}
     values_in_rounds = {}

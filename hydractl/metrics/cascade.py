@@ -60,9 +60,9 @@ class Cascade:
 
     def served(self, logits: np.ndarray) -> np.ndarray:
         """Return the logits ``[M, N, C]`` that a cascade gives, from those of the whole ensemble."""
-        of_first_member = logits[self.member]  # [N, C]
-        goes_on = self.goes_on(of_first_member)
-        return np.where(goes_on[:, None], logits, of_first_member)
+        first_logits = logits[self.member]  # [N, C]
+        goes_on = self.goes_on(first_logits)  # [N]
+        return np.where(goes_on[:, None], logits, first_logits)
 
 
 def stored_cascade(document: Any, members: int) -> Cascade | None:
@@ -88,7 +88,9 @@ def stored_cascade(document: Any, members: int) -> Cascade | None:
     except (KeyError, TypeError, ValueError):
         raise broken from None
     is_member = type(member) is int and 0 <= member < members
-    if not is_member or needs_several or not np.isfinite(value):
+    if not is_member or not np.isfinite(value):
+        raise broken
+    if needs_several:  # the first member alone has no such score
         raise broken
     return Cascade(member, score, value)
 

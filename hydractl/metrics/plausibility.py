@@ -195,6 +195,7 @@ def fitting_order(
     total = len(labels)
 
     def correct_in(places: NDArray[np.int64]) -> int:
+        """Count the right predictions if each label stood for the class at its place."""
         counts = confusion[as_they_are, places]
         return int(counts.sum())
 
@@ -203,6 +204,8 @@ def fitting_order(
     assert np.array_equal(label_order, as_they_are)
     best_places = np.asarray(best, dtype=np.int64)
     most_correct = correct_in(best_places)
+
+    # It fits only if its accuracy is clearly above that of guessing, and if it is not the order as it is.
     low = share_interval(most_correct, total).low
     is_clear = low > max(_largest_share(labels), _CLEAR)
     is_better = most_correct != correct_in(as_they_are)
