@@ -204,13 +204,13 @@ class _RowFitting:
         samples_by_set = []
         if rule.side == "ood":
             for dataset in of_role(self._sets, OOD_VAL):
-                samples_by_set.append(self._calibrated_outside(dataset, calibration))
+                samples_by_set.append(self._calibrated_ood_samples(dataset, calibration))
         else:
-            samples_by_set.append(self._calibrated_inside(calibration))
+            samples_by_set.append(self._calibrated_id_samples(calibration))
         scores = [samples.score for samples in samples_by_set if samples.score is not None]
         return np.concatenate(scores)
 
-    def _calibrated_inside(self, calibration: Calibration | None) -> Samples:
+    def _calibrated_id_samples(self, calibration: Calibration | None) -> Samples:
         """Return the ID validation samples, calibrated."""
         validation = self._validation
         assert validation is not None
@@ -220,7 +220,7 @@ class _RowFitting:
             feature_scores[self._score] = validation.samples.score
         return samples_of(validation.logits, score=self._score, fitted_scores=feature_scores, calibration=calibration)
 
-    def _calibrated_outside(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
+    def _calibrated_ood_samples(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
         """Return the samples of one OOD validation set, calibrated."""
         scores = RowScores(self._score)
         gathered = gather(

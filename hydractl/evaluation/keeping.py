@@ -61,7 +61,7 @@ class KeptRow:
             training=model.training,
             cost=model.cost,
             decisive=model.decisive(),
-            calibration=_calibration(stored),
+            calibration=_calibration_record(stored),
             threshold=threshold,
             ood_score=ood_score,
             feature_scores=self.feature_scores or None,
@@ -86,7 +86,7 @@ class KeptRow:
         )
 
 
-def _calibration(stored: StoredFit) -> CalibrationRecord | None:
+def _calibration_record(stored: StoredFit) -> CalibrationRecord | None:
     """Return the calibration that the model's own file holds; None without one."""
     if stored.calibration is None:
         return None
@@ -112,7 +112,7 @@ def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> Predict
     unfinished = output.target.with_name(f"{output.target.name}.part")
     is_unfinished = unfinished.exists()
     if resume and not is_unfinished:
-        finished = _finished(row, output)
+        finished = _finished_file(row, output)
         if finished is not None:
             log.info(f"{output.path} is complete: its predictions are read")
             return finished
@@ -130,7 +130,7 @@ def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> Predict
     return writer
 
 
-def _finished(row: KeptRow, output: Output) -> PredictionsWriter | None:
+def _finished_file(row: KeptRow, output: Output) -> PredictionsWriter | None:
     """Return the finished file of the same run, open for reading; None where there is none.
 
     Samples that it has no logits of are noted as skipped. If a set may not skip any, the file does not count as

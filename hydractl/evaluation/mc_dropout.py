@@ -67,7 +67,7 @@ class MCDropout:
         self._device = next(model.parameters()).device
         parts = [module for module in model.modules() if isinstance(module, HydraModel)]
         for part in parts:  # listed before, as layers are added on the way
-            _turn_on(part, p)
+            _turn_dropout_on(part, p)
 
     def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
         """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
@@ -86,7 +86,7 @@ class MCDropout:
         return torch.cat(passes)
 
 
-def _turn_on(model: HydraModel, p: float) -> None:
+def _turn_dropout_on(model: HydraModel, p: float) -> None:
     """Let the dropout layers that are meant act outside training, with the rate ``p``.
 
     They are those whose rate is the mark: of the configuration's layers, and of layers that are added here.

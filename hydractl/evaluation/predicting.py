@@ -164,16 +164,16 @@ class Predicting:
 
         # Each window is yielded as soon as all its batches have come.
         rows: dict[int, PredictionRow] = {}  # of the windows that wait, by the number of the sample
-        for batch_rows, prediction in self._predictions(order):
-            predicted = self._rows(batch_rows, prediction)
+        for batch_rows, prediction in self._predict_batches(order):
+            predicted = self._rows_of_batch(batch_rows, prediction)
             rows.update(zip(batch_rows, predicted, strict=True))
             # A batch in which no sample can be read does not come: several windows may be complete now.
             while waiting and self._is_complete(waiting[0], rows):
-                yield self._finished(waiting.popleft(), rows)
+                yield self._take_finished_window(waiting.popleft(), rows)
 
         # The batches at the end did not come either if none of their samples can be read.
         while waiting:
-            yield self._finished(waiting.popleft(), rows)
+            yield self._take_finished_window(waiting.popleft(), rows)
 
     def _longest_first(self, window: range) -> list[int]:
         """Return the samples of a window in the order in which they run: texts by falling length."""
@@ -182,7 +182,7 @@ class Predicting:
             return list(window)
         return sorted(window, key=lambda row: -lengths[row])
 
-    def _predictions(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Prediction]]:
+    def _predict_batches(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Prediction]]:
         """Yield the samples of each batch, by their numbers in the data set, and the prediction of the batch.
 
         Raises:
@@ -190,7 +190,7 @@ class Predicting:
         """
         parameter = next(self._model.parameters(), None)
         read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order)
-        for batch in self._readable(read, order):
+        for batch in self._readable_batches(read, order):
             inputs = batch.inputs
             if parameter is not None:  # inputs go to the device and take the type of the weights
                 inputs = move(inputs, parameter.device, parameter.dtype)
@@ -204,7 +204,7 @@ class Predicting:
                 ) from None
             yield batch.indices, prediction
 
-    def _readable(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
+    def _readable_batches(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
         """Yield the batches that were read.
 
         Reading raises an error if every sample is skipped. Here that is none: other parts may have readable samples.
@@ -226,7 +226,7 @@ class Predicting:
         skipped = self._skip_reasons()
         return all(sample in rows or sample in skipped for sample in window)
 
-    def _finished(self, window: range, rows: dict[int, PredictionRow]) -> Window:
+    def _take_finished_window(self, window: range, rows: dict[int, PredictionRow]) -> Window:
         """Return a window whose batches have all come, and take its samples out of ``rows``."""
         reasons = self._skip_reasons()
         rows_in_order = []
@@ -239,7 +239,7 @@ class Predicting:
                 skipped[sample_id] = reasons[sample]
         return Window(window.stop, rows_in_order, skipped)
 
-    def _rows(self, batch_rows: Sequence[int], prediction: Prediction) -> list[PredictionRow]:
+    def _rows_of_batch(self, batch_rows: Sequence[int], prediction: Prediction) -> list[PredictionRow]:
         """Return the rows of the samples of a batch.
 
         Args:
@@ -247,10 +247,10 @@ class Predicting:
             prediction: the prediction of the batch.
         """
         ids = [self._dataset.ids[row] for row in batch_rows]
-        true_labels = [self._label(row) for row in batch_rows]
+        true_labels = [self._true_label(row) for row in batch_rows]
         return prediction_rows(prediction, ids, true_labels, self._form)
 
-    def _label(self, sample: int) -> str | int | None:
+    def _true_label(self, sample: int) -> str | int | None:
         """Return the true label of a sample; None for a sample without a label."""
         labels = self._dataset.labels
         if labels is None:
@@ -288,7 +288,7 @@ def prediction_rows(
     if prediction.is_ood is not None:
         columns["is_ood"] = prediction.is_ood.tolist()
     if prediction.sets is not None:
-        columns["set"] = _classes_in(prediction.sets, names)
+        columns["set"] = _classes_in_sets(prediction.sets, names)
     if form.top:
         columns["top"] = _most_probable(prediction.probabilities, form.top, names)
     if form.members:
@@ -308,7 +308,7 @@ def _class_name(index: int, names: Sequence[str] | None) -> str | int:
     return names[index]
 
 
-def _classes_in(sets: Tensor, names: Sequence[str] | None) -> list[list[str | int]]:
+def _classes_in_sets(sets: Tensor, names: Sequence[str] | None) -> list[list[str | int]]:
     """Return the classes in the prediction set of each sample, from bool ``[batch, classes]``."""
     classes_by_sample = []
     for in_set in sets:

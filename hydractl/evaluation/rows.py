@@ -141,7 +141,7 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
                 f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
-        predicted[position] = _predicted(name, refs, options.fit, log)
+        predicted[position] = _row_of_predictions(name, refs, options.fit, log)
     running = _running_models(texts_of_models, opening, options, log)
 
     # Both in the order of the arguments.
@@ -158,7 +158,7 @@ def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions,
     if repeated_names:
         raise UsageError(f"MODEL names used twice: {', '.join(repeated_names)}", hint="name them apart: NAME=MODEL")
     for path in options.reuse:
-        _reuse(PredictedModel(path, read_predictions(path)), rows)
+        _reuse_predictions(PredictedModel(path, read_predictions(path)), rows)
     return rows
 
 
@@ -223,11 +223,11 @@ def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions
         (argument,) = with_class_names([argument], options.data.train, options.data.limit, "--train")
     row = RunningModel(argument, options.run, options.fit, log, None)
     for path in options.reuse:
-        _reuse(PredictedModel(path, read_predictions(path)), [row])
+        _reuse_predictions(PredictedModel(path, read_predictions(path)), [row])
     return row
 
 
-def _reuse(file: PredictedModel, rows: Sequence[Model]) -> None:
+def _reuse_predictions(file: PredictedModel, rows: Sequence[Model]) -> None:
     """Give predictions to the rows of the model that they are of.
 
     Raises:
@@ -321,7 +321,7 @@ def _check_file(ref: str) -> None:
         read_header(ref)
 
 
-def _predicted(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:
+def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:
     """Return the row of one predictions file, or of several as one ensemble; without a name it has those of its files.
 
     Of an ensemble, what each file stores of a calibration is left out, with a warning.

@@ -314,6 +314,9 @@ class Study:
     def test(self, predictions: Mapping[str, Path]) -> None:
         """Compare the choice on the test data, and step down the ladder if they say so.
 
+        A rung of the ladder is a row with an OOD score: the choice, the single model with its own score, the single
+        model with MSP.
+
         Args:
             predictions: the file of each row's predictions on the test data, by row.
         """
@@ -453,7 +456,7 @@ class Study:
         """Compare the mean AUROC of a rung with that of the single model under each of its scores.
 
         Args:
-            rung: the rung.
+            rung: a row and the score that it is used with.
             free_scores: the AUROC of the single model against each test set, by score.
         """
         mean_of_rung = mean_over_sets(self._aurocs(rung), AUROC)
@@ -474,7 +477,7 @@ class Study:
         return AgainstSingle(rivals, others)
 
     def _aurocs(self, rung: Rung) -> Resampled:
-        """Return the AUROC of a rung against each test set."""
+        """Return the AUROC of a row with a score against each test set, on the test data and on their resamples."""
         measured = self._tests[rung.row]
         by_score = measured.aurocs([rung.score], self._rounds, self._seed)
         return by_score[rung.score]
@@ -640,7 +643,7 @@ class Study:
         )
 
     def _ladder_records(self) -> list[LadderRungRecord]:
-        """Return the rungs of the ladder, each with its differences to the next one."""
+        """Return the rungs of the ladder (rows with a score), each with its differences to the next one."""
         tested = self._tested
         records = []
         for place, rung in enumerate(tested.ladder):

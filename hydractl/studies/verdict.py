@@ -217,14 +217,17 @@ def name_of(rung: Rung) -> str:
 
 
 def _sentences_on_left_rungs(tested: Facts) -> list[str]:
-    """Return a sentence for each rung that was left, on why it was."""
+    """Return a sentence for each rung of the ladder that was left, because it is no better than the next one.
+
+    A rung is a row with an OOD score; the first one is the choice on validation data.
+    """
     sentences = []
-    for place in range(tested.ends):
-        step = tested.steps[place][AUROC]
+    for index in range(tested.ends):
+        step = tested.steps[index][AUROC]
         no_better = _NO_BETTER[step.kind]
-        upper = _capitalised(name_of(tested.ladder[place]))
-        lower = name_of(tested.ladder[place + 1])
-        if place == 0:
+        upper = _capitalised(name_of(tested.ladder[index]))
+        lower = name_of(tested.ladder[index + 1])
+        if index == 0:
             sentences.append(
                 f"{upper}, chosen on validation data, is {no_better} on the test data than {lower}: {step}."
             )

@@ -37,7 +37,7 @@ class PredictedModel(LogitsProvider):
         self.seen = []
         self.stored = StoredFit.from_description(model.to_json(), predictions.origin)
         self.on_features = predictions.scores
-        self.conventions = _asking(model.decisive)
+        self.conventions = _stored_conventions(model.decisive)
         self.mc_dropout = model.decisive.mc_dropout
         self.probe = model.decisive.probe
         self.cascade = model.decisive.cascade
@@ -75,7 +75,7 @@ class PredictedModel(LogitsProvider):
 
     def has(self, dataset: EvalSet) -> bool:
         """Return whether the file has a set, sample for sample."""
-        return self._index(dataset) is not None
+        return self._index_of_set(dataset) is not None
 
     def check_made_with(self, wanted: Mapping[str, object]) -> None:
         """Refuse logits of other settings.
@@ -95,13 +95,16 @@ class PredictedModel(LogitsProvider):
 
     def already_seen(self, dataset: EvalSet) -> int:
         """Return the number that the file gives; 0 for a set that it has not."""
-        index = self._index(dataset)
+        index = self._index_of_set(dataset)
         if index is None:
             return 0
         return self._predictions.sets[index].seen
 
-    def _index(self, dataset: EvalSet) -> int | None:
-        """Return which set of the file it is: of several with the same samples, the one of its name, else the first."""
+    def _index_of_set(self, dataset: EvalSet) -> int | None:
+        """Return the index of a data set in the file; None where it has no set of the same samples and labels.
+
+        Of several sets with the same samples it is the one of the same name, else the first.
+        """
         same_samples = []
         for index, stored in enumerate(self._predictions.sets):
             if stored.fingerprint != dataset.fingerprint:
@@ -113,12 +116,12 @@ class PredictedModel(LogitsProvider):
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Yield the stored logits of all samples of the set; ``rows`` is not looked at."""
-        index = self._index(dataset)
+        index = self._index_of_set(dataset)
         assert index is not None  # check_sets() has been here
         yield from self._predictions.batches(index)
 
 
-def _asking(decisive: DecisiveRecord) -> Asking:
+def _stored_conventions(decisive: DecisiveRecord) -> Asking:
     """Return how texts are cut and zero-shot models are asked, where the header says it."""
     asking: Asking = {}
     if decisive.max_length is not None:

@@ -90,8 +90,8 @@ class RunningModel(LogitsProvider):
         self.conventions = _conventions(first)
 
         # What was fitted for it before, as far as it answers in the same way now.
-        self.stored = self._stored(fit)
-        self.cascade = self._cascade(first)
+        self.stored = self._stored_fit(fit)
+        self.cascade = self._usable_cascade(first)
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
 
@@ -147,7 +147,7 @@ class RunningModel(LogitsProvider):
         is_one_file = len(self.argument.sources) == 1
         return is_one_file and self._answering.unlike_file is None
 
-    def _stored(self, fit: FitOptions) -> StoredFit:
+    def _stored_fit(self, fit: FitOptions) -> StoredFit:
         """Return the fit that the checkpoint holds; an empty one, with a warning, if it is for other predictions."""
         extras = [source.description.extra for source in self.argument.sources]
         if self._answers_as_its_file():
@@ -156,7 +156,7 @@ class RunningModel(LogitsProvider):
         warn_of_left_out(self.name, extras, fit, self._log, reason)
         return StoredFit()
 
-    def _cascade(self, description: Description) -> CascadeRecord | None:
+    def _usable_cascade(self, description: Description) -> CascadeRecord | None:
         """Return the checkpoint's cascade; None if it has none, or if it was fitted for other predictions."""
         cascade = stored_cascade(description.extra.get("cascade"), self.members)
         if cascade is None:
@@ -253,14 +253,14 @@ class RunningModel(LogitsProvider):
         if self.options.dtype == "float64":
             kept_dtype = torch.float64
         with torch.inference_mode():
-            for batch in self._batches_of(dataset, rows):
+            for batch in self._batches_as_read(dataset, rows):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 place = BatchPlace(dataset.fingerprint, batch.indices[0])
                 logits, scores = self._answering.outputs(inputs, place, self.detector)
                 kept_logits = logits.to("cpu", kept_dtype)
                 yield LogitsBatch(batch.indices, kept_logits.numpy(), scores)
 
-    def _batches_of(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
+    def _batches_as_read(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
         """Return the batches of a data set as the model reads it, of all samples or of these rows in this order."""
         description = self.argument.sources[0].description
         preprocess = {"family": description.family, **description.preprocess}
@@ -278,7 +278,7 @@ class RunningModel(LogitsProvider):
             return
         parameter = self._parameter()
         with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
-            for batch in self._batches_of(data):
+            for batch in self._batches_as_read(data):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 yield batch.indices, inputs
                 progress.advance(len(batch.indices))
