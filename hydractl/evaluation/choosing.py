@@ -176,8 +176,8 @@ def _as_good_as_the_best(compared: Mapping[str, ComparedScore], model: str) -> l
             means[name] = score.mean
     if not means:
         raise InputError(f"no OOD score tells anything of {model}: {', '.join(compared)} are constant")
-    best = max(means.values())
-    return [name for name, mean in means.items() if best - mean < NEAR_TIE]
+    best_mean = max(means.values())
+    return [name for name, mean in means.items() if best_mean - mean < NEAR_TIE]
 
 
 class _KeptReading:

@@ -70,8 +70,8 @@ def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalS
     if options.keep_logits and not fits_on_validation:  # they are only kept in the predictions file
         return []
     unused = [dataset.name for dataset in unused_sets(sets, options)]
-    validation = [*of_role(sets, VAL), *of_role(sets, OOD_VAL)]
-    return [dataset for dataset in validation if dataset.name not in unused]
+    validation_sets = of_role(sets, VAL) + of_role(sets, OOD_VAL)
+    return [dataset for dataset in validation_sets if dataset.name not in unused]
 
 
 def row_doubts(
@@ -94,7 +94,8 @@ def row_doubts(
     expected = _recorded_accuracy(model)
     if inside.labels is not None:
         doubts.append(_id_doubt(model, inside, id_option, expected))
-        expected = ExpectedAccuracy(inside.mean("correct"), len(inside), f"that on {id_option}")
+        accuracy = inside.mean("correct")
+        expected = ExpectedAccuracy(accuracy, samples=len(inside), where=f"that on {id_option}")
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
         doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)

@@ -135,7 +135,8 @@ class _RowFitting:
         (val,) = of_role(self._sets, VAL)  # the settings require it
         scores = RowScores(self._score)
         logits = Logits()
-        gathered = gather(self._read(val), val, self._model.name, scores=scores, pairs=False, sinks=[logits])
+        batches = self._read(val)
+        gathered = gather(batches, val, self._model.name, scores=scores, pairs=False, sinks=[logits])
         assert val.labels is not None  # opened with need_labels
         labels = val.labels[gathered.rows]
         return _Validation(val, logits.logits(), labels, gathered.samples)

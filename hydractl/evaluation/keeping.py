@@ -70,7 +70,10 @@ class KeptRow:
 
     def writer(self, path: Path, resume: bool) -> PredictionsWriter:
         """Return the predictions file at a path for writing: a new one, or with ``resume`` the one that is there."""
-        sets = [replace(dataset, seen=self.seen.get(dataset.name, 0)) for dataset in self.sets]
+        sets = []
+        for dataset in self.sets:
+            seen = self.seen.get(dataset.name, 0)
+            sets.append(replace(dataset, seen=seen))
         kind = "F32"
         if self.model.options.dtype == "float64":
             kind = "F64"

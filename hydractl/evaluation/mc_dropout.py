@@ -79,7 +79,8 @@ class MCDropout:
             data: the fingerprint of the data set.
             first: the position of the batch's first sample in the data set.
         """
-        digest = hashlib.sha256(f"{self._seed} {data} {first}".encode()).digest()
+        drawn_for = f"{self._seed} {data} {first}"
+        digest = hashlib.sha256(drawn_for.encode()).digest()
         batch_seed = int.from_bytes(digest[:7], "big")
         with _seeded_generators(batch_seed, self._device):
             passes = [self._model.member_logits(inputs) for _ in range(self._passes)]

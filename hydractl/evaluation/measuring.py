@@ -168,7 +168,8 @@ class Measuring:
         gathered = on_tests.gathered
         id_set = test_sets[0]
         inside = gathered[id_set.name]
-        shares = {name: went_on.share for name, went_on in on_tests.went_on.items()}  # of samples that ran all members
+        # In a cascade, the share of the samples of each set that ran all members.
+        shares = {name: went_on.share for name, went_on in on_tests.went_on.items()}
         for name, share in shares.items():
             self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
         self.warnings += row_doubts(model, inside.samples, fitted, on_tests.counts, test_sets)

@@ -53,8 +53,9 @@ def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Se
     entries = [*model.seen, *fitted_entries(sets, "calibrate")]
     is_seen = marked(entries, dataset)  # [N]
     if is_seen.any():
+        count = int(is_seen.sum())
         who = who_saw(entries, dataset)
-        notes.append(f"{is_seen.sum():,} of {len(dataset):,} samples of --reference were seen, and are left out: {who}")
+        notes.append(f"{count:,} of {len(dataset):,} samples of --reference were seen, and are left out: {who}")
     if known_in_part(entries, dataset):
         # Not every sample of such a set is known: those that are not marked may have been seen, too.
         is_seen[:] = True

@@ -424,8 +424,10 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
                 count, seen_by = _seen_count(model, entries, dataset)
             if not count:
                 continue
-            seen.setdefault(model.name, {})[dataset.name] = count
-            problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option_of(dataset)} ({seen_by})")
+            seen_by_this_model = seen.setdefault(model.name, {})
+            seen_by_this_model[dataset.name] = count
+            option = option_of(dataset)
+            problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option} ({seen_by})")
     if problems and not allow:
         raise _seen_error(problems)
     return seen

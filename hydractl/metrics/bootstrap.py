@@ -167,11 +167,13 @@ def resample_aurocs(
             aurocs.add(block, counts)
 
     # The data themselves are one round in which each sample is drawn once.
-    data = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}
+    counts_of_data = {}
+    for name, size in sizes.items():
+        counts_of_data[name] = np.ones((size, 1), dtype=np.int64)
     resampled = {}
     for score, aurocs in aurocs_by_score.items():
         values: dict[str, float | None] = dict.fromkeys(ood_scores)  # None where a set has no AUROC
-        for name, auroc_of_data in aurocs.in_rounds(data).items():
+        for name, auroc_of_data in aurocs.in_rounds(counts_of_data).items():
             values[name] = float(auroc_of_data[0])
         resampled[score] = Resampled(values, aurocs.rounds)
     return resampled

@@ -225,8 +225,10 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     classes = log_probs.shape[1]
     temperature_scaling = fit_temperature(log_probs, checked_labels)
     inverse_temperature = temperature_scaling.scale[0]
-    # A point of the search holds the scales [C], then the biases [C].
-    centre = np.concatenate([np.full(classes, inverse_temperature), np.zeros(classes)])
+    # A point of the search holds the scales [C], then the biases [C]. It starts at temperature scaling.
+    scales = np.full(classes, inverse_temperature)
+    biases = np.zeros(classes)
+    centre = np.concatenate([scales, biases])
 
     def value_and_gradient(point: Floats) -> tuple[float, Floats]:
         scale = point[:classes]
@@ -321,7 +323,8 @@ def _nll_and_gradient(
         _, shifted, powers, total = shifted_powers(scaled)
 
         # Calibrated log p of the labels.
-        label_log_probs = shifted[at_label] - np.log(total[:, 0])
+        log_totals = np.log(total[:, 0])  # [n]
+        label_log_probs = shifted[at_label] - log_totals
         nll -= float(label_log_probs.sum())
 
         # The gradient by the scaled logarithms is p - 1[y = k], [n, C].

@@ -173,7 +173,8 @@ def _places_evenly_spaced(values: Floats) -> np.ndarray:
     marks = np.linspace(values[0], values[-1], POINTS)
 
     # Of the values on either side of each mark the nearer one is kept.
-    after = np.clip(np.searchsorted(values, marks), 1, n - 1)
+    first_not_below = np.searchsorted(values, marks)
+    after = np.clip(first_not_below, 1, n - 1)
     before = after - 1
     distance_before = marks - values[before]
     distance_after = values[after] - marks

@@ -143,7 +143,8 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
     for point in points:
         what = f"the metric {point.name} = {point.value} of another package"
         loaded = load_entry_point(point)
-        if not isinstance(loaded, Metric) or loaded.kind not in get_args(MetricKind):
+        is_metric = isinstance(loaded, Metric) and loaded.kind in get_args(MetricKind)
+        if not is_metric:
             raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
         if loaded.key in used_keys or not loaded.key.isidentifier():
             raise InputError(f"{what}: the key {loaded.key!r} is taken", hint="give its function another name")

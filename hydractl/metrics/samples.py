@@ -105,9 +105,10 @@ class Samples:
         if name in self._sorted:
             return self._sorted[name]
         order = self.order(name)
-        in_order = ByConfidence(self.confidence[order], self.correct[order])
-        self._sorted[name] = in_order
-        return in_order
+        confidence = self.confidence[order]
+        correct = self.correct[order]
+        self._sorted[name] = ByConfidence(confidence, correct)
+        return self._sorted[name]
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
@@ -326,7 +327,8 @@ def pair_mi(block: Block) -> Floats:
         # With d = |log p_a - log p_b|, the larger of log p_a and log p_b is log 2 - log(1 + exp(-d)) above log p, and
         # the smaller one d less: one exponential and one logarithm.
         distance = np.abs(log_probs[a] - log_probs[b])  # d, [n, C]
-        larger_above_mean = np.log(2.0) - np.log(1.0 + np.exp(-distance))
+        log_sum = np.log(1.0 + np.exp(-distance))
+        larger_above_mean = np.log(2.0) - log_sum
         summed_probs = probs[a] + probs[b]
         smaller_prob = np.minimum(probs[a], probs[b])
         both_divergences = summed_probs * larger_above_mean - smaller_prob * distance  # of each class, [n, C]

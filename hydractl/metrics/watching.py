@@ -270,7 +270,9 @@ class AurocEstimate(NamedTuple):
         """Return its interval for so many ID and OOD samples; ``z`` is the normal quantile at the upper end."""
         variance = self.inside_variance / inside + self.outside_variance / outside
         half = z * float(np.sqrt(variance))
-        return ConfidenceInterval(max(self.value - half, 0.0), min(self.value + half, 1.0))
+        low = max(self.value - half, 0.0)
+        high = min(self.value + half, 1.0)
+        return ConfidenceInterval(low, high)
 
 
 def auroc_estimate(inside: Floats, outside: Floats) -> AurocEstimate:
@@ -342,8 +344,9 @@ def merged_cells(classes: Mapping[str, int], reference: Mapping[str, int]) -> ND
     either are expected in it.
     """
     names = dict.fromkeys([*reference, *classes])  # each once
-    count_pairs = [(classes.get(name, 0), reference.get(name, 0)) for name in names]
-    counts = np.asarray(count_pairs, dtype=np.int64).reshape(-1, 2)  # [classes, 2]
+    input_counts = [classes.get(name, 0) for name in names]
+    reference_counts = [reference.get(name, 0) for name in names]
+    counts = np.column_stack([input_counts, reference_counts]).astype(np.int64)  # [classes, 2]
     totals = counts.sum(axis=0)
     no_cells = counts[:0]
     if not totals.all():
@@ -439,7 +442,8 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
     share = None
     if reference.flagged is not None:
         share = share_shift(inputs.flagged, inputs.n, reference.flagged, reference.n)
-    estimate = auroc_estimate(reference.scores, np.asarray(inputs.scores, dtype=np.float64))
+    input_scores = np.asarray(inputs.scores, dtype=np.float64)
+    estimate = auroc_estimate(reference.scores, input_scores)
     auroc = score_shift(estimate, inputs.n, len(reference.scores))
     classes = class_shift(inputs.classes, reference.classes)
 

@@ -328,7 +328,10 @@ class Study:
 
         # Step down the ladder, as long as a rung is no better than the next one.
         rungs = self.ladder
-        figures = [self._measured_on_resamples(self._tests[rung.row], rung) for rung in rungs]
+        figures = []
+        for rung in rungs:
+            measured = self._tests[rung.row]
+            figures.append(self._measured_on_resamples(measured, rung))
         steps = []
         for upper, lower in itertools.pairwise(figures):
             steps.append(self._findings(upper, lower))
@@ -542,8 +545,8 @@ class Study:
 
         # All rows lose too much accuracy.
         names = [validated.row.name for validated in others]
-        lose_accuracy = [self._decided.choice.limits[name].startswith("accuracy") for name in names]
-        if all(lose_accuracy):
+        limits = [self._decided.choice.limits[name] for name in names]
+        if all(limit.startswith("accuracy") for limit in limits):
             lines.append("Every other row loses more accuracy on validation data than --max-drop allows.")
 
         lines += self._why_not_the_best_other_row(names)

@@ -169,9 +169,12 @@ class Workshop:
             outputs: the files of the circuits.
             output: the value of ``-o``.
         """
-        options: dict[str, Value] = {"val": self.val, "ood_val": self.ood_val}
-        options["objective"] = objectives
-        options["budget"] = str(budget)
+        options: dict[str, Value] = {
+            "val": self.val,
+            "ood_val": self.ood_val,
+            "objective": objectives,
+            "budget": str(budget),
+        }
         options.update(self.search)
         options.update(sites)
         options["resume"] = True

@@ -302,10 +302,11 @@ def _gain_sentence(name: str, against_single: AgainstSingle, hardest: Finding) -
     how_much = "slightly better"
     if hardest.kind == BETTER:
         how_much = "better"
+    rivals = _rivals_text(against_single)
     against_hardest = ""
     if len(against_single.rivals) > 1:
         against_hardest = f" against the hardest, {against_single.hardest}"
-    return f"{name} detects OOD samples {how_much} than {_rivals_text(against_single)}: {hardest}{against_hardest}."
+    return f"{name} detects OOD samples {how_much} than {rivals}: {hardest}{against_hardest}."
 
 
 def _rivals_text(against_single: AgainstSingle) -> str:

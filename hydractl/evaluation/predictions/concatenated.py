@@ -59,8 +59,10 @@ class Concatenated:
         self.model = _ensemble_header(models, members_of_parts)
         self.sets = []
         for index, dataset in enumerate(first.sets):
-            most_seen = max(part.sets[place].seen for part, place in self._parts_and_indices(index))
-            self.sets.append(replace(dataset, seen=most_seen))
+            seen_by_part = []
+            for part, index_in_part in self._parts_and_indices(index):
+                seen_by_part.append(part.sets[index_in_part].seen)
+            self.sets.append(replace(dataset, seen=max(seen_by_part)))
 
     def _parts_and_indices(self, index: int) -> list[tuple[Predictions, int]]:
         """Return every file with the index that a set has in it; ``index`` is that in the first file."""
@@ -153,7 +155,9 @@ def _header_differences(first: Predictions, other: Predictions) -> list[str]:
         expected = _without_penalties(first_header.get(key))
         value = _without_penalties(other_header.get(key))
         if value != expected:
-            problems.append(f"{other.origin}: {key} is {_shown_entry(value)}, not {_shown_entry(expected)}")
+            value_text = _shown_entry(value)
+            expected_text = _shown_entry(expected)
+            problems.append(f"{other.origin}: {key} is {value_text}, not {expected_text}")
     return problems
 
 
@@ -228,7 +232,8 @@ def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int
     members_before = 0
     for model, count in zip(models, members, strict=True):
         for training in model.training:
-            trainings.append(replace(training, member=members_before + (training.member or 0)))
+            member_in_file = training.member or 0  # None where the file has one member
+            trainings.append(replace(training, member=members_before + member_in_file))
         members_before += count
     return trainings
 

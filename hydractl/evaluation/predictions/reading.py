@@ -216,8 +216,9 @@ def _read_sets(
             labels = tensors.read(names["labels"]).numpy()
         _, _, classes = header.tensors[names["logits"]].shape
         if labels is not None and len(labels):
-            all_are_classes = labels.min() >= 0 and labels.max() < classes
-            if not all_are_classes:
+            lowest = labels.min()
+            highest = labels.max()
+            if lowest < 0 or highest >= classes:
                 problems.append(f"set {index}: a label is outside 0..{classes - 1}")
         dataset = SetEntry(
             name=entry.name,

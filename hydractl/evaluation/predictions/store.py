@@ -149,7 +149,8 @@ class PredictionsWriter:
         self._fixed: dict[str, bytes] = {}  # the content of those that are known from the beginning
         for index, dataset in enumerate(sets):
             samples = len(dataset.ids)
-            self._infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, samples, classes))
+            logits_name = tensor_names(index)["logits"]
+            self._infos[logits_name] = TensorInfo(kind, (members, samples, classes))
             for score in scores:
                 self._infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
             self._add_ids_and_labels(index, dataset)
@@ -333,9 +334,10 @@ class PredictionsWriter:
     def _write_at(self, block: bytes, position: int) -> None:
         """Write a block of bytes to a position of the file; the system may take it in several parts."""
         try:
-            done = 0
-            while done < len(block):
-                done += os.pwrite(self._file.fileno(), block[done:], position + done)
+            written = 0
+            while written < len(block):
+                left = block[written:]
+                written += os.pwrite(self._file.fileno(), left, position + written)
         except OSError as error:
             raise storage_error(error, self.path) from error
 
