@@ -103,7 +103,7 @@ class Measuring:
         # The predictions are published only now that the whole row is measured.
         if output is None:
             return row
-        if writer is None:
+        if writer is None:  # predictions sample by sample, not logits
             self._write_lines(model, inside, output)
             return row
         was_finished_before = writer.path == output.target

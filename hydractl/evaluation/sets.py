@@ -144,7 +144,7 @@ def open_reference(spec: str, options: DataOptions, model: Classifier) -> Datase
         UsageError, InputError: they cannot be opened, or do not fit the model.
     """
     opening = _Opening(options, [model])
-    return opening.labelled(spec, option="--reference")
+    return opening.open_labelled(spec, option="--reference")
 
 
 def reference_set(dataset: Dataset, left_out: int = 0) -> EvalSet:
@@ -161,10 +161,10 @@ def _with_fitted_sets(
     # Training data first: the validation set is opened without them.
     training = None
     if options.train is not None:
-        training = opening.labelled(options.train, option="--train")
+        training = opening.open_labelled(options.train, option="--train")
     validation = None
     if options.val is not None:
-        opened_val = opening.labelled(options.val, option="--val", need_labels=True)
+        opened_val = opening.open_labelled(options.val, option="--val", need_labels=True)
         validation_set = _validation_set(opened_val, training, opened.notes)
         validation = validation_set.dataset
         opened.sets.append(validation_set)
@@ -198,15 +198,14 @@ class _Opening:
             if model.reads is not None:
                 reads[model.name] = model.reads
         open_any = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
-        self.labelled = partial(open_any, labels=labels, label_map=label_map)
-        """Opens data of the models' classes."""
+        # The first opens data of the models' classes, the second OOD data, whose classes are others.
+        self.open_labelled = partial(open_any, labels=labels, label_map=label_map)
         self._open_outside = partial(open_any, ignore_labels=True)
-        """Opens OOD data, whose classes are others."""
 
     def test_sets(self, spec: str) -> list[EvalSet]:
         """Open the ID test data and the OOD test sets, and make the corrupted ones."""
         options = self._options
-        inside = self.labelled(spec, option="--test")
+        inside = self.open_labelled(spec, option="--test")
         sets = [_eval_set("id", ID, inside)]
         for name, group, ood_spec in options.ood:
             outside = self._open_outside(ood_spec, option=f"--ood {name}")

@@ -138,6 +138,7 @@ def fit_conformal(
     if not samples:
         raise InputError("conformal sets need at least one labelled validation sample")
 
+    # The nonconformity score of the label of each sample.
     label_scores = np.empty(samples)
     for rows, block in blocks(logits, calibration):
         class_scores = nonconformity(block.probs, method)  # [n, C]
@@ -177,7 +178,7 @@ class SetCounts:
         self._empty = 0  # sets without a class
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Count some test samples.
+        """Count the prediction sets of some test samples: those with the label, those without a class, all classes.
 
         Args:
             logits: [M, N, C], any float type.

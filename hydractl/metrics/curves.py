@@ -105,10 +105,12 @@ def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) ->
 
 def reliability_bins(samples: Samples) -> ReliabilityBins:
     """Return accuracy against confidence in the bins of ``ece``, of labelled samples; None in bins without samples."""
-    sizes = samples.bin_sizes  # [BINS], like the next two
+    # Of each bin, [BINS]: its samples, those that are right, and the sum of the confidences.
+    sizes = samples.bin_sizes
     bins_of_correct = samples.bins[samples.correct]
     correct_counts = np.bincount(bins_of_correct, minlength=BINS)
     summed_confidences = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
+
     bins: ReliabilityBins = {
         "edges": bin_edges().tolist(),
         "n": sizes.tolist(),

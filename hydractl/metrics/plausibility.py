@@ -87,8 +87,8 @@ def accuracy_doubt(
 
     Args:
         predicted, labels: classes ``[N]``.
-        classes: number of classes of the model.
-        names: of its classes, where they are known.
+        classes: the number of classes of the model.
+        names: the names of the model's classes; None where they are not known.
         expected: the accuracy of the model elsewhere, where that is known.
     """
     total = len(labels)
@@ -184,8 +184,8 @@ def fitting_order(
 
     Args:
         predicted, labels: classes ``[N]``.
-        classes: number of classes of the model.
-        names: of its classes, where they are known.
+        classes: the number of classes of the model.
+        names: the names of the model's classes; None where they are not known.
     """
     from scipy.optimize import linear_sum_assignment  # slow to import
 
@@ -226,6 +226,8 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
     orders = [("the labels in reversed order", reversed_order)]
     if names is None or len(names) != classes:
         return orders
+
+    # Either the labels were numbered by the sorted names and the model's classes were not, or the other way round.
     classes_by_name = sorted(range(classes), key=names.__getitem__)
     by_name = np.array(classes_by_name, dtype=np.int64)
     inverse = np.argsort(by_name)

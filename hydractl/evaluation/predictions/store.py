@@ -286,7 +286,10 @@ class PredictionsWriter:
         self._write_samples(logits_name, rows, logits)
 
     def _write_samples(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
-        """Write the values ``[members, len(rows), columns]`` of some samples into a tensor; rows in any order."""
+        """Write the values ``[members, len(rows), columns]`` of some samples into a tensor.
+
+        A tensor holds all samples of the first member, then all of the second, and so on; ``rows`` are in any order.
+        """
         info = self._infos[name]
         _, samples, width = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
