@@ -47,12 +47,12 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
         return []
     accuracy = right / n
     test_accuracy = test_right / test_n
-    difference = accuracy - test_accuracy
+    difference = number(accuracy - test_accuracy)
+    interval = f"{number(low)} to {number(high)}"
     return [
-        f"The single model's accuracy is {number(accuracy)} on the validation data and "
-        f"{number(test_accuracy)} on the test data (a difference of {number(difference)}, {number(low)} to "
-        f"{number(high)}): either it was trained on the validation data, which then choose and calibrate badly, or the "
-        "test set is harder."
+        f"The single model's accuracy is {number(accuracy)} on the validation data and {number(test_accuracy)} on the "
+        f"test data (a difference of {difference}, {interval}): either it was trained on the validation data, which "
+        "then choose and calibrate badly, or the test set is harder."
     ]
 
 
@@ -65,17 +65,21 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     """
     if temperature is None:
         return []
-    if temperature >= 1:
+    if temperature >= 1:  # it makes predictions more careful, not sharper
         return []
-    change = paired_differences(raw, calibrated)[NLL]  # a temperature of 1 or more makes predictions more careful
+    change = paired_differences(raw, calibrated)[NLL]
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty
     low, high = change["ci"]
     if low <= 0:
         return []
+
+    temperature_text = number(temperature, 3)
+    rise = signed_number(change["value"])
+    low_text = signed_number(low)
+    high_text = signed_number(high)
     return [
-        f"The temperature {number(temperature, 3)} sharpens probabilities, and makes the NLL of the test data worse by "
-        f"{signed_number(change['value'])} ({signed_number(low)} to {signed_number(high)}): it suits the validation "
-        "data alone; was the model trained on them?"
+        f"The temperature {temperature_text} sharpens probabilities, and makes the NLL of the test data worse by "
+        f"{rise} ({low_text} to {high_text}): it suits the validation data alone; was the model trained on them?"
     ]
 
 
