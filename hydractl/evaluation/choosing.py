@@ -143,11 +143,11 @@ def _compare_scores(
         if says_nothing(name, model.members):
             compared[name] = ComparedScore(None, {})
         else:
-            compared[name] = _auroc_by_set(name, inside, outside)
+            compared[name] = _auroc_on_each_set(name, inside, outside)
     return compared
 
 
-def _auroc_by_set(name: str, inside: Samples, outside: Mapping[str, Samples]) -> ComparedScore:
+def _auroc_on_each_set(name: str, inside: Samples, outside: Mapping[str, Samples]) -> ComparedScore:
     """Return the AUROC of one score on each OOD validation set, and their mean; sets without scores are left out."""
     inside_scores = inside.scores[name]
     by_set = {}

@@ -59,9 +59,8 @@ def stored_conformal(entry: Any) -> Conformal | None:
     """
     if entry is None:
         return None
-    if not isinstance(entry, Mapping):
-        raise InputError("its conformal prediction sets are broken")
-    if entry.get("method") not in CONFORMAL_METHODS:
+    has_method = isinstance(entry, Mapping) and entry.get("method") in CONFORMAL_METHODS
+    if not has_method:
         raise InputError("its conformal prediction sets are broken")
     for key in ("alpha", "qhat"):
         value: Any = entry.get(key)

@@ -210,6 +210,12 @@ class Evidence:
         """Return the mean AUROC of one candidate over some sets minus that of another one, with its 95 % interval.
 
         The interval has the width that it has on the data, and moves along with the difference of the reading.
+
+        Args:
+            place: the index of the candidate.
+            other: the index of the other one, whose mean is subtracted.
+            sets: the indices of the OOD sets that the means are over.
+            reading: the data themselves, 0, or the number of a round of the bootstrap.
         """
         key = (place, other, sets)
         if key not in self._spreads:
@@ -514,7 +520,13 @@ class Stability:
 
 
 def stability(evidence: Evidence, max_drop: float, choice: Choice) -> Stability:
-    """Return how often the rounds of the bootstrap lead to the same choice."""
+    """Return how often the rounds of the bootstrap lead to the same choice as the data.
+
+    Args:
+        evidence: the figures of all candidates on the data and in every round.
+        max_drop: how much accuracy a row may lose against the single model.
+        choice: the choice that the data led to.
+    """
     chosen = evidence.candidates[choice.chosen]
     same_row = 0
     same_score = 0
