@@ -144,7 +144,7 @@ class _RowFitting:
     def _calibration_alone(self) -> RowFit:
         """Return the calibration alone: that of the file, none, the one that is given, or one that is fitted now."""
         requested = self._options.temperature_of(self._model.name)
-        if requested is None:
+        if requested is None:  # that of the file
             stored = self._model.stored
             has_calibration = stored.calibration is not None
             return RowFit(stored.calibration, stored.fitted_on, stored=has_calibration)
@@ -155,6 +155,7 @@ class _RowFitting:
             calibration = Calibration.of_temperature(float(requested))
             return RowFit(calibration)
 
+        # One that is fitted to log p of the averaged prediction.
         validation = self._validation
         assert validation is not None
         log_probs = pooled_log_probs(validation.logits)  # [N, C]
@@ -170,7 +171,7 @@ class _RowFitting:
         None if there is none, or if the score is constant for the model.
         """
         requested = self._options.threshold
-        if requested is None:
+        if requested is None:  # that of the file
             return self._stored_threshold()
         if says_nothing(self._score, self._model.members):
             return None
@@ -178,6 +179,7 @@ class _RowFitting:
         if is_number:
             return {"score": self._score, "value": float(requested), "rule": "given"}
 
+        # One that is chosen by a rule, as ood:0.95.
         rule = parse_rule(requested)
         scores = self._validation_scores(rule, calibration)
         value = choose_threshold(rule, scores)

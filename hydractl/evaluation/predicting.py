@@ -264,10 +264,10 @@ class Predicting:
 def prediction_rows(
     prediction: Prediction, ids: Sequence[str], true_labels: Sequence[str | int | None], form: LineForm
 ) -> list[PredictionRow]:
-    """Return the rows of some samples.
+    """Return one row for each sample of a batch, which holds its fields by their names.
 
     Args:
-        prediction: the prediction of the samples, as a batch.
+        prediction: the prediction of the batch.
         ids: the id of each sample.
         true_labels: the true label of each sample; None for one without a label.
         form: the optional parts of the rows.
@@ -294,10 +294,11 @@ def prediction_rows(
     if form.members:
         columns["members"] = _predictions_of_members(prediction.member_probabilities, names)
 
-    # One row a sample, from the columns.
+    # One row a sample: its value in each of the columns.
     rows = []
-    for values in zip(*columns.values(), strict=True):
-        rows.append(dict(zip(columns, values, strict=True)))
+    for values_of_sample in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values_of_sample, strict=True))
+        rows.append(row)
     return rows
 
 
@@ -434,7 +435,7 @@ class PredictionTally:
         self._skipped_ids += ids[:room]
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
-        """Return the summary.
+        """Return the summary of all predictions that were counted.
 
         Args:
             model: the record of the model.
