@@ -373,12 +373,12 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     Raises:
         InputError: if the models differ in their classes, as all are measured on the same labels.
     """
+    named_models = [model for model in models if model.labels is not None]
     class_names = None
-    for model in models:
-        if model.labels is not None:
-            class_names = model.labels
-            break
+    if named_models:
+        class_names = named_models[0].labels
 
+    # All models must have these names, or none, and as many classes.
     classes = models[0].classes
     problems = []
     for model in models:
