@@ -48,10 +48,8 @@ def write_calibrated(
     description = source.description
     tensors: TensorSource = with_tensors(source.tensors, beside(source.tensors, POSTERIOR))
 
-    # What was chosen before is replaced, entry by entry.
-    extra = dict(description.extra)
-    for key in CHOSEN_BY_CALIBRATE:
-        extra.pop(key, None)
+    # What was chosen before is replaced, entry by entry; all other entries stay.
+    extra = {key: value for key, value in description.extra.items() if key not in CHOSEN_BY_CALIBRATE}
     calibration = fitted.calibration_record()
     if calibration is not None:
         extra["calibration"] = replace(calibration, stored=True).to_json()

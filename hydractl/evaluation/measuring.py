@@ -188,12 +188,13 @@ class Measuring:
             for dataset in read.unread():
                 gather(read(dataset), dataset, model.name, pairs=False)
 
-        # The row, with what only some models or options add.
+        # The row: what every model has, then what only some models or options add.
         prediction_sets = None
         if on_tests.counts is not None:
             prediction_sets = ConformalSets.from_json(on_tests.counts.to_json())
+        row = row_of(model, self._sets, gathered, fitted, scores.leading)
         row = replace(
-            row_of(model, self._sets, gathered, fitted, scores.leading),
+            row,
             fitted_on=_scores_fitted_on(model),
             mc_dropout=model.mc_dropout,
             probe=model.probe,

@@ -356,6 +356,8 @@ class Study:
         # And with the single model as it is.
         baseline_figures = self._measured_on_resamples(self._single_uncalibrated, Rung(SINGLE, REFERENCE))
         baseline = self._findings(final_figures, baseline_figures)
+
+        # A choice of the single model is explained, if it was one.
         has_vote = bool(self._decided.choice.telling)
         why: list[str] = []
         if rungs[0].row == SINGLE and has_vote:

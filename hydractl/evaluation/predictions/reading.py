@@ -320,12 +320,17 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
         problems.append("its sets are of different numbers of members or classes")
 
     # Means over corruptions are taken severity by severity, so that each corruption needs all of them.
-    severities_by_corruption: dict[str, set[str]] = {}
-    for role, name in sets:
-        if role == "corruption":
-            corruption, _, severity = name.rpartition("/")
-            severities_by_corruption.setdefault(corruption, set()).add(severity)
-    all_severities = set().union(*severities_by_corruption.values())
-    if any(severities != all_severities for severities in severities_by_corruption.values()):
+    corrupted_names = [name for role, name in sets if role == "corruption"]
+    if not _have_same_severities(corrupted_names):
         problems.append("its corruptions are of different severities")
     return problems
+
+
+def _have_same_severities(names: Sequence[str]) -> bool:
+    """Return whether all corruptions have the same severities, from the names ``CORRUPTION/SEVERITY`` of their sets."""
+    severities_by_corruption: dict[str, set[str]] = {}
+    for name in names:
+        corruption, _, severity = name.rpartition("/")
+        severities_by_corruption.setdefault(corruption, set()).add(severity)
+    all_severities = set().union(*severities_by_corruption.values())
+    return all(severities == all_severities for severities in severities_by_corruption.values())
