@@ -229,7 +229,7 @@ class RunningModel(LogitsProvider):
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
         if self.cascade is None and isinstance(model, HydraModel):
-            model.cascade = None  # one in the file was fitted for other predictions than this row's
+            model.cascade = None  # one in the file is for other predictions than this row's
         model.read_prompts(self._log, self.name)
         self._answering.start(model)
         self._model = model
