@@ -201,15 +201,15 @@ def stored_reference(entry: Any) -> Reference | None:
 
 def _has_sound_counts(entry: Mapping[str, Any]) -> bool:
     """Return whether a reference from a file has everything beside its scores and confidences as it is written."""
-    n = entry.get("n")
+    n: Any = entry.get("n")
     if type(n) is not int or not FEWEST <= n <= _MOST_SAMPLES:
         return False
-    confidence = entry.get("confidence")
+    confidence: Any = entry.get("confidence")
     if type(confidence) not in (int, float) or not 0 <= confidence <= 1:
         return False
     if not _are_counts_of_classes(entry.get("classes"), n):
         return False
-    flagged = entry.get("flagged")  # None without a threshold
+    flagged: Any = entry.get("flagged")  # None without a threshold
     is_count = type(flagged) is int and 0 <= flagged <= n
     if flagged is not None and not is_count:
         return False
