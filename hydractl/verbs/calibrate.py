@@ -94,7 +94,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
 
         # Write it; a score only where one was asked for, or the checkpoint had one.
         score = None
-        if options.fit.scores.told or model.stored.score:
+        if options.fit.scores.are_named or model.stored.score:
             score = choice.score
         stored = write_calibrated(model, choice.fitted, score, reference, opened.sets, settings.note, output)
     for eval_set in opened.sets:

@@ -49,7 +49,7 @@ from hydractl.studies.rows import (
     Workshop,
     smaller,
 )
-from hydractl.studies.sets import StudySets, fit_spec, study_sets
+from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, laplace, prune, report
@@ -508,7 +508,7 @@ def _options_of_feature_scores(settings: StudySettings) -> dict[str, Value]:
     The scores are fitted to the training data or, without any, to the half of the validation data that the search uses;
     never to the half that rows and scores are chosen by.
     """
-    samples = fit_spec(settings)
+    samples = samples_to_fit_to(settings)
     if samples is None:
         return {}
     options: dict[str, Value] = {"train": samples.spec, "ood_score": ["all"]}
@@ -695,7 +695,8 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
             probes.append(_probe(step, device))
     search_seconds = sum(probe.seconds for probe in probes)
     if not probes:
-        probes = [_probe(plan.shop.circuits, device)]  # a search that is not run, probed for the time of a block
+        search_that_is_not_run = plan.shop.search_of_circuits  # it is probed for the time of a block
+        probes = [_probe(search_that_is_not_run, device)]
     seconds_a_block = probes[0].seconds / probes[0].sample_blocks
 
     # Everything else, counted as samples that pass forward through the whole model.

@@ -101,7 +101,7 @@ def counted(patch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counte
 
         return begun
 
-    for name in ("batches", "_inputs"):
+    for name in ("batches", "_fitting_inputs"):
         patch.setattr(RunningModel, name, counting(getattr(RunningModel, name)))
 
     read = inputs.batches
