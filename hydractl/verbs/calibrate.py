@@ -102,7 +102,8 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             report_skipped(eval_set.dataset, log)
     if settings.reference is None and stored is None:
         log.info(_NO_REFERENCE)
-    answer = _answer(model, opened, choice, score, options, settings.note, [*doubts, *choice.warnings])
+    warnings = [*doubts, *choice.warnings]
+    answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
     if stored is not None:
         answer = replace(answer, reference=stored.record())
     return Outcome(answer.to_json(), files=[path])
@@ -170,7 +171,7 @@ def _compares_scores(settings: CalibrateSettings) -> bool:
     return len(names) > 1
 
 
-def _answer(
+def _make_answer(
     model: RunningModel,
     opened: OpenedSets,
     choice: Choice,

@@ -202,6 +202,7 @@ def _criteria(pattern: str) -> Iterator[ListedEntry]:
 
 
 def _suites(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the OOD benchmarks, each with the names and the groups of its sets."""
     suites: Any = pkgutil.resolve_name("hydractl.data.suites:SUITES")
     for name in OOD_SUITES:
         suite = suites[name]
@@ -209,7 +210,8 @@ def _suites(pattern: str) -> Iterator[ListedEntry]:
         for member in suite.members:
             if member.group is not None and not member.official:
                 sets.append(f"{member.name} ({member.group})")
-        about = f"OOD {suite.samples}: {', '.join(sets)}"
+        names_of_sets = ", ".join(sets)
+        about = f"OOD {suite.samples}: {names_of_sets}"
         yield ListedEntry(name=name, about=about, needs="its files (--ood-root)")
 
 
