@@ -55,14 +55,14 @@ class Processes:
         All processes call it equally often, with tensors of one shape and dtype.
 
         Raises:
-            HydraError: as of :meth:`gather`.
+            HydraError: another process has ended, or is not heard of within the time-out.
         """
 
     def exchanging(self) -> AbstractContextManager[None]:
         """Return the context for what exchanges tensors by torch's own means.
 
         Raises:
-            HydraError: as of :meth:`gather`.
+            HydraError: another process has ended, or is not heard of within the time-out.
         """
         return contextlib.nullcontext()
 

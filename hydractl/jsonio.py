@@ -29,7 +29,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
-    """Parse JSON strictly: no duplicate keys, no NaN or Infinity, no half characters, no absurd nesting.
+    """Return a JSON document, parsed strictly: no duplicate keys, NaN, Infinity, half characters or absurd nesting.
 
     Raises:
         InputError: naming ``origin`` and the place.
@@ -154,14 +154,21 @@ class HeldDocument(Held):
 
 
 def read_json_file(path: str | Path) -> Any:
-    """Read and strictly parse a JSON artefact; ``-`` is standard input, and a held document is given as it is."""
+    """Return the document in a JSON artefact, parsed strictly.
+
+    Args:
+        path: of the file; ``-`` for standard input, or a held document, which is returned as it is.
+
+    Raises:
+        InputError: it cannot be read, or is no JSON.
+    """
     import sys
 
     if isinstance(path, HeldDocument):
         return path.value
-    if str(path) == "-" and sys.stdin is None:
-        raise InputError("standard input is closed")
     if str(path) == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed")
         return parse_json(sys.stdin.buffer.read(), "standard input")
     try:
         return parse_json(Path(path).read_bytes(), str(path))

@@ -93,7 +93,7 @@ class Model:
         return self.sources[0].description
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
-        """Read the weights, see :func:`load`."""
+        """Read the weights: an ``nn.Module`` in eval mode; the arguments are those of :func:`load`."""
         module = load_source(self.source, device, dtype, **options)
         if isinstance(self.source.tensors, FileTensors):
             _LOADED[module] = self
@@ -113,10 +113,11 @@ class Model:
         Args:
             name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
             revision: a branch, a tag or a commit; None: the main branch.
-            options: as those of :func:`open`.
+            options: the other arguments of :func:`open`, by name.
 
         Raises:
-            InputError: as of :func:`open`, and what the Hub answered.
+            InputError: what is found there is no model, or what the Hub answered.
+            UsageError: a revision of something local.
         """
         ref = os.fspath(name)
         if not os.path.exists(ref):
@@ -144,7 +145,8 @@ class Model:
             The reference that opens exactly these bytes from then on: ``hf:ORG/NAME@COMMIT``.
 
         Raises:
-            UsageError, InputError, OutputError: as of :func:`hydractl.push`.
+            UsageError, InputError: wrong options or inputs, or what the Hub answered.
+            OutputError: other files of these names are there, and ``force`` is not set.
         """
         folder = Folder()
         if self.refs and os.path.exists(self.refs[0]):
@@ -367,8 +369,17 @@ def _from_pretrained(
     dtype: str = "float32",
     **options: Any,
 ) -> HydraModel:
-    """Open a model, see :meth:`Model.from_pretrained`, and read its weights, see :func:`load`."""
-    return Model.from_pretrained(name, revision=revision, **options).load(device, dtype)
+    """Open a model of the Hugging Face Hub, or a local one, and read its weights.
+
+    Args:
+        name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
+        revision: a branch, a tag or a commit; None: the main branch.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        dtype: the dtype to compute in.
+        options: the other arguments of :func:`open`, by name.
+    """
+    model = Model.from_pretrained(name, revision=revision, **options)
+    return model.load(device, dtype)
 
 
 def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:

@@ -471,7 +471,8 @@ def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
     """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
 
     Args:
-        models: as of :func:`evaluate`.
+        models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
+            one after another.
 
     Returns:
         The rows, one for each model, batch size and number format, in its ``results``.

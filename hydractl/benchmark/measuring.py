@@ -532,7 +532,7 @@ def _shared_where_equal(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 
 def _form(tensor: Tensor) -> _Form:
-    """Return what a tensor has to share with another one to stand for it: see :class:`_Form`."""
+    """Return shape and dtype of a tensor, and its numbers where they are token ids: what two inputs have to share."""
     ids = None
     if not tensor.is_floating_point():
         ids = tensor.cpu().numpy().tobytes()

@@ -45,7 +45,8 @@ class BenchModel:
             ``stock`` (the library's own model on its weights), ``member`` (one member of a fused model), ``members``
             (all of them, one after another) or ``deep`` (full copies of the first MODEL, one after another).
         model: what runs, under the name of the row.
-        whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`; ``stock`` always runs it whole.
+        whole_last_block: whether the last block runs for all tokens, and not only for those that are read out;
+            ``stock`` always runs it whole.
     """
 
     kind: str
@@ -144,7 +145,7 @@ def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contes
         options: how to open them; with a ``max_length`` all texts are cut at so many tokens.
 
     Raises:
-        UsageError, InputError: as of :func:`hydractl.model.loading.find_models`, and for exported files.
+        UsageError, InputError: what is wrong with one of them, or with the options for it.
     """
     exported: dict[str, ExportedFile] = {}
     for text in texts:
@@ -175,7 +176,7 @@ def bench_rows(
     Args:
         models: every MODEL; the others are compared with the first.
         compare: what to set beside them: ``stock`` and ``deep`` are made of the first, ``members`` of each fused one.
-        whole_last_block: as of :class:`BenchModel`.
+        whole_last_block: whether the last block runs for all tokens, and not only for those that are read out.
 
     Raises:
         UsageError: listing every comparison that these models do not allow, and names that would stand twice.
@@ -388,7 +389,7 @@ class StockModel(nn.Module):
         network: the library's model, as it builds it itself.
 
     Args:
-        source: a model of one member with stock shapes, see :func:`unsliced`.
+        source: a model of one member in the shapes of the library's own one, which has all heads.
         device: where it runs; on the meta device it has shapes and no numbers.
         dtype: the dtype to compute in.
     """
@@ -430,7 +431,7 @@ class StockModel(nn.Module):
 
     @torch.no_grad()
     def _compute_features_of_labels(self) -> Tensor:
-        """Run the class names through the network that reads them: features ``[classes, D]``.
+        """Return the features of the class names, ``[classes, D]``, by the network that reads them.
 
         A model without class names computes those of stand-ins, which take the same time.
         """
@@ -451,7 +452,7 @@ class StockModel(nn.Module):
         return log_mean_softmax(logits[None])
 
     def _logits(self, inputs: Any) -> Tensor:
-        """Compute logits ``[B, classes]``: of a zero-shot model by comparing features, else by the library's head."""
+        """Return logits ``[B, classes]``: of a zero-shot model by comparing features, else by the library's head."""
         if self._features_of_labels is not None:
             images = self.family.sample_features(self.network, inputs)
             return self.family.logits(self.network, [images, self._features_of_labels])

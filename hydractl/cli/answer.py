@@ -179,7 +179,7 @@ def table_text(document: Mapping[str, object]) -> str:
 
 
 def table_html(document: Mapping[str, object]) -> str:
-    """Return the same as HTML, with the colours of a terminal."""
+    """Return a document as HTML: its table with the colours of a terminal, or its keys and values."""
     safe = clean_document(document)
     renderable = _rendered(safe, _WIDTH_IN_A_FILE)
     if renderable is None:

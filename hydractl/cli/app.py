@@ -167,20 +167,24 @@ def _help_of(command: str | None, *, short: bool) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM unwind the work as KeyboardInterrupt, and a second one end the process."""
+    """Let the first SIGINT or SIGTERM unwind the work as KeyboardInterrupt, and a second one end the process.
+
+    The handlers of before are put back at the end. In a thread, which may not handle signals, nothing is changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(*_: Any) -> None:
-        for number in caught:
+        """Raise KeyboardInterrupt, and leave the next signal to the system, which ends the process."""
+        for number in signals:
             signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in caught}
+    handlers_before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.settings.registry import VERBS
+from hydractl.settings.registry import VERBS, Verb
 
 if TYPE_CHECKING:
     from hydractl.settings.common import Common
@@ -93,29 +94,50 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
     options = sorted(options_of_verb(name), key=lambda option: _SHARED_GROUPS.find(option.group))
     usage = f"{name} {verb.usage}"
     about = verb.about or f"{verb.summary}."
-    groups: dict[str, list[Row]] = {"Arguments": [_model_row(settings)]}
-    shown_options = [option for option in options if option.name != "model" and not option.flagless]
     if short:
-        often_used = [option for option in shown_options if option.often]
-        if often_used:
-            groups["Most used options"] = [_option_row(option, short=True) for option in often_used]
-        first_examples = "\n".join(verb.examples.splitlines()[: 1 + _SHORT_EXAMPLES])  # the text begins with a new line
-        examples = f"{first_examples}\n\nall options: hydractl {name} --help\n"
+        groups = _groups_of_most_used(settings, options)
+        examples = f"{_first_examples(verb)}\n\nall options: hydractl {name} --help\n"
         return _page(usage, about, groups, examples, columns)
-
-    for option in shown_options:
-        row = _option_row(option, short=False)
-        groups.setdefault(option.group, []).append(row)
-    last_group = options[-1].group
-    groups[last_group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
-    for heading, rows in settings.further_help().items():
-        groups[heading] += rows
     note = _NOTE
     flagless = [option.key for option in options if option.flagless]
     if flagless:
         keys = ", ".join(flagless)
         note += f" {keys} have no flag: they are keys of recipes, of hydra.yaml and of variables."
-    return _page(usage, about, groups, verb.examples, columns, note=note)
+    return _page(usage, about, _groups_of_all(settings, options), verb.examples, columns, note=note)
+
+
+def _groups_of_most_used(settings: type[Common], options: Sequence[Option]) -> dict[str, list[Row]]:
+    """Return the lines of the short help by heading: the MODEL, and the options that are often used."""
+    groups = {"Arguments": [_model_row(settings)]}
+    often_used = [option for option in options if option.often and _is_listed(option)]
+    if often_used:
+        groups["Most used options"] = [_option_row(option, short=True) for option in often_used]
+    return groups
+
+
+def _groups_of_all(settings: type[Common], options: Sequence[Option]) -> dict[str, list[Row]]:
+    """Return the lines of the whole help by heading: the MODEL, and all options in the order that they come in."""
+    groups = {"Arguments": [_model_row(settings)]}
+    for option in options:
+        if _is_listed(option):
+            row = _option_row(option, short=False)
+            groups.setdefault(option.group, []).append(row)
+    last_group = options[-1].group
+    groups[last_group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
+    for heading, rows in settings.further_help().items():
+        groups[heading] += rows
+    return groups
+
+
+def _is_listed(option: Option) -> bool:
+    """Return whether an option has a line of its own among the flags: MODEL, and what has no flag, have none."""
+    return option.name != "model" and not option.flagless
+
+
+def _first_examples(verb: Verb) -> str:
+    """Return the first examples of a verb, for the short help; the text of all begins with a new line."""
+    lines = verb.examples.splitlines()
+    return "\n".join(lines[: 1 + _SHORT_EXAMPLES])
 
 
 def _model_row(settings: type[Common]) -> Row:

@@ -306,7 +306,7 @@ class Option:
         return [refusal.sentence() for refusal in refusals]
 
     def refusals(self, value: Any) -> list[Refusal]:
-        """List the rules that a typed value breaks; None, which is "not given", breaks none."""
+        """Return the rules that a typed value breaks; None, which is "not given", breaks none."""
         if value is None:
             return []
         items = [value]
@@ -422,8 +422,9 @@ def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
     """Declare one option as a dataclass field; ``partial(option, "Heading")`` declares those of one group.
 
     Args:
-        group, default: as of :class:`Option`.
+        group: the heading of the help text it stands under.
         help: what the option is, then ``[unit; default: in words]`` as far as there is one to tell.
+        default: the built-in value; None means "not given".
         facts: further attributes of :class:`Option`.
     """
     notes = _NOTES.fullmatch(help)

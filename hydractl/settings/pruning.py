@@ -94,7 +94,7 @@ SettingsT = TypeVar("SettingsT", bound=type[Batched])
 
 
 def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
-    """Add the options that criteria declare for themselves to a settings class that is no dataclass yet.
+    """Return a decorator that adds the options of all criteria to a settings class that is no dataclass yet.
 
     Args:
         group: the heading of the help text that they stand under.
@@ -195,6 +195,7 @@ class Dropping(Batched):
         max_drop: float | None
 
     def _set_aside(self) -> list[str]:
+        """Put ``--max-drop`` in the place of a number that is ``auto``, and then set aside what does not apply."""
         if getattr(self, self.counted) == AUTO:
             if self.max_drop is None:
                 self.max_drop = _MAX_DROP

@@ -84,7 +84,10 @@ class FolderTarget:
         return replace(record, format=self.kind, path=str(self.path), data=None)
 
     def _write_mlflow(self, folder: Path) -> ExportedFileRecord:
-        """Write the checkpoint, and what MLflow wants to know of it.
+        """Write the checkpoint and what MLflow wants to know of it, and check that it has the logits of the model.
+
+        Returns:
+            What the answer says of the folder: the size and the digest of the checkpoint in it.
 
         Raises:
             HydraError: the checkpoint in the folder has other logits than the model.
@@ -106,15 +109,15 @@ class FolderTarget:
 
 
 def plan_folders(kinds: Sequence[str], stem: Path, source: Source) -> list[FolderTarget]:
-    """Decide which folders to write, and check from headers alone that they can be.
+    """Return the folders to write, after a check from headers alone that they can be.
 
     Args:
-        kinds: formats, those of files too.
+        kinds: formats, those of files too, for which there is no folder.
         stem: the paths of the folders without their endings.
         source: the model.
 
     Raises:
-        UsageError: as :func:`hydractl.exports.targets.plan_exports` does.
+        UsageError: the model cannot be exported to a graph, or its classes have no names.
     """
     has_classes = bool(source.classes or source.description.labels)
     folders = []

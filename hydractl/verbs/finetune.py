@@ -78,21 +78,27 @@ class Prepared:
 
     @cached_property
     def decisive(self) -> dict[str, object]:
-        """The settings and data that decide the result, for the provenance; reads all data."""
+        """The settings and data that decide the result, by key, for the provenance; computing it reads all data."""
         source = self.opened.source
         settings = self.settings
-        val_set = self.opened.val_set
+
+        # The settings, as JSON has them.
         decisive: dict[str, object] = {name: getattr(settings, name) for name in DECISIVE}
         decisive["ensemble"] = None
         if settings.ensemble is not None:
             decisive["ensemble"] = settings.ensemble.to_json()
         if len(settings.lr) == 1:
             decisive["lr"] = settings.lr[0]
-        decisive["max_length"] = source.description.preprocess.get("max_length")
+
+        # What they mean for this model.
         names_of_new_head = self.options.weights.labels or ()
+        decisive["max_length"] = source.description.preprocess.get("max_length")
         decisive["drawn"] = list(self.opened.drawn) or None
         decisive["labels"] = list(names_of_new_head) or None
         decisive.update(asked_classes(source, settings.tower))
+
+        # The data.
+        val_set = self.opened.val_set
         decisive["train"] = self.opened.train_set.fingerprint()
         decisive["val"] = None
         if val_set is not None:
@@ -108,17 +114,22 @@ class Prepared:
 
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
-    """Train one model, or several, each in a process of its own."""
+    """Train one model in this process or those that ``torchrun`` started; or several, each in a process of its own.
+
+    Raises:
+        UsageError: the options need several processes, or do not suit them.
+    """
     if settings.several or settings.slurm:
         log = SayOnce(log)  # the trainings share their data, so each would say the same of them
-        return train_members(settings, log, _check, _answer_of_finished)
+        return train_members(settings, log, _check_training, _answer_of_finished)
     if settings.devices:
         settings = on_first_device(settings)
-    if restarted():
+    if restarted():  # torchrun has started all processes again after one had failed
         settings = replace(settings, resume=True)
     if settings.shard and alone():
         raise UsageError("--shard needs several processes", hint="torchrun --nproc-per-node N -m hydractl finetune ...")
-    if settings.device.startswith("cuda:") and not alone():
+    names_one_gpu = settings.device.startswith("cuda:")
+    if names_one_gpu and not alone():
         hint = "--device cuda gives each process its own"
         raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
     with processes(settings.timeout, nccl=True) as team:
@@ -170,7 +181,7 @@ def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, te
 
 
 def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
-    """Open and check everything that a training needs, and say what is odd about it.
+    """Open and check everything that a training needs, say what is odd about it, and return it.
 
     Raises:
         UsageError: the model or the settings do not suit a training.
@@ -255,7 +266,7 @@ def _planned_files(files: RunFiles, models: Sequence[Mapping[str, int]]) -> list
 
     Args:
         files: of the training.
-        models: what is known of each model, as :func:`_planned_models` returns it.
+        models: what is known of each model, such as its number, in the order of the files.
     """
     if not models:
         return None
@@ -274,7 +285,7 @@ def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]
     return [{"member": number} for number in members]
 
 
-def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
+def _check_training(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
     """Check one of several trainings before they begin; return its plan, and a function that returns its fingerprint.
 
     The fingerprint reads the model and all data, and not every caller needs it.

@@ -283,7 +283,7 @@ def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
     """Check that the outputs of one training can be written and no unfinished run is in the way.
 
     Raises:
-        OutputError: as :class:`hydractl.files.atomic.Output` does, or for an unfinished run.
+        OutputError: an output exists or cannot be written, or an unfinished run is there.
     """
     is_resumed = settings.resume and files.state.exists()
     may_replace_outputs = settings.force or is_resumed
@@ -297,7 +297,7 @@ def _check_files_of_members(members: Sequence[Member]) -> None:
 
     Raises:
         OutputError: naming all that are in the way.
-        HydraError: as of :func:`check_files`, where one is in the way.
+        HydraError: what is wrong with a single one.
     """
     errors: list[HydraError] = []
     for member in members:

@@ -219,7 +219,7 @@ def _open_validation(settings: FuseSettings, sources: Sequence[Source]) -> _Vali
 
 
 def _open_ood_data(settings: FuseSettings, inside: Dataset, models: Sequence[Source]) -> dict[str, Dataset]:
-    """Open the OOD data of ``--ood-val``, by name; for ``auto`` they are made from the ID data ``inside``."""
+    """Return the OOD data of ``--ood-val``, by name; for ``auto`` they are made from the ID data ``inside``."""
     reads = {source.name: source.description.reads for source in models}
     outside: dict[str, Dataset] = {}
     for ood_set in settings.ood_val_sets():
@@ -292,7 +292,7 @@ def _write(
     doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
-    """Write the model with what was measured of it, and say what was found.
+    """Write the model with what was measured of it, say what was found, and return the answer.
 
     Args:
         settings: of the verb.

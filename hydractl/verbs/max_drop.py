@@ -204,7 +204,7 @@ def _samples_to_measure_on(source: Source, settings: PruneSettings, log: Log) ->
 def _count_correct(
     source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], settings: PruneSettings
 ) -> int:
-    """Count the samples, of those at ``indices``, that the model pruned by a mask classifies right."""
+    """Return how many samples, of those at ``indices``, the model pruned by a mask classifies right."""
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)
     model = build_model(pruned_source, settings.device, settings.dtype)

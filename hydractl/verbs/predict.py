@@ -265,11 +265,14 @@ def _output_files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
 
 
 def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
-    """Open the checkpoint and the inputs, and check what can be checked before anything runs.
+    """Open the checkpoint and the inputs, and return what is to be predicted, and how it is said.
 
     Args:
         settings: of the command.
         part: what this process predicts, where ``--part`` does not say it.
+
+    Raises:
+        UsageError, InputError: the model or the inputs cannot be opened, or do not suit each other.
     """
     model = _open_model(settings)
     inputs = list(settings.inputs)

@@ -50,7 +50,11 @@ Fixed = dict[str, tuple[int, ...]]
 
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
-    """Choose the heads, slice the weights, write the checkpoint and its mask."""
+    """Choose the heads, slice the weights, write the checkpoint or folder and its mask; or prune single weights.
+
+    Returns:
+        The mask with what was saved, and the files; of a dry run what is known without reading data.
+    """
     # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
     options = replace(model_options(settings, bodies=True), max_length=None)
     source = only_one(open_sources(settings.model, options), "prune")
@@ -440,7 +444,10 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
 
 
 def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
-    """Score the heads, with a warning where scores of different towers are compared that have no common scale."""
+    """Return new scores of the heads by ``--method``.
+
+    A warning is logged where heads of the visual and the text tower are compared, though the sizes of scores are not.
+    """
     towers = {site.tower for site in sites_of(source, settings.tower)}
     across_towers = settings.scope == "global" and len(towers) > 1
     if across_towers and not criterion_of(source, settings).compares_towers:
@@ -538,7 +545,7 @@ def _tower_of_circuit(document: Any, path: str, source: Source) -> str | None:
 def _write(
     source: Source, settings: PruneSettings, layout: str, output: Output, mask_output: Output | None, log: Log
 ) -> Outcome:
-    """Write the pruned model and its mask.
+    """Choose the heads, write the pruned model and its mask, and return the answer.
 
     Args:
         source: the model.

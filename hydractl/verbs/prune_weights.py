@@ -50,7 +50,10 @@ class _WeightPlan:
 
 
 def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
-    """Score the weights, and write the checkpoint with the lowest of them set to zero."""
+    """Score the weights, write the model with the lowest of them set to zero, and return what it cost.
+
+    Of a dry run, the answer is how many weights would be removed.
+    """
     if settings.method in NEED_DATA:
         need_classifier(source)
     change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
@@ -85,7 +88,7 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
 
 
 def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
-    """Count the weights that may be removed and those that have to be.
+    """Return which weights may be removed, and how many have to be.
 
     ``--weights`` is the share of all parameters that stay. Those outside matrices, such as biases, always stay, and in
     a model of two towers also those of the tower that is not meant.

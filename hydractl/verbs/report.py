@@ -116,19 +116,37 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     names = [name for name, _ in rows]
 
-    # Write the document and the reports, every file claimed before the first is written.
+    files = _write_eval(answer, document, names, settings)
+    return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
+
+
+def _write_eval(
+    answer: EvalAnswer, document: dict[str, object], names: list[str], settings: ReportSettings
+) -> list[Path]:
+    """Write the document where ``--output`` names a file, and the reports that are asked for; return the files.
+
+    Every file is claimed before the first is written. A dry run claims them, and writes none.
+
+    Args:
+        answer: the eval, or the mean of several.
+        document: the same as JSON.
+        names: of its rows.
+        settings: of the command.
+    """
     files: list[Path] = []
     with ExitStack() as stack:
         output = None
         if settings.output is not None and not settings.to_stdout:
             path = file_path(settings.output)
             output = stack.enter_context(Output(path, force=settings.force))
-        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
-        if not settings.dry_run:
-            if output is not None:
-                files.append(write_json(output, document))
-            files += write_reports(answer, reports)
-    return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
+        report_options = settings.fill(ReportOptions)
+        reports = stack.enter_context(claimed_reports(report_options, names))
+        if settings.dry_run:
+            return []
+        if output is not None:
+            files.append(write_json(output, document))
+        files += write_reports(answer, reports)
+    return files
 
 
 def _one_eval(documents: Documents, settings: ReportSettings, log: Log) -> EvalAnswer:

@@ -35,7 +35,7 @@ Scoring = ScoreSettings | PruneSettings
 
 
 def run(settings: ScoreSettings, log: Log) -> Outcome:
-    """Score every head of one model."""
+    """Score every head of one model; return the scores, and the file that they are written to, if any."""
     opened = open_sources(settings.model, model_options(settings, bodies=True))
     source = only_one(opened, "score")
     path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
@@ -195,7 +195,9 @@ class ModelOnData(NamedTuple):
 def open_calibration(
     source: Source, settings: Scoring, criterion_options: Mapping[str, str | int | float | bool], log: Log
 ) -> ModelOnData:
-    """Build the model and draw its calibration samples: ``--samples`` labelled ones, by ``--seed``, each once.
+    """Return a model that is built, and the samples that it is scored on, drawn by ``--seed``.
+
+    There are as many labelled samples as ``--samples`` says, each once, or all where there are fewer.
 
     Args:
         source: the model.

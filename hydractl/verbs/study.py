@@ -684,7 +684,7 @@ def _scale_within_time(settings: StudySettings, source: Source, folder: Path, lo
 
 
 def _estimate(plan: StudyPlan, blocks: int) -> float:
-    """Estimate how long searches, trainings and evaluations take [s].
+    """Return an estimate of how long searches, trainings and evaluations take [s].
 
     One batch of each search is timed; from that follows the time that a sample takes in a block of the model, and from
     that the time of all that trains or evaluates.
