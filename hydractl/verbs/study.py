@@ -123,7 +123,12 @@ _DECISIVE = (
 
 
 def run(settings: StudySettings, log: Log) -> Outcome:
-    """Run the steps of a study that are not done yet, and return its verdict."""
+    """Run the steps of a study that are not done yet, and return its verdict.
+
+    Raises:
+        Interrupted: by a signal; the same command goes on.
+        OutputError: the folder holds something else, or a study of other settings or data.
+    """
     check_places(settings.places, settings.slurm)
     sources = open_sources(settings.model, model_options(settings))
     source = only_one(sources, "study")
@@ -181,7 +186,7 @@ class StudyPlan:
         file_name = f"{row.name}.pred.st"
         return self.shop.folder / purpose / file_name
 
-    def _eval(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
+    def _eval_step(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
         """Return the step that evaluates a row on the data of one purpose and stores its predictions."""
         predictions = f"{purpose}/{row.name}.pred.st"
         document = f"{purpose}/{row.name}.json"
@@ -211,7 +216,7 @@ class StudyPlan:
         options["features"] = str(features)
         return options
 
-    def choosing(self, row: Row) -> Step:
+    def choosing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the second halves of the validation data.
 
         Samples that the model was trained on are allowed, because no figure on these data is reported.
@@ -225,17 +230,17 @@ class StudyPlan:
             "ood": ood,
             "allow_seen": True,
         }
-        return self._eval(row, "choose", data_options)
+        return self._eval_step(row, "choose", data_options)
 
-    def testing(self, row: Row) -> Step:
+    def testing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the test data."""
         data_options: dict[str, Value] = {
             "test": str(self.settings.test),
             "ood": list(self.settings.ood),
         }
-        return self._eval(row, "test", data_options)
+        return self._eval_step(row, "test", data_options)
 
-    def best(self, row: Row, score: str, note: str) -> Step:
+    def step_of_best(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the row to use as ``best.st``, with its temperature, threshold and score.
 
         Nothing is fitted to the test data, so they are the reference that ``predict`` compares inputs with.
@@ -256,10 +261,10 @@ class StudyPlan:
             [f"best={row.model}"],
             options,
             outputs=["best.st"],
-            needs=[self.choosing(row), self.testing(row)],
+            needs=[self.choosing_step(row), self.testing_step(row)],
         )
 
-    def best_figures(self, row: Row, score: str) -> Step:
+    def step_of_best_figures(self, row: Row, score: str) -> Step:
         """Return the step that measures the row to use as ``best.st`` holds it, from the predictions of the row."""
         predictions_to_choose_by = self.predictions(row, "choose")
         predictions_to_test_on = self.predictions(row, "test")
@@ -276,7 +281,7 @@ class StudyPlan:
             [f"best={row.model}"],
             options,
             outputs=["best.json"],
-            needs=[self.choosing(row), self.testing(row)],
+            needs=[self.choosing_step(row), self.testing_step(row)],
         )
 
     def _calibration_options(self, row: Row, score: str) -> dict[str, Value]:
@@ -293,14 +298,14 @@ class StudyPlan:
             options.update(feature_options)
         return options
 
-    def recalibration(self, row: Row, score: str) -> dict[str, Value]:
-        """Return the options that calibrate ``best.st`` anew, as :meth:`best` calibrates the row it comes from."""
+    def recalibration_options(self, row: Row, score: str) -> dict[str, Value]:
+        """Return the options that calibrate ``best.st`` anew, in the way that the row it comes from was calibrated."""
         options = self._calibration_options(row, score)
         options.pop("features", None)  # they are of the row, and best.st is another file
         options["reference"] = str(self.settings.test)
         return options
 
-    def card(self, row: Row, score: str, note: str) -> Step:
+    def card_step(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the card of the row to use."""
         path = self.shop.folder / "best.md"
         options: dict[str, Value] = {"card": str(path), "force": True}
@@ -311,11 +316,11 @@ class StudyPlan:
             models=(str(self.shop.folder / "best.json"),),
             options=options,
             outputs=(path,),
-            needs=(self.best_figures(row, score),),
+            needs=(self.step_of_best_figures(row, score),),
             has_output=False,
         )
 
-    def together(self, study: Study | None = None) -> Step:
+    def table_step(self, study: Study | None = None) -> Step:
         """Return the step that puts the stored predictions of all rows into one table.
 
         Each row has its own temperature. All rows have the score of the single model where they can compute it, and
@@ -334,7 +339,7 @@ class StudyPlan:
         for row in self.rows:
             predictions = self.predictions(row, "test")
             models.append(f"{row.name}={predictions}")
-            needs.append(self.testing(row))
+            needs.append(self.testing_step(row))
         return Step(
             verb="eval",
             models=tuple(models),
@@ -343,7 +348,7 @@ class StudyPlan:
             needs=tuple(needs),
         )
 
-    def timing(self, row: Row, score: str, note: str) -> list[Step]:
+    def timing_steps(self, row: Row, score: str, note: str) -> list[Step]:
         """Return the step that times ``best.st``; none where it is the single model, or no times are asked for."""
         if row.name == "single" or not self.settings.timed:
             return []
@@ -353,38 +358,38 @@ class StudyPlan:
             [f"single={self.shop.model}", f"best={best_file}"],
             {"force": True},
             outputs=["bench.json"],
-            needs=[self.best(row, score, note)],
+            needs=[self.step_of_best(row, score, note)],
         )
         return [step]
 
-    def measuring(self) -> list[Step]:
+    def measuring_steps(self) -> list[Step]:
         """Return the steps that store predictions, those to choose by before those on the test data."""
-        choosing = map(self.choosing, self.rows)
-        testing = map(self.testing, self.rows)
-        return in_order([*choosing, *testing])
+        choosing_steps = map(self.choosing_step, self.rows)
+        testing_steps = map(self.testing_step, self.rows)
+        return in_order([*choosing_steps, *testing_steps])
 
-    def ends(self, study: Study) -> list[Step]:
+    def last_steps(self, study: Study) -> list[Step]:
         """Return the steps that remain when the row to use is known."""
         used = study.used
         row = study.row(used.row)
-        steps = [self.together(study)]
+        steps = [self.table_step(study)]
         steps += self._steps_of_best(row, used.score, study.note)
         return steps
 
-    def outline(self) -> list[Step]:
+    def outlined_steps(self) -> list[Step]:
         """Return all steps as far as they are known before anything is chosen; the last row stands for the best."""
-        steps = self.measuring()
-        steps.append(self.together())
+        steps = self.measuring_steps()
+        steps.append(self.table_step())
         steps += self._steps_of_best(self.rows[-1], "SCORE", note="")
         return in_order(steps)
 
     def _steps_of_best(self, row: Row, score: str, note: str) -> list[Step]:
         """Return the steps that write the row to use as ``best.st``, measure it, write its card and time it."""
         return [
-            self.best(row, score, note),
-            self.best_figures(row, score),
-            self.card(row, score, note),
-            *self.timing(row, score, note),
+            self.step_of_best(row, score, note),
+            self.step_of_best_figures(row, score),
+            self.card_step(row, score, note),
+            *self.timing_steps(row, score, note),
         ]
 
 
@@ -406,7 +411,7 @@ def _asked_scale(settings: StudySettings) -> Scale:
     return Scale(rows, settings.approx, samples)
 
 
-def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> StudyPlan:
+def _plan_study(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> StudyPlan:
     """Return the rows of a study of this scale, with the commands that make and measure them.
 
     Raises:
@@ -422,7 +427,14 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
 
 
 def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
-    """Return what the rows are made of: the model's heads, the data of the search, and options of the commands."""
+    """Return what the rows are made of: the model's heads, the data of the search, and options of the commands.
+
+    Args:
+        settings: of the study.
+        source: the model.
+        folder: of the study.
+        scale: which rows there are, and how large the search is.
+    """
     # Options of the commands.
     search_options: dict[str, Value] = {}
     if scale.approx is not None:
@@ -563,7 +575,7 @@ def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder:
         scale = _read_scale(plan_file, decisive, sets)
     else:
         scale = _begin(plan_file, decisive, sets, source, folder, log)
-    plan = _plan(sets.settings, source, folder, scale)
+    plan = _plan_study(sets.settings, source, folder, scale)
     return replace(plan, warnings=sets.warnings)
 
 
@@ -654,11 +666,11 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
     """Return the commands, with the last row in place of the best one, and an estimate of the time."""
     settings = sets.settings
     scale, seconds = _scale_within_time(settings, source, folder, log)
-    plan = _plan(settings, source, folder, scale)
+    plan = _plan_study(settings, source, folder, scale)
     document = {
         "schema": SCHEMA,
         "dry_run": True,
-        "steps": [step.argv() for step in plan.outline()],
+        "steps": [step.argv() for step in plan.outlined_steps()],
         "cut": scale.cut,
         "seconds": seconds,
     }
@@ -674,7 +686,7 @@ def _scale_within_time(settings: StudySettings, source: Source, folder: Path, lo
     """
     most_seconds = settings.seconds()
     for scale in smaller(_asked_scale(settings)):
-        plan = _plan(settings, source, folder, scale)
+        plan = _plan_study(settings, source, folder, scale)
         seconds = _estimate(plan, len(source.sites))
         if most_seconds is None or seconds <= most_seconds:
             return scale, seconds
@@ -697,7 +709,7 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     device = settings.places[0]
     if settings.slurm:
         device = "auto"  # the probe runs on this machine, which may lack the devices of the cluster
-    steps = in_order(map(plan.choosing, plan.rows))
+    steps = in_order(map(plan.choosing_step, plan.rows))
 
     # The searches.
     searches = [_probe_search(step, device) for step in steps if step.verb == "extract-circuit"]
@@ -889,26 +901,26 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
         subfolder = folder / purpose
         with storing(subfolder):
             subfolder.mkdir(exist_ok=True)
-    choosing = in_order(map(plan.choosing, plan.rows))
-    measuring = plan.measuring()
-    expected = len(plan.outline())
+    choosing_steps = in_order(map(plan.choosing_step, plan.rows))
+    measuring_steps = plan.measuring_steps()
+    steps_expected = len(plan.outlined_steps())
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
 
     # Choose on the validation data, and write down what was chosen before any test sample is read.
-    _run_steps(choosing, expected, 0, plan, log)
+    _run_steps(choosing_steps, steps_expected, 0, plan, log)
     study.choose(plan.predictions_by_row("choose"))
     with Output(folder / "choice.json", force=True) as output:
         write_json(output, study.choice_document())
 
     # Test every row.
-    testing = [step for step in measuring if step not in choosing]
-    _run_steps(testing, expected, len(choosing), plan, log)
+    testing_steps = [step for step in measuring_steps if step not in choosing_steps]
+    _run_steps(testing_steps, steps_expected, len(choosing_steps), plan, log)
     study.test(plan.predictions_by_row("test"))
 
     # Write the row to use, and what is said of it.
-    steps = in_order([*measuring, *plan.ends(study)])
-    last_steps = [step for step in steps if step not in measuring]
-    _run_steps(last_steps, len(steps), len(measuring), plan, log)
+    steps = in_order([*measuring_steps, *plan.last_steps(study)])
+    last_steps = [step for step in steps if step not in measuring_steps]
+    _run_steps(last_steps, len(steps), len(measuring_steps), plan, log)
     stored_in_best = _stored_results(folder / "best.st")
     stored_threshold = stored_in_best.get("threshold")
     threshold = None
@@ -922,7 +934,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
     row_used = study.row(study.used.row)
-    calibration = plan.recalibration(row_used, study.used.score)
+    calibration = plan.recalibration_options(row_used, study.used.score)
     commands_to_go_on = next_commands(settings, folder, calibration, watched=has_reference)
     answer = replace(answer, next=commands_to_go_on)
     return _write(plan, answer, steps)
