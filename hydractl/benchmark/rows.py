@@ -191,15 +191,11 @@ def bench_rows(
     rows: list[BenchModel] = []
     for model in models:
         rows.append(_row_of_contestant(model))
-        if model is first and STOCK in compare and stock is not None:
-            stock_model = ModelArgument(f"{first.name}.stock", [stock])
-            rows.append(BenchModel(STOCK, stock_model))
-        if model is first and DEEP in compare and first.sources:
-            copies = 0  # a problem by now
-            if most_members > 1:
-                copies = most_members
-            deep = ModelArgument(f"{first.name}.deep", [first.sources[0]] * copies)
-            rows.append(BenchModel(DEEP, deep))
+        if model is first:
+            if STOCK in compare and stock is not None:
+                rows.append(_row_of_stock(first, stock))
+            if DEEP in compare and first.sources:
+                rows.append(_row_of_copies(first, most_members))
         if MEMBERS in compare and isinstance(model, ModelArgument) and _fused_members(model) > 1:
             rows += _rows_of_members(model)
 
@@ -209,6 +205,18 @@ def bench_rows(
             problems.append(f"two rows would be named {name}")
     _refuse_comparisons(problems)
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
+
+
+def _row_of_stock(first: Contestant, stock: Source) -> BenchModel:
+    """Return the row of the library's own model on the weights of the first MODEL, which has all heads."""
+    stock_model = ModelArgument(f"{first.name}.stock", [stock])
+    return BenchModel(STOCK, stock_model)
+
+
+def _row_of_copies(first: Contestant, copies: int) -> BenchModel:
+    """Return the row of several copies of the first MODEL, one after another."""
+    sources = [first.sources[0]] * copies
+    return BenchModel(DEEP, ModelArgument(f"{first.name}.deep", sources))
 
 
 def _row_of_contestant(model: Contestant) -> BenchModel:
