@@ -237,8 +237,9 @@ class _Group(Processes):
         try:
             yield
         except RuntimeError as error:
-            is_of_connection = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-            if not is_of_connection:
+            is_error_of_torch = isinstance(error, torch.distributed.DistError)
+            names_gloo = "gloo" in str(error)
+            if not is_error_of_torch and not names_gloo:  # a defect, not a lost connection
                 raise
             self.close()
             hint = "run the same command with --resume"

@@ -233,8 +233,10 @@ def _data_sets_by_name(option: Option, value: object, data: Mapping[str, str]) -
         return list(by_name.values())
     if isinstance(value, str):
         return value
-    if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
-        return value
+    if isinstance(value, list | tuple):
+        are_texts = all(isinstance(item, str) for item in value)
+        if are_texts:
+            return value
     raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
 
 

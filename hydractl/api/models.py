@@ -410,7 +410,11 @@ def _unchanged(module: HydraModel, opened: Model) -> bool:
     weights_now = module.state_dict()
     if weights_now.keys() != weights_of_file.keys():
         return False
-    return all(weights_now[name].cpu().equal(tensor) for name, tensor in weights_of_file.items())
+    for name, tensor in weights_of_file.items():
+        tensor_now = weights_now[name].cpu()
+        if not tensor_now.equal(tensor):
+            return False
+    return True
 
 
 # Here, because what pushes is above what runs.

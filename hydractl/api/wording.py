@@ -108,6 +108,7 @@ def _shown_values(option: Option, value: Any) -> list[str | float]:
         items = value
     shown: list[str | float] = []
     for item in items:
-        if isinstance(item, str | int | float) and not isinstance(item, bool):
+        is_switch = isinstance(item, bool)  # in Python an int too
+        if isinstance(item, str | int | float) and not is_switch:
             shown.append(item)
     return shown

@@ -186,7 +186,11 @@ def _full_batches_by_row(
     batches_by_row = {}
     for row in rows:
         family, settings = preparation_of(row.model)
-        prepared = next((samples for samples in prepared_so_far if samples.settings == settings), None)
+        prepared = None
+        for earlier in prepared_so_far:
+            if earlier.settings == settings:
+                prepared = earlier
+                break
         if prepared is None:
             full_batches = []
             for batch in batches(data, family.collate(settings), batch_size):

@@ -53,11 +53,15 @@ def clean_document(value: Any) -> Any:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person reads the stream on a terminal that can move its cursor."""
+    """Return whether a person reads the stream on a terminal that can move its cursor."""
+    if stream is None:
+        return False
     try:
-        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+        is_on_terminal = stream.isatty()
     except ValueError:  # closed
         return False
+    can_move_cursor = os.environ.get("TERM") != "dumb"
+    return is_on_terminal and can_move_cursor
 
 
 def debugging() -> bool:

@@ -60,7 +60,8 @@ def app_help(columns: int) -> str:
         ("    --install-completion", "Let the shell complete verbs and options (--show-completion prints how)"),
         ("-h, --help", "Show this help; hydractl VERB -h shows the most used options of a verb, --help all"),
     ]
-    sections = {"Verbs": [(name, verb.summary) for name, verb in VERBS.items()], "Options": general}
+    verbs = [(name, verb.summary) for name, verb in VERBS.items()]
+    sections = {"Verbs": verbs, "Options": general}
     return _page("VERB MODEL... [-o OUTPUT] [options]", _APP_ABOUT, sections, APP_EXAMPLES, columns)
 
 

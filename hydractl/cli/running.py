@@ -59,7 +59,8 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         for option in options:
             takes_one_value = not option.many and option.type is not bool
             if takes_one_value:
-                values[option.name] = _single_value(option, values[option.name] or [], verb)
+                texts = values[option.name] or []
+                values[option.name] = _single_value(option, texts, verb)
         return Request(verb, values)
 
     # Typer reads the parameters of a function from these two.

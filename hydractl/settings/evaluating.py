@@ -91,10 +91,12 @@ def _val_for_what_is_chosen(settings: Validated) -> list[str]:
     if settings.val is not None:
         return []
     temperature = settings.temperature_of_all()
+    threshold = settings.threshold or ""
+    side_of_threshold = threshold.partition(":")[0]
     if temperature in ("fit", "vector"):
         chosen = f"--temperature {temperature}"
-    elif settings.threshold is not None and settings.threshold.partition(":")[0] == "id":
-        chosen = f"--threshold {settings.threshold}"
+    elif side_of_threshold == "id":
+        chosen = f"--threshold {threshold}"
     elif settings.conformal is not None:
         chosen = "--conformal"
     else:
@@ -125,13 +127,15 @@ def _val_to_make_ood_samples_of(settings: Validated) -> list[str]:
 
 def _one_temperature_a_row(settings: Validated) -> list[str]:
     """Return a problem for rows that are given two temperatures, or all rows."""
-    rows = [text.rpartition("=")[0] for text in settings.temperature]
+    where = settings.where("temperature")
+    rows = [text.rpartition("=")[0] for text in settings.temperature]  # empty for a temperature of all rows
+    repeated = {row for row in rows if rows.count(row) > 1}
     problems = []
-    for row in sorted({row for row in rows if rows.count(row) > 1}):
+    for row in sorted(repeated):
         of_row = ""
         if row:
             of_row = f" for {row}"
-        problems.append(f"--temperature is given twice{of_row}{settings.where('temperature')}")
+        problems.append(f"--temperature is given twice{of_row}{where}")
     return problems
 
 

@@ -56,12 +56,15 @@ def _lines_or_report_on_stdout(settings: PredictSettings) -> list[str]:
         return []
     if settings.output.lower().endswith(LINE_FILES):
         return []
-    return [f"--output {settings.output}: predictions are written to {', '.join(LINE_FILES)}{settings.where('output')}"]
+    endings = ", ".join(LINE_FILES)
+    where = settings.where("output")
+    return [f"--output {settings.output}: predictions are written to {endings}{where}"]
 
 
 def _file_to_resume(settings: PredictSettings) -> list[str]:
     """Return a problem for ``--resume`` without a file that could be resumed."""
-    if not settings.resume or (settings.output is not None and settings.output != "-"):
+    has_file = settings.output is not None and settings.output != "-"
+    if has_file or not settings.resume:
         return []
     return ["--resume needs --output: what was printed is not kept"]
 
@@ -159,7 +162,9 @@ class PredictSettings(Requiring, Measured, SideBySide):
         """How many parts the inputs are divided into, with ``--devices`` or ``--slurm``."""
         if self.parts is not None:
             return self.parts
-        return 1 if self.slurm else len(self.devices)
+        if self.slurm:
+            return 1
+        return len(self.devices)
 
     @property
     def inputs(self) -> list[str]:

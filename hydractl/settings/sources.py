@@ -70,7 +70,8 @@ class _Gathered:
         for refusal in refusals:
             # A rule that was told as a whole sentence may end with the argument.
             rule = refusal.rule.removesuffix(f", not {argument!r}")
-            self.problems.append(f"{item.name}={shown(argument)}: {rule}{refusal.guess}")
+            as_written = f"{item.name}={shown(argument)}"
+            self.problems.append(f"{as_written}: {rule}{refusal.guess}")
 
     def settings(self, settings_type: type[SettingsT]) -> SettingsT:
         """Return the checked settings.

@@ -375,13 +375,20 @@ def nearest(word: str, names: Sequence[str], synonyms: Mapping[str, Sequence[str
     longer_names = _names_that_begin_with(word, names)
     if longer_names:
         return longer_names
-    same_meaning = [name for name in synonyms.get(word, ()) if name in names or name.startswith("--")]
+    same_meaning = []
+    for name in synonyms.get(word, ()):
+        if name in names or name.startswith("--"):
+            same_meaning.append(name)
     if same_meaning:
         return same_meaning[:_MOST_NAMES]
     names_with_its_words = _names_by_shared_words(word, names)
     if names_with_its_words:
         return names_with_its_words
-    beginnings = [name for name in names if len(name) >= _SHORTEST_WORD and word.startswith(name)]
+    beginnings = []
+    for name in names:
+        is_word = len(name) >= _SHORTEST_WORD
+        if is_word and word.startswith(name):
+            beginnings.append(name)
     if beginnings:
         longest = max(beginnings, key=len)
         return [longest]

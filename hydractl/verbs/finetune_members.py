@@ -233,8 +233,9 @@ def _check_members(
         settings = member.settings
         state = member.files.state
         # An unfinished training has left a state, and a finished one only its weights.
+        has_weights = bool(member.files.weights())
         is_resumed = settings.resume and state.exists()
-        may_be_finished = settings.resume and not state.exists() and bool(member.files.weights())
+        may_be_finished = settings.resume and not state.exists() and has_weights
         is_new = not is_resumed and not may_be_finished
 
         # New members of one model differ in their seeds and files alone: one of them is checked.

@@ -67,7 +67,8 @@ def _describe_folder(path: Path) -> InfoAnswer:
 
     source = open_source(str(path), ModelOptions(bodies=True))
     holds = f"a folder of {source.description.family}"
-    return with_model(InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds), source.description)
+    info = InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds)
+    return with_model(info, source.description)
 
 
 def _describe_export(path: Path) -> InfoAnswer:
@@ -312,7 +313,10 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     """
     seen = []
     for entry in description.seen:
-        seen.append(f"{entry['n']} samples ({entry['as']}) by {entry['by']}")
+        samples = entry["n"]
+        purpose = entry["as"]
+        verb = entry["by"]
+        seen.append(f"{samples} samples ({purpose}) by {verb}")
     info = replace(
         info,
         content=_model_facts(description),

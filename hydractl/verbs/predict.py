@@ -119,7 +119,10 @@ class _Plan:
     def reference(self) -> Reference | None:
         """The samples that inputs are compared with; None where there are none, or they were predicted as others."""
         reference = self.model.chosen.reference
-        if reference is None or not reference.fits(self.model.labels, self.model.classes):
+        if reference is None:
+            return None
+        has_these_classes = reference.fits(self.model.labels, self.model.classes)
+        if not has_these_classes:
             return None
         return reference
 

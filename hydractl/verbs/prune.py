@@ -275,7 +275,8 @@ def _choose_by_scores(
 
     # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
     mask_of_model = source.description.mask
-    scored_paths = [path for path in site_paths(source, settings.tower) if path in scores.scores]
+    paths = site_paths(source, settings.tower)
+    scored_paths = [path for path in paths if path in scores.scores]
     present = mask_of_model.at(scored_paths)
     fixed_here = _fixed_at_sites_of(present, fixed)
     if not present.heads:
@@ -372,7 +373,10 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
     except InputError:  # the file beside it is no checkpoint, or a broken one
         return
     masks = description.masks
-    if len(masks) == 1 and masks[0].kept != mask.kept:
+    if len(masks) != 1:  # a fused model has no single mask
+        return
+    (mask_of_weights,) = masks
+    if mask_of_weights.kept != mask.kept:
         log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
 
 

@@ -38,7 +38,8 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     """Score every head of one model; return the scores, and the file that they are written to, if any."""
     opened = open_sources(settings.model, model_options(settings, bodies=True))
     source = only_one(opened, "score")
-    path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
+    default_name = f"{source.name}.{settings.method}{settings.seed_mark}.scores.json"
+    path = file_path(settings.output or default_name)
     if settings.dry_run:
         outputs = []
         if not settings.to_stdout:
@@ -224,7 +225,8 @@ def open_calibration(
     # The samples that are drawn.
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
-        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
+        option = f"--samples {settings.samples}"
+        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than {option}: all are used")
     drawn = drawn_samples(dataset, settings)
     report_cut(dataset, model.preprocess, log, drawn)
     parameter = next(model.parameters())

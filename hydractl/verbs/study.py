@@ -250,9 +250,11 @@ class StudyPlan:
             score: its OOD score.
             note: kept in the file; empty for none.
         """
+        predictions_to_choose_by = self.predictions(row, "choose")
+        predictions_to_test_on = self.predictions(row, "test")
         options = self._calibration_options(row, score)
         options["reference"] = str(self.settings.test)
-        options["reuse"] = [str(self.predictions(row, "choose")), str(self.predictions(row, "test"))]
+        options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
         options["force"] = True
         if note:
             options["note"] = note
