@@ -52,8 +52,8 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
     for name, declared in help_options.items():
         parameters.append(_keyword(name, bool, declared))
 
+    # No docstring: Typer would show it as the help of the command. Every option is passed, most of them as None.
     def request(**values: Any) -> Request:
-        """Return what the command line asks for; Typer gives every option, and None or an empty list for most."""
         for name in help_options:
             del values[name]
         for option in options:
