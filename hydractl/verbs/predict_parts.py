@@ -165,7 +165,8 @@ class PredictionParts:
 
     def _is_done(self, number: int) -> bool:
         """Return whether a part, counted from 1, was predicted to its end."""
-        return self._summary_file(number).exists() and self._lines_file(number).exists()
+        has_lines = self._lines_file(number).exists()
+        return has_lines and self._summary_file(number).exists()
 
     def _check_same_command(self, fingerprint: Mapping[str, Any]) -> None:
         """Refuse to go on with parts that another command has begun.

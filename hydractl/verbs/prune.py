@@ -178,7 +178,8 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
 def _most_removable(source: Source, settings: PruneSettings) -> int:
     """Return the largest number for ``--remove``.
 
-    It counts heads of the whole model, of which one has to stay, or heads of each site, which may lose all.
+    It counts heads of the whole model, of which one has to stay, or heads of each site (attention module), which may
+    lose all; the site with the fewest heads is then the limit.
     """
     present = source.description.mask.at(site_paths(source, settings.tower))
     if settings.scope == "global":
@@ -315,9 +316,9 @@ def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, f
     """Return the mask of a criterion that decides itself which heads are kept.
 
     Args:
-        decided: the heads that it keeps, by path.
+        decided: the heads that it keeps, by the path of the site (attention module).
         present: the heads that the model has.
-        fixed: the heads that another mask keeps; at its sites the criterion decides nothing.
+        fixed: the heads that another mask keeps, by path; at its sites the criterion decides nothing.
     """
     kept = dict(present.kept)
     for path, heads in decided.items():
@@ -336,7 +337,13 @@ def _fixed_at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
 
 
 def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadMask:
-    """Return a mask that keeps, at the fixed sites, what the other mask keeps of the heads that are present."""
+    """Return a mask that keeps, at the sites where another mask decides, what that keeps of the heads that are present.
+
+    Args:
+        mask: decides at the other sites (attention modules).
+        present: the heads that the model has.
+        fixed: the heads that the other mask keeps, by the path of the site.
+    """
     kept = dict(mask.kept)
     for path, heads_of_other in fixed.items():
         shared = [head for head in present.kept[path] if head in heads_of_other]
@@ -422,8 +429,9 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     """Return the settings with the scope and the order that the model decides where the user did not.
 
-    In a model of two towers, as the paper does for CLIP, heads are compared across all sites; in a model of one tower,
-    as it does for ViT, within each site. Across sites, one-shot is the only order that makes sense.
+    In a model of two towers (encoders of images and of texts), as the paper does for CLIP, heads are compared across
+    all sites (attention modules): the scope is ``global``. In a model of one tower, as it does for ViT, they are
+    compared within each ``site``. Across sites, one-shot is the only order that makes sense.
 
     Raises:
         UsageError: the user asks for the sequential order across sites.

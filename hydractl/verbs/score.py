@@ -154,7 +154,7 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
     Args:
         source: the model, perhaps pruned before.
         model: the same, built.
-        kept: by the index of the site, indices among the heads that the pruned model still has.
+        kept: by the index of the site (attention module), indices among the heads that the pruned model still has.
 
     Returns:
         The numbers of the heads by the path of the site.
@@ -333,7 +333,7 @@ def _score_site_by_site(
 def _scores_of_original_heads(
     source: Source, model: ScoredModel, method: str, scores: Mapping[int, Sequence[float]]
 ) -> dict[str, tuple[float, ...]]:
-    """Return one score for every head that the model had before any pruning, by the path of the site.
+    """Return one score for every head that the model had before any pruning, by the path of its attention module.
 
     The score of a head that is gone is minus infinity.
 
