@@ -39,7 +39,9 @@ class Share(NamedTuple):
 
 
 def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[Share]:
-    """Return the share of each task.
+    """Return how often the samples and pairs of each task count, so that a mean over all is that over the tasks.
+
+    The samples of each task count so often that all tasks are equally large, and then as often as its weight says.
 
     Args:
         sizes: how many ID and OOD samples each task has; a task without OOD samples has 0 of them.
@@ -47,7 +49,6 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
     """
     id_sizes = [max(1, n_id) for n_id, _ in sizes]
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
-    # Samples are repeated as often as makes all tasks equally large.
     common_id = math.lcm(*id_sizes)
     common_ood = math.lcm(*ood_sizes)
     total_weight = sum(weights)
@@ -58,6 +59,7 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
         share = Share(
             inside=times_id,
             outside=weight * times_ood,
+            # The total weight makes the pairs of all tasks add up to all ID times all OOD samples, as often as counted.
             pairs=total_weight * times_id * times_ood,
         )
         shares.append(share)
@@ -275,8 +277,10 @@ Limits = Mapping[str, int]
 def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict[str, int]:
     """Return the lowest allowed key of each objective, exactly; of several constraints on one, the strictest counts.
 
+    A key is an integer that orders counts of the same data as the objective does.
+
     Args:
-        constraints: of ``--subject-to``.
+        constraints: of ``--subject-to``: the least score, or by how much it may fall below that of the whole model.
         base: the counts of the model before the first removal.
     """
     limits: dict[str, int] = {}
@@ -288,8 +292,8 @@ def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict
         if constraint.below_base:
             exact_key = base.key(objective) - exact_key
         lowest = math.ceil(exact_key)
-        strictest = limits.get(objective, lowest)
-        limits[objective] = max(lowest, strictest)
+        lowest_before = limits.get(objective, lowest)
+        limits[objective] = max(lowest, lowest_before)
     return limits
 
 

@@ -162,7 +162,7 @@ def test_forecasts_count_what_samples_would_be() -> None:
 class Doubtful(Lazy):
     """Every estimate is above every score, so each step evaluates everything."""
 
-    def _correction(self, objective: str, head: Any) -> float:
+    def _last_forecast_error(self, objective: str, head: Any) -> float:
         return 1000.0
 
 
