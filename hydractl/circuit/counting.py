@@ -37,7 +37,8 @@ def _msp_slope(block: Block) -> Floats:
     """Return p (1 - p) of the highest class, ``[B]``: the mean over members."""
     top_class = block.pooled_log.argmax(axis=1)  # [B]
     index = top_class[None, :, None]
-    log_p_of_top = np.take_along_axis(block.member_log_probs, index, axis=2)[:, :, 0]  # [members, B]
+    column_of_top = np.take_along_axis(block.member_log_probs, index, axis=2)  # [members, B, 1]
+    log_p_of_top = column_of_top[:, :, 0]
     p = np.exp(log_p_of_top)
     p_minus_1 = np.expm1(log_p_of_top)  # exact where p is near 1
     slopes = -p * p_minus_1
@@ -156,7 +157,9 @@ def _losses(log_p: Floats, labels: np.ndarray) -> tuple[Floats, Floats]:
     p = np.exp(log_p)
     nll = -log_p[samples, labels]
     # The sum over classes of (p - y)^2, where y is 1 for the label and 0 for others.
-    brier = (p * p).sum(axis=1) + 1 - 2 * p[samples, labels]
+    p_of_label = p[samples, labels]
+    sum_of_squares = (p * p).sum(axis=1)
+    brier = sum_of_squares + 1 - 2 * p_of_label
     return nll, np.maximum(brier, 0)  # rounding may take it below 0
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,18 @@ class BatchShape:
     queries: int
 
 
+class _LabelReads(NamedTuple):
+    """The features that the tower of the labels reads out without each of some candidates.
+
+    Attributes:
+        candidates: heads of one site.
+        classes: for each of them ``[classes, D]``.
+    """
+
+    candidates: list[CandidateHead]
+    classes: list[Tensor]
+
+
 class Evaluator:
     """The towers of one model, the batches, and those of their states that are kept in memory.
 
@@ -49,7 +61,7 @@ class Evaluator:
         ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
         memory_bytes: how much the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
-        aside: whether models are tried beside them (see :meth:`begin`), whose states need as much memory again.
+        aside: whether models are tried beside them, whose states need as much memory again.
         weights: the weight of each task in the mean over tasks.
 
     Attributes:
@@ -104,7 +116,7 @@ class Evaluator:
         # The traces of the tower of the labels, what it reads out, and what it read out for the last candidates.
         self._label_traces: list[Trace] = []
         self._label_reads: Tensor | None = None
-        self._last_label_reads_without: tuple[tuple[CandidateHead, ...], list[Tensor]] | None = None
+        self._last_label_reads: _LabelReads | None = None
 
         self._lanes = lanes
         self._models_at_a_time = 2 if aside else 1
@@ -163,7 +175,10 @@ class Evaluator:
 
         # The tower of the labels runs all prompts, whatever the samples are.
         assert self.labels is not None
-        shapes = [_shape_in_tower(self.labels, stem, len(stem.hidden)) for stem in self._label_stems]
+        shapes = []
+        for stem in self._label_stems:
+            prompts_of_batch = len(stem.hidden)
+            shapes.append(_shape_in_tower(self.labels, stem, prompts_of_batch))
         prompts = sum(shape.samples for shape in shapes)
         return prompts * _mean_price(self.labels, shapes, site, share)
 
@@ -175,7 +190,7 @@ class Evaluator:
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def begin(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
+    def go_to_model_without(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
         """Go to the model without these heads: what is asked for afterwards is of this model.
 
         Args:
@@ -184,7 +199,7 @@ class Evaluator:
         """
         self._remove_from_towers(removed)
         self._is_aside = aside
-        self._last_label_reads_without = None
+        self._last_label_reads = None
         if self.labels is None:
             return
 
@@ -200,20 +215,20 @@ class Evaluator:
         self._label_reads = torch.cat([trace.read for trace in traces])  # [classes, D]
 
     @torch.inference_mode()
-    def keep_tried(self) -> None:
+    def go_on_with_tried(self) -> None:
         """Go on with the model that was tried last: its traces take their places among those that are kept."""
         self._is_aside = False
         for batch in list(self._tried):
             self._trace_of_current_model(batch)  # moves the trace of the batch
 
     @torch.inference_mode()
-    def current(self, batch: int) -> Values:
+    def current_values(self, batch: int) -> Values:
         """Return the counts of one batch under the model without the removed heads."""
         trace = self._trace_of_current_model(batch)
         return self._values_from_reads(batch, trace.read, self._label_reads)
 
     @torch.inference_mode()
-    def without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
+    def values_without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
         """Return the counts of one batch with each of some heads of one site removed as well.
 
         Args:
@@ -241,15 +256,14 @@ class Evaluator:
             For each head ``[classes, D]``.
         """
         assert self.labels is not None
-        candidates = tuple(CandidateHead(site, head) for head in heads)
-        if self._last_label_reads_without is not None:
-            last_candidates, last_classes = self._last_label_reads_without
-            if last_candidates == candidates:
-                return last_classes
+        candidates = [CandidateHead(site, head) for head in heads]
+        last = self._last_label_reads
+        if last is not None and last.candidates == candidates:
+            return last.classes
         parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
         classes_by_head = torch.cat(parts, dim=1)  # [heads, classes, D]
         classes = list(classes_by_head)
-        self._last_label_reads_without = (candidates, classes)
+        self._last_label_reads = _LabelReads(candidates, classes)
         return classes
 
     @torch.inference_mode()
@@ -436,7 +450,7 @@ class Evaluator:
             kept_traces.pop(0)
         kept_traces.append(trace)
 
-    def forget(self, batches: Sequence[int]) -> None:
+    def drop_traces(self, batches: Sequence[int]) -> None:
         """Drop the traces of a chunk, where not all of them fit into memory."""
         if len(self.chunks) == 1:
             return
@@ -462,7 +476,7 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
             is_of_this_process = batch % processes.size == processes.rank
             if is_of_this_process:
                 answers_here[batch] = of_batch(batch)
-        evaluator.forget(chunk)
+        evaluator.drop_traces(chunk)
 
     answers = {}
     for answers_of_process in processes.gather(answers_here):

@@ -119,7 +119,9 @@ def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
         belongs_to_task = task in batch.tasks
         side = outside if batch.labels is None else inside
         side.extend([belongs_to_task] * batch.size)
-    return torch.tensor(inside, dtype=torch.bool), torch.tensor(outside, dtype=torch.bool)
+    is_inside = torch.tensor(inside, dtype=torch.bool)
+    is_outside = torch.tensor(outside, dtype=torch.bool)
+    return is_inside, is_outside
 
 
 def quantities_needed(objectives: Sequence[str]) -> list[str]:
@@ -204,9 +206,12 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
         return lists
 
     lists_by_batch = over_batches(evaluator, lists_of_batch, processes)
-    tensors_by_batch = {}
+    tensors_by_batch: dict[int, dict[str, Tensor]] = {}
     for batch, lists in lists_by_batch.items():
-        tensors_by_batch[batch] = {name: torch.tensor(values).double() for name, values in lists.items()}
+        tensors = {}
+        for name, values in lists.items():
+            tensors[name] = torch.tensor(values).double()
+        tensors_by_batch[batch] = tensors
     return _joined_in_batch_order(evaluator, tensors_by_batch)
 
 

@@ -109,10 +109,10 @@ class Headmap(GreedySearch):
         """
         heads = [head for head in self.heads if head.site == site]
         first_objective = group[0]
-        known = self.memory.evaluations(first_objective, step)
+        known = self.memory.evaluations_of_step(first_objective, step)
         all_known = all(head in known for head in heads)
         if not all_known:
-            self.evaluator.begin(masked)
+            self.evaluator.go_to_model_without(masked)
         race = self._build_race(group, step, heads, bounds=False)
         trials_by_objective = race.run()
         self.memory.sync()

@@ -123,7 +123,7 @@ class Lazy(GreedySearch):
             group,
             step,
             forecasts=self._forecast_scores(group, step, left),
-            known=self.memory.evaluations(group[0], step),
+            known=self.memory.evaluations_of_step(group[0], step),
         )
         self._count_heads_without_slopes(this_step, left)
         self._count_while_an_estimate_leads(this_step, left)
@@ -138,7 +138,7 @@ class Lazy(GreedySearch):
         # The states of the model that was tried last are still there: the next step goes on from them if its head wins.
         last_head_won = any(winner.head == this_step.last_evaluated for winner in winners.values())
         if last_head_won:
-            self.evaluator.keep_tried()
+            self.evaluator.go_on_with_tried()
         return winners
 
     def _count_heads_without_slopes(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
@@ -179,10 +179,10 @@ class Lazy(GreedySearch):
         """Count all data without one more head, and keep the counts and the errors of the forecasts in the journal."""
         first_objective = this_step.group[0]
         removed = self.rankings[first_objective].removed
-        self.evaluator.begin([*removed, head], aside=True)
+        self.evaluator.go_to_model_without([*removed, head], aside=True)
 
         def record_of_batch(batch: int) -> _ValuesRecord:
-            values = self.evaluator.current(batch)
+            values = self.evaluator.current_values(batch)
             return _record_of_values(values)
 
         records = over_batches(self.evaluator, record_of_batch, self.processes)
@@ -194,7 +194,9 @@ class Lazy(GreedySearch):
 
         errors = {}
         for objective in this_step.group:
-            errors[objective] = counts.score(objective) - this_step.forecasts[objective][head]
+            score = counts.score(objective)
+            forecast_score = this_step.forecasts[objective][head]
+            errors[objective] = score - forecast_score
         evaluation = HeadEvaluation(head, counts, off=errors)
         self.memory.keep_common_evaluation(first_objective, this_step.step, evaluation)
         self.evaluations += 1
@@ -260,10 +262,10 @@ class Lazy(GreedySearch):
 
         is_at_that_step = removed_then == removed
         if not is_at_that_step:
-            self.evaluator.begin(removed_then)
+            self.evaluator.go_to_model_without(removed_then)
         self._slopes[model_then] = slopes(self.evaluator, names)
         if not is_at_that_step:
-            self.evaluator.begin(removed)
+            self.evaluator.go_to_model_without(removed)
         return self._slopes[model_then]
 
     def _last_forecast_error(self, objective: str, head: CandidateHead) -> float:
@@ -298,7 +300,7 @@ class Lazy(GreedySearch):
         """Return the winners of a step if a journal has all of them, and note how far its forecasts were off."""
         winners = super()._winners_in_journal(group, step)
         if winners:
-            evaluations = self.memory.evaluations(group[0], step)
+            evaluations = self.memory.evaluations_of_step(group[0], step)
             self._note_forecast_errors(group, step, evaluations)
         return winners
 

@@ -97,7 +97,8 @@ def counts_from_record(record: CountsRecord) -> EvaluationCounts:
 
 def record_of_trial(trial: Trial) -> TrialRecord:
     """Return the record of a head and what was counted without it."""
-    record = cast(TrialRecord, {"head": list(trial.head), **record_of_counts(trial.counts)})
+    facts = {"head": list(trial.head), **record_of_counts(trial.counts)}
+    record = cast(TrialRecord, facts)
     if trial.rivals:
         record["rivals"] = [record_of_trial(rival) for rival in trial.rivals]
     return record
@@ -170,7 +171,7 @@ class SearchMemory:
         """Flush the journal, so that what was kept survives a loss of power."""
         self._journal.sync()
 
-    def base(self) -> EvaluationCounts | None:
+    def base_counts(self) -> EvaluationCounts | None:
         """Return what the model gave before the first removal, if that is known."""
         for record in self._journal.records:
             if "base" in record:
@@ -183,7 +184,7 @@ class SearchMemory:
         if self._writes_common:
             self._journal.append({"base": record_of_counts(counts)})
 
-    def removals(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
+    def winners_of_step(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
         """Return what a step removed for some objectives.
 
         Returns:
@@ -216,12 +217,13 @@ class SearchMemory:
         record = record_of_trial(winner)
         self._journal.append({"removed": objective, "step": step, **record})
 
-    def evaluations(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
+    def evaluations_of_step(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
         """Return the candidates that were evaluated in a step of an objective."""
         evaluations = {}
         for record in self._journal.records:
-            is_of_step = record.get("of") == objective and record.get("step") == step
-            if is_of_step:
+            if record.get("of") != objective:
+                continue
+            if record.get("step") == step:
                 evaluation = HeadEvaluation.from_record(cast(EvaluationRecord, record))
                 evaluations[evaluation.head] = evaluation
         return evaluations

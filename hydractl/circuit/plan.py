@@ -96,8 +96,10 @@ def plan_search(
         naive_count = evaluations(len(heads), budget)
     count = naive_count
     if asked_at_most is not None:
-        asked_by_step = [min(asked_at_most, len(heads) - step) for step in range(budget)]
-        count = sum(asked_by_step)
+        count = 0
+        for step in range(budget):
+            heads_left = len(heads) - step
+            count += min(asked_at_most, heads_left)
 
     # Sample-block evaluations, one objective after another.
     if is_headmap:
@@ -247,13 +249,13 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
         first_id_batch += 1
 
     # The second call is timed: in the first one of a shape, libraries prepare themselves.
-    evaluator.begin([])
-    evaluator.current(first_id_batch)
-    evaluator.without_each(first_id_batch, site, [position])
-    evaluator.begin([])
+    evaluator.go_to_model_without([])
+    evaluator.current_values(first_id_batch)
+    evaluator.values_without_each(first_id_batch, site, [position])
+    evaluator.go_to_model_without([])
     work_before = evaluator.work
     start = time.perf_counter()
-    evaluator.without_each(first_id_batch, site, [position])
+    evaluator.values_without_each(first_id_batch, site, [position])
     elapsed = time.perf_counter() - start
     work = evaluator.work - work_before
     return elapsed / max(work, 1e-9)

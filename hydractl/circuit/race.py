@@ -208,7 +208,7 @@ class Race:
             return needed
 
         # The losses of each batch by itself, [batches], and of each pair of batches, [batches, batches].
-        values_of_batches = [self.evaluator.current(batch) for batch in needed]
+        values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
         measured = {objective, *self.limits}
         losses = [_loss_of_single_samples(values, measured) for values in values_of_batches]
         alone = np.array(losses)
@@ -257,10 +257,10 @@ class Race:
                 most_hopeful = units.pop(0)
                 for later_part in parts[number:]:
                     self._run_part(most_hopeful, later_part)
-                    self.evaluator.forget(later_part)
+                    self.evaluator.drop_traces(later_part)
             for unit in units:
                 self._run_part(unit, part)
-            self.evaluator.forget(part)
+            self.evaluator.drop_traces(part)
 
     def _batches_read_by_chunk(self) -> list[list[int]]:
         """Return the batches that any objective reads, those of one chunk in one list."""
@@ -324,7 +324,7 @@ class Race:
         positions = [contestant.head.position for contestant in unit]
         repetitions = self.at_once - len(positions)
         padding = [positions[-1]] * repetitions
-        values_of_positions = self.evaluator.without_each(batch, site, positions + padding)
+        values_of_positions = self.evaluator.values_without_each(batch, site, positions + padding)
         values_of_unit = values_of_positions[: len(unit)]
         for contestant, values in zip(unit, values_of_unit, strict=True):
             # Asked again: another candidate of the unit may just have put this one out of reach.
@@ -369,7 +369,7 @@ class Race:
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
         trial = Trial(contestant.head, contestant.counts)
-        leads_now = self._leads.take_in(objective, trial)
+        leads_now = self._leads.raise_if_ahead(objective, trial)
         if not leads_now:
             return
         for other in self._contestants:
@@ -408,7 +408,12 @@ def _loss_of_single_samples(values: Values, objectives: set[str]) -> float:
     if not values.labelled:
         return 0.0
     wrong = float(len(values.scores) - values.correct)
-    loss_of_objective = {"acc": wrong, "avg": wrong, "nll": float(values.nll), "brier": float(values.brier)}
+    loss_of_objective = {
+        "acc": wrong,
+        "avg": wrong,
+        "nll": float(values.nll),
+        "brier": float(values.brier),
+    }
     losses = [loss_of_objective.get(objective, 0.0) for objective in objectives]
     return sum(losses)
 

@@ -184,14 +184,19 @@ def _most_hazardous_first(hazards: Floats, lengths: Sequence[int] | None) -> lis
         hazards: how likely it is that the sample shows a losing candidate, in any unit, ``[N]``.
         lengths: of the samples; None where they do not matter.
     """
-    order: list[int] = np.argsort(-hazards, kind="stable").tolist()
+    highest_first = np.argsort(-hazards, kind="stable")
+    order: list[int] = highest_first.tolist()
     if lengths is None:
         return order
-    by_length: list[int] = []
+
+    def minus_length(index: int) -> int:
+        return -lengths[index]
+
+    order_by_length: list[int] = []
     for stratum in np.array_split(order, _STRATA):
-        longest_first = sorted(stratum.tolist(), key=lambda index: -lengths[index])
-        by_length += longest_first
-    return by_length
+        longest_first = sorted(stratum.tolist(), key=minus_length)
+        order_by_length += longest_first
+    return order_by_length
 
 
 def measure_certainty(

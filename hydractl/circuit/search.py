@@ -186,12 +186,12 @@ class GreedySearch:
 
     def _counts_of_whole_model(self) -> EvaluationCounts:
         """Return the counts of the model before the first removal, from the journal or counted now and kept there."""
-        known = self.memory.base()
+        known = self.memory.base_counts()
         if known is not None:
             return known
-        self.evaluator.begin([])
+        self.evaluator.go_to_model_without([])
         empty_tally = Tally(self.evaluator.shares)
-        base = self._count_over_all_data(empty_tally, values_of_batch=self.evaluator.current)
+        base = self._count_over_all_data(empty_tally, values_of_batch=self.evaluator.current_values)
         self.memory.keep_base(base)
         return base
 
@@ -207,7 +207,7 @@ class GreedySearch:
                 if batch not in tally.seen:
                     values = values_of_batch(batch)
                     tally.add(batch, values)
-            self.evaluator.forget(chunk)
+            self.evaluator.drop_traces(chunk)
         return tally.counts()
 
     def _run_and_keep_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
@@ -223,7 +223,7 @@ class GreedySearch:
         Returns:
             The winner of each objective, without the objectives for which no candidate is allowed.
         """
-        self.evaluator.begin(removed)
+        self.evaluator.go_to_model_without(removed)
         left = [head for head in self.heads if head not in removed]
         winners = self.choose_winners(group, step, left)
         for objective in group:
@@ -271,7 +271,7 @@ class GreedySearch:
             bounds=bounds,
             at_once=self.at_once,
             limits=self._limits,
-            known=self.memory.evaluations(first_objective, step),
+            known=self.memory.evaluations_of_step(first_objective, step),
             finished=keep_finished,
         )
 
@@ -295,7 +295,7 @@ class GreedySearch:
         positions = [position] * self.at_once
 
         def values_without_winner(batch: int) -> Values:
-            values_of_repetitions = self.evaluator.without_each(batch, site, positions)
+            values_of_repetitions = self.evaluator.values_without_each(batch, site, positions)
             return values_of_repetitions[0]
 
         counts = self._count_over_all_data(tally, values_without_winner)
@@ -303,7 +303,7 @@ class GreedySearch:
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
         """Return the winners of a step if a journal has all of them; without the objectives that ended there."""
-        return self.memory.removals(group, step)
+        return self.memory.winners_of_step(group, step)
 
     # --- several processes --------------------------------------------------------------------------------------------
 

@@ -290,10 +290,12 @@ class Session:
         plan = self._plan_of_evaluator(evaluator)
 
         # The memory is planned for the batches of all data, under the limit.
-        batches_of_sets = [math.ceil(size / batch_size) for size in self._size_of_set.values()]
+        batches = 0
+        for size in self._size_of_set.values():
+            batches += math.ceil(size / batch_size)
         return with_memory(
             plan,
-            sum(batches_of_sets),
+            batches,
             blocks=len(self.model.sites),
             lanes=len(self.options.objective),
             limit=self._memory_for_states,
@@ -302,12 +304,19 @@ class Session:
 
     def _plan_of_evaluator(self, evaluator: Evaluator) -> SearchPlan:
         """Return the plan of the search, timed on an evaluator that may have a part of the data."""
-        sizes = {"id": 0, "ood": 0}
+        samples_by_role = {"id": 0, "ood": 0}
         for run in set_runs(self.tasks):
             role = role_of(run.name)
-            sizes[role] += self._size_of_set[run.name]
+            samples_by_role[role] += self._size_of_set[run.name]
         candidates = list(self.names)
-        return plan_search(evaluator, candidates, self.scope.budget, self.options, sizes, self.team.size)
+        return plan_search(
+            evaluator,
+            candidates,
+            self.scope.budget,
+            self.options,
+            samples_by_role,
+            processes=self.team.size,
+        )
 
     # --- searching ----------------------------------------------------------------------------------------------------
 
@@ -464,7 +473,10 @@ class Session:
         for name, dataset in self.sets.items():
             settings[name] = dataset.fingerprint()
         if len(self.tasks) > 1:  # one task is told by its sets
-            settings["tasks"] = [[task.data, task.ood, task.weight, task.columns] for task in self.tasks]
+            tasks = []
+            for task in self.tasks:
+                tasks.append([task.data, task.ood, task.weight, task.columns])
+            settings["tasks"] = tasks
 
         # The search.
         settings["objective"] = list(options.objective)

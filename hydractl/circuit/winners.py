@@ -195,7 +195,7 @@ class SureLeads:
         self._limits = limits
         self._leads: dict[str, Standing] = {}
 
-    def take_in(self, objective: str, trial: Trial) -> bool:
+    def raise_if_ahead(self, objective: str, trial: Trial) -> bool:
         """Raise the lead to a trial that is counted to its end, if it is above; return whether it was raised.
 
         Only a trial that keeps the limits on every machine can lead.
