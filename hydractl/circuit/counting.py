@@ -80,8 +80,9 @@ class Values:
     Attributes:
         labelled: whether the samples are ID.
         scores: the OOD score of each sample ``[B]``, higher = more OOD.
-        correct, nll, brier: as in :class:`hydractl.circuit.objective.EvaluationCounts`; zero for OOD samples.
-        doubt: by how much rounding may change these three.
+        correct: how many ID samples are classified right.
+        nll, brier: the sums of these losses over ID samples, in whole units of :data:`LOSS_UNIT`.
+        doubt: by how much rounding may change these three. All are zero for OOD samples.
         near: by how much rounding may change each score, ``[B]``; a single number holds for all samples.
         tasks: the tasks that the samples belong to.
     """

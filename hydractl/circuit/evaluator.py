@@ -58,15 +58,15 @@ class Evaluator:
         model: with one member; it must not be used otherwise until :meth:`close`.
         batches: ID and OOD batches.
         stream: the inputs of all batches in turn, where that is faster than reading each.
-        ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
+        ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
         memory_bytes: how much the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
         aside: whether models are tried beside them, whose states need as much memory again.
         weights: the weight of each task in the mean over tasks.
 
     Attributes:
-        samples: the tower that reads samples.
-        labels: the tower that reads the texts of the labels; None for a model without one.
+        sample_tower: the tower that reads samples.
+        label_tower: the tower that reads the texts of the labels; None for a model without one.
         shares: how often the samples and pairs of each task count.
         n_id, n_ood: the ID and OOD samples of all tasks, as often as they count.
         size: how many samples all batches have together.
@@ -90,10 +90,10 @@ class Evaluator:
         self.batches = list(batches)
         self.ood_score = ood_score
         self.weights = list(weights)
-        self.samples = SearchedTower(model, model.chain_of_samples)
-        self.labels = None
+        self.sample_tower = SearchedTower(model, model.chain_of_samples)
+        self.label_tower = None
         if model.prompted is not None:
-            self.labels = SearchedTower(model, model.chain_of_labels)
+            self.label_tower = SearchedTower(model, model.chain_of_labels)
 
         # With several tasks, the samples of each count so often that all weigh what they should.
         task_sizes = [_samples_of_task(self.batches, task) for task in range(len(weights))]
@@ -137,9 +137,9 @@ class Evaluator:
     @property
     def work(self) -> float:
         """Sample-block evaluations so far, in fractions of a block (:attr:`SearchedTower.work`)."""
-        if self.labels is None:
-            return self.samples.work
-        return self.samples.work + self.labels.work
+        if self.label_tower is None:
+            return self.sample_tower.work
+        return self.sample_tower.work + self.label_tower.work
 
     @property
     def largest_batch_tokens(self) -> int:
@@ -152,13 +152,13 @@ class Evaluator:
 
         The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
         """
-        work = samples * len(self.samples.sites)
-        if self.labels is None:
+        work = samples * len(self.sample_tower.sites)
+        if self.label_tower is None:
             return work
-        label_sites = set(self.labels.sites).intersection(sites)
+        label_sites = set(self.label_tower.sites).intersection(sites)
         if label_sites:
             prompts = sum(len(stem.hidden) for stem in self._label_stems)
-            work += prompts * len(self.labels.sites)
+            work += prompts * len(self.label_tower.sites)
         return work
 
     def price(self, site: int | None, samples: int, share: float | None = None) -> float:
@@ -169,23 +169,23 @@ class Evaluator:
             samples: on how many samples; each is taken to cost the mean of those of this evaluator.
             share: the share of the heads that is present at each site; None: as many as now.
         """
-        is_of_labels = self.labels is not None and site in self.labels.sites
+        is_of_labels = self.label_tower is not None and site in self.label_tower.sites
         if not is_of_labels:
-            return samples * _mean_price(self.samples, self._shapes, site, share)
+            return samples * _mean_price(self.sample_tower, self._shapes, site, share)
 
         # The tower of the labels runs all prompts, whatever the samples are.
-        assert self.labels is not None
+        assert self.label_tower is not None
         shapes = []
         for stem in self._label_stems:
             prompts_of_batch = len(stem.hidden)
-            shapes.append(_shape_in_tower(self.labels, stem, prompts_of_batch))
+            shapes.append(_shape_in_tower(self.label_tower, stem, prompts_of_batch))
         prompts = sum(shape.samples for shape in shapes)
-        return prompts * _mean_price(self.labels, shapes, site, share)
+        return prompts * _mean_price(self.label_tower, shapes, site, share)
 
     def count_backward(self, batch: int) -> None:
         """Count the work of one backward pass to the gates of one batch."""
         shape = self._shapes[batch]
-        self.samples.count_backward(shape.samples, shape.tokens, shape.queries)
+        self.sample_tower.count_backward(shape.samples, shape.tokens, shape.queries)
 
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Evaluator:
         self._remove_from_towers(removed)
         self._is_aside = aside
         self._last_label_reads = None
-        if self.labels is None:
+        if self.label_tower is None:
             return
 
         # The texts of the labels run now, as they depend on no batch; blocks up to the first that differs from the
@@ -210,7 +210,7 @@ class Evaluator:
             known_traces = [None] * len(self._label_stems)
         traces = []
         for stem, known in zip(self._label_stems, known_traces, strict=True):
-            traces.append(self.labels.trace(stem, known))
+            traces.append(self.label_tower.trace(stem, known))
         self._label_traces = traces
         self._label_reads = torch.cat([trace.read for trace in traces])  # [classes, D]
 
@@ -240,8 +240,8 @@ class Evaluator:
             The counts without each head, in the order of ``heads``.
         """
         trace = self._trace_of_current_model(batch)
-        if site in self.samples.sites:
-            reads = self.samples.without_each(trace, site, heads)  # [heads, B, ...]
+        if site in self.sample_tower.sites:
+            reads = self.sample_tower.without_each(trace, site, heads)  # [heads, B, ...]
             return [self._values_from_reads(batch, read, self._label_reads) for read in reads]
         # What the tower of the labels reads out depends on no sample: one pass serves all batches.
         classes_without_each = self._label_reads_without(site, heads)
@@ -255,12 +255,12 @@ class Evaluator:
         Returns:
             For each head ``[classes, D]``.
         """
-        assert self.labels is not None
+        assert self.label_tower is not None
         candidates = [CandidateHead(site, head) for head in heads]
         last = self._last_label_reads
         if last is not None and last.candidates == candidates:
             return last.classes
-        parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
+        parts = [self.label_tower.without_each(trace, site, heads) for trace in self._label_traces]
         classes_by_head = torch.cat(parts, dim=1)  # [heads, classes, D]
         classes = list(classes_by_head)
         self._last_label_reads = _LabelReads(candidates, classes)
@@ -289,7 +289,7 @@ class Evaluator:
                 value = value.clone()
             context[name] = value
         copied_stem = State(stem.hidden.clone(), context)
-        read = self.samples.gated(copied_stem, gates)
+        read = self.sample_tower.gated(copied_stem, gates)
         classes = self._label_reads
         if classes is not None:
             classes = classes.clone()
@@ -321,9 +321,9 @@ class Evaluator:
 
     def _remove_from_towers(self, removed: Sequence[CandidateHead]) -> None:
         """Slice exactly these heads away from the towers."""
-        self.samples.remove(removed)
-        if self.labels is not None:
-            self.labels.remove(removed)
+        self.sample_tower.remove(removed)
+        if self.label_tower is not None:
+            self.label_tower.remove(removed)
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class Evaluator:
         left_bytes = memory_bytes - self._stem_bytes
 
         # For each block a state, its joined heads and its output, and once the whole state before the last block.
-        states_of_trace = 3 * len(self.samples.sites) + 1
+        states_of_trace = 3 * len(self.sample_tower.sites) + 1
         trace_bytes = [self._models_at_a_time * size * states_of_trace for size in stem_bytes]
         self._trace_bytes = sum(trace_bytes)
         traces_that_fit = left_bytes // self._trace_bytes
@@ -361,9 +361,9 @@ class Evaluator:
         """
         stem_bytes = []
         for batch, inputs in enumerate(stream):
-            stem = self.samples.chain.stem(inputs)
+            stem = self.sample_tower.chain.stem(inputs)
             stem_bytes.append(stem.hidden.nbytes)
-            shape = _shape_in_tower(self.samples, stem, self.batches[batch].size)
+            shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
             self._shapes.append(shape)
             if sum(stem_bytes) > most_bytes:
                 self.keeps_data = False
@@ -385,18 +385,18 @@ class Evaluator:
         if self.keeps_data:
             return self._stems[batch]
         inputs = self.batches[batch].read()
-        return self.samples.chain.stem(inputs)
+        return self.sample_tower.chain.stem(inputs)
 
     @cached_property
     def _label_stems(self) -> list[State]:
         """The states of the texts of the labels before the first block, of each batch of them one."""
         prompted = self.model.prompted
-        assert self.labels is not None
+        assert self.label_tower is not None
         assert prompted is not None
         stems = []
         with torch.inference_mode():
             for inputs in prompted.inputs(PROMPTS_AT_ONCE):
-                stems.append(self.labels.chain.stem(inputs))
+                stems.append(self.label_tower.chain.stem(inputs))
         return stems
 
     def _trace_of_current_model(self, batch: int) -> Trace:
@@ -405,7 +405,7 @@ class Evaluator:
         A known trace of the same model is returned. Otherwise the batch runs, from the first block at which its model
         differs from that of the most similar known trace.
         """
-        tower = self.samples
+        tower = self.sample_tower
         kept_traces = self._traces.setdefault(batch, [])
         tried = self._tried.pop(batch, None)
         known = list(kept_traces)

@@ -234,7 +234,7 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
     Raises:
         NonFiniteError: where a slope is NaN or infinite.
     """
-    tower = evaluator.samples
+    tower = evaluator.sample_tower
     heads: list[CandidateHead] = []
     for site, kept in zip(tower.sites, tower.kept, strict=True):
         heads += [CandidateHead(site, head) for head in kept]
@@ -283,7 +283,7 @@ def _gates_of_ones(evaluator: Evaluator, batch: int) -> list[Tensor]:
     parameter = next(evaluator.model.parameters())
     size = evaluator.batches[batch].size
     gates = []
-    for kept in evaluator.samples.kept:
+    for kept in evaluator.sample_tower.kept:
         gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
         has_heads = bool(kept)
         gates.append(gate.requires_grad_(has_heads))

@@ -27,7 +27,7 @@ class Headmap(GreedySearch):
 
     Args:
         kept: how many heads to choose at each site; of a site that has fewer, all.
-        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` has no effect here.
+        others: the keyword arguments of :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` has no effect here.
     """
 
     def __init__(
@@ -53,16 +53,19 @@ class Headmap(GreedySearch):
             and then the lowest head, each with the counts when it was masked.
         """
         base = self._counts_of_whole_model()
-        self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
-        chosen: dict[str, list[CandidateHead]] = {objective: [] for objective in objectives}
+        self.rankings = {}
+        chosen: dict[str, list[CandidateHead]] = {}
+        for objective in objectives:
+            self.rankings[objective] = ObjectiveRanking(base)
+            chosen[objective] = []
 
         # One step a site: the heads of the site are tried, beside those chosen before.
         sites = dict.fromkeys(site for site, _ in self.heads)  # each once, in model order
         for step, site in enumerate(sites, start=1):
             # Objectives that have chosen the same heads mask the same model, so one step serves all of them.
             groups = objectives_by_removed_heads(chosen)
-            heads_to_come = [head for head in self.heads if head.site >= site]
-            self._show_evaluations_left(len(groups) * len(heads_to_come))
+            heads_left = [head for head in self.heads if head.site >= site]
+            self._show_evaluations_left(len(groups) * len(heads_left))
             for masked, group in groups.items():
                 trials = self._try_site(group, step, masked, site)
                 for objective in group:

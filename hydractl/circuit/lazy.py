@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -40,6 +40,13 @@ USUALLY_ASKED = 2
 
 Steps of the models it was tried on evaluated 1.4 to 1.7.
 """
+
+
+class _ForecastError(NamedTuple):
+    """The score of an evaluation minus its forecast, and the step that it belongs to."""
+
+    step: int
+    error: float
 
 
 @dataclass
@@ -98,8 +105,8 @@ class Lazy(GreedySearch):
         # The slopes that the step `_slopes_step` took, by the heads that were removed then.
         self._slopes: dict[tuple[CandidateHead, ...], Slopes] = {}
         self._slopes_step = 0
-        # For each objective and head the step of its last evaluation, and the score minus the forecast there.
-        self._forecast_errors: dict[tuple[str, CandidateHead], tuple[int, float]] = {}
+        # For each objective and head how far its forecast was off when it was last evaluated.
+        self._forecast_errors: dict[tuple[str, CandidateHead], _ForecastError] = {}
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations there may be from a step on; more where objectives ask for different heads."""
@@ -197,7 +204,7 @@ class Lazy(GreedySearch):
             score = counts.score(objective)
             forecast_score = this_step.forecasts[objective][head]
             errors[objective] = score - forecast_score
-        evaluation = HeadEvaluation(head, counts, off=errors)
+        evaluation = HeadEvaluation(head, counts, forecast_errors=errors)
         self.memory.keep_common_evaluation(first_objective, this_step.step, evaluation)
         self.evaluations += 1
         self.progress.advance()
@@ -273,16 +280,17 @@ class Lazy(GreedySearch):
 
         It is also 0 if slopes have been taken anew since, except for heads of the tower of the labels, which have none.
         """
-        never_evaluated = (0, 0.0)
-        step, off = self._forecast_errors.get((objective, head), never_evaluated)
-        slopes_are_newer = step < self._slopes_step
+        last = self._forecast_errors.get((objective, head))
+        if last is None:
+            return 0.0
+        slopes_are_newer = last.step < self._slopes_step
         if slopes_are_newer and not self._reads_labels(head):
             return 0.0
-        return off
+        return last.error
 
     def _reads_labels(self, head: CandidateHead) -> bool:
         """Return whether a head is in the tower that reads the texts of the labels, where a model has one."""
-        labels = self.evaluator.labels
+        labels = self.evaluator.label_tower
         return labels is not None and head.site in labels.sites
 
     # --- memory -------------------------------------------------------------------------------------------------------
@@ -292,9 +300,10 @@ class Lazy(GreedySearch):
     ) -> None:
         """Remember how far the forecasts of the evaluated heads were off."""
         for head, evaluation in evaluations.items():
-            assert evaluation.off is not None
+            errors = evaluation.forecast_errors
+            assert errors is not None
             for objective in group:
-                self._forecast_errors[objective, head] = (step, evaluation.off[objective])
+                self._forecast_errors[objective, head] = _ForecastError(step, errors[objective])
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
         """Return the winners of a step if a journal has all of them, and note how far its forecasts were off."""

@@ -126,13 +126,13 @@ class HeadEvaluation:
         head: the candidate.
         counts: what was counted without it.
         given_up: the objectives that it was given up for, before all was counted.
-        off: for each objective the score minus its forecast; None where there were no forecasts.
+        forecast_errors: for each objective the score minus its forecast; None where there were no forecasts.
     """
 
     head: CandidateHead
     counts: EvaluationCounts
     given_up: Sequence[str] = ()
-    off: Mapping[str, float] | None = None
+    forecast_errors: Mapping[str, float] | None = None
 
     def record(self, objective: str, step: int) -> EvaluationRecord:
         """Return the record of this evaluation, in a step of an objective."""
@@ -142,8 +142,8 @@ class HeadEvaluation:
             "head": list(self.head),
             "given_up": list(self.given_up),
         }
-        if self.off is not None:
-            facts["off"] = dict(self.off)
+        if self.forecast_errors is not None:
+            facts["off"] = dict(self.forecast_errors)
         return cast(EvaluationRecord, {**facts, **record_of_counts(self.counts)})
 
     @classmethod
@@ -153,7 +153,7 @@ class HeadEvaluation:
             head=head_from_record(record),
             counts=counts_from_record(record),
             given_up=record["given_up"],
-            off=record.get("off"),
+            forecast_errors=record.get("off"),
         )
 
 

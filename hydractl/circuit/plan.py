@@ -182,7 +182,7 @@ def _rounds_of_elimination(
         budget: how many of them are removed.
         asked_at_most: how many candidates a step evaluates at most; None: all that are left.
     """
-    heads_of_model = sum(len(kept) for kept in evaluator.samples.full)
+    heads_of_model = sum(len(kept) for kept in evaluator.sample_tower.full)
     rounds = []
     for step in range(budget):
         present = 1 - step / heads_of_model
@@ -200,7 +200,9 @@ def _rounds_of_elimination(
 def with_memory(
     plan: SearchPlan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False
 ) -> SearchPlan:
-    """Return the plan under a limit of memory, laid out as :class:`Evaluator` does with batches of one size.
+    """Return the plan under a limit of memory: what is kept of it at a time, and in how many parts the data are cut.
+
+    The memory is laid out as :class:`Evaluator` does, with batches of one size.
 
     Args:
         plan: made with one batch of each set.

@@ -54,7 +54,8 @@ class SampleSet:
         batch_size: how many samples a batch has.
         workers: how many processes read ahead in :meth:`stream`.
         labelled: whether it is an ID set.
-        tasks, columns: as of :class:`SearchBatch`.
+        tasks: the numbers of the tasks that read the set.
+        columns: where the classes of those tasks are among the model's.
 
     Attributes:
         batches: the batches, whose inputs are read when they are asked for.
@@ -215,7 +216,7 @@ def measure_certainty(
         dataset: the set.
         model: with one member.
         batch_size, workers: how the samples are read.
-        ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
+        ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
         labelled: whether it is an ID set.
         advance: called with the number of samples of each batch.
         columns: where the classes of the set are among the model's.

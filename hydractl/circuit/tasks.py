@@ -81,7 +81,8 @@ def open_tasks(
     Tasks are every pair of an ID and an OOD set, or with ``--paired`` the first of both, the second of both and so on.
 
     Args:
-        source, classes: as :func:`with_classes_of_data` returns them.
+        source: the model, with the classes of all sets.
+        classes: those of each ID set; empty where all sets have the model's classes.
         options: of the search.
         log: where doubts about the data go.
 

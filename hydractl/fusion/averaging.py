@@ -74,13 +74,13 @@ def plan_checked(
 
     Args:
         sources: the members.
-        merge: as of :func:`hydractl.fusion.plan.plan_fusion`, or :data:`AUTO`.
+        merge: the parts to average, any of ``mlp``, ``norm`` and ``embed``; or :data:`AUTO`.
         device: where to compute.
         seed: draws the inputs of the check.
         log: receives warnings and the check.
 
     Raises:
-        HydraError: as :func:`hydractl.fusion.selfcheck.self_check` does.
+        HydraError: a member that is part of the fused model does not equal the member run alone.
     """
     # Average the parts that were asked for, all of them with ``auto``.
     is_auto = merge == AUTO

@@ -322,7 +322,7 @@ def float32_model(
     Args:
         description, tensors: of the model.
         device: where it runs.
-        dtype: of the weights that are kept in memory, as of :func:`storage_dtype`.
+        dtype: of the weights that are kept in memory: float32, or the 16 bits that all of them are stored in.
     """
     streamed = dtype in _SIXTEEN_BITS
     model = HydraModel(description, tensors, device, dtype, streamed=streamed)

@@ -74,7 +74,7 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
         description: of the model; a fused model counts all its members.
         tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
         batch: samples of the call.
-        whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`.
+        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
     """
     call = _digest_of_call(description, tensors, batch, whole_last_block)
     if call not in _macs_of_call:
@@ -112,7 +112,9 @@ def staged_macs(
     """Count the multiply-adds of one sample in two parts: one member runs first, the others behind it.
 
     Args:
-        description, tensors, whole_last_block: as of :func:`macs`.
+        description: of the model.
+        tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
+        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
 
     Returns:
         For each member as the first one, those of the first and those of the others.

@@ -98,7 +98,10 @@ def _tower_of_samples(model: Network) -> int:
 
 
 def readout(model: Network, inputs: Any) -> list[Tensor]:
-    """Return the features ``[B, D]`` of each member, as :func:`read_features`; of a body too, without class names."""
+    """Return the features ``[B, D]`` that enter the classifier of each member.
+
+    Of a model without a classifier, or without class names, they are what its tower of samples reads out.
+    """
     has_classifier = len(model.chains) == 1 and model.classes
     if has_classifier:
         _, features = read_features(model, inputs)
@@ -108,7 +111,7 @@ def readout(model: Network, inputs: Any) -> list[Tensor]:
 
 
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return logits and features as :func:`read_features`, for the members of all models."""
+    """Return the logits ``[M, B, classes]`` and the features ``[B, D]`` of each member, M counted over all models."""
     logits = []
     features = []
     for model in models:
@@ -366,7 +369,7 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
 
 
 def all_classifiers(models: Sequence[Network]) -> list[FeatureClassifier]:
-    """Return the classifiers, as :func:`classifiers` gives them, of the members of all models."""
+    """Return the classifier of each member of all models, as a weight ``[classes, D]`` and a bias ``[classes]``."""
     classifiers_of_members: list[FeatureClassifier] = []
     for model in models:
         classifiers_of_members.extend(classifiers(model))
@@ -407,7 +410,13 @@ def fit_detector(
 
 
 def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, object]) -> Detector:
-    """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
+    """Fit scores to what each member makes of the training data.
+
+    Args:
+        names: of the scores.
+        training: for each member its features, labels, highest logits and classifier.
+        fitted_on: what to say of the data.
+    """
     members = []
     for training_of_member in training:
         fitted = {}

@@ -343,7 +343,13 @@ def feature_means(model: Network, features: Tensor) -> Tensor:
 
 
 def logits_of_towers(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
-    """Return logits ``[B, classes]`` of one member as :meth:`ModelFamily.logits`, or by the posteriors it holds."""
+    """Return the logits ``[B, classes]`` of one member from what its towers read out.
+
+    Args:
+        family: computes the logits of features without a posterior.
+        network: that of the member, which may hold posteriors of its projections.
+        outputs: of images, then of classes.
+    """
     posteriors = _posteriors_in(network)
     if posteriors:
         return gaussian_logits(family, network, outputs, posteriors)

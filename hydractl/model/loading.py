@@ -109,7 +109,18 @@ def load_source(
     compile: bool = False,
     whole_last_block: bool = False,
 ) -> HydraModel:
-    """Build the module of a source that knows its lineage, for Python: see :func:`hydractl.api.models.load`."""
+    """Build the model of a source for a Python program, and warn where a slow format or a cascade is in the way.
+
+    Args:
+        source: a model that was found and checked.
+        device: by name; ``auto`` takes a GPU where there is one.
+        dtype: by name.
+        compile: whether to compile the model; then all members run for all samples, as a graph has no cascade.
+        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
+
+    Returns:
+        The model, with the digests of the checkpoints that it goes back to in ``lineage``.
+    """
     device_type = resolve_device(device).type
     slow = _slow_format(resolve_dtype(dtype), device_type)
     if slow is not None:
@@ -177,25 +188,30 @@ class SequentialEnsemble(nn.Module):
         return self._first_model.classes
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
-        """Return a classifier into classes given by name, as :meth:`HydraModel.zero_shot`."""
+        """Return a classifier into classes given by name, of models that compare samples with texts.
+
+        Args:
+            labels: class names; a text is what ``--labels`` takes, such as ``imagenet``.
+            prompt: templates with ``{label}`` in place of the name; None: those of each model.
+        """
         models = [model.zero_shot(labels, prompt) for model in self._models]
         return SequentialEnsemble(models)
 
     def with_classes(self) -> SequentialEnsemble:
-        """Return the ensemble with classes named, as :meth:`HydraModel.with_classes`."""
+        """Return this ensemble, or where it has no classes yet one with stand-ins: for measuring and checking it."""
         if self.classes is not None:
             return self
         models = [model.with_classes() for model in self._models]
         return SequentialEnsemble(models)
 
     def read_prompts(self, log: Log, name: str) -> None:
-        """Read the prompts of every model, see :class:`HydraModel`."""
+        """Compute the features of the classes of every zero-shot model now, with progress."""
         for model in self._models:
             model.read_prompts(log, name)
 
     @property
     def whole_last_block(self) -> bool:
-        """The setting of the first model, see :class:`HydraModel`."""
+        """Whether the last block runs for all tokens, in the first model; setting it sets that of all models."""
         return self._first_model.whole_last_block
 
     @whole_last_block.setter
@@ -205,7 +221,7 @@ class SequentialEnsemble(nn.Module):
 
     @property
     def side_by_side(self) -> bool | None:
-        """The setting of the first model, see :class:`HydraModel`."""
+        """Whether members run in the same operations, in the first model; setting it sets that of all models."""
         return self._first_model.side_by_side
 
     @side_by_side.setter
