@@ -70,7 +70,7 @@ def agreement(document: CircuitDocument, exact: Sequence[Head], other: CircuitDo
         tau of the two orders, over the heads that both remove; ``score_lost``: the score of the exact circuit minus
         that of this one after as many removals, None where they are of different objectives or data.
     """
-    removed = [(step["site"], step["head"]) for step in document["removed"]]
+    removed = _removed_heads(document)
     removals = min(len(removed), len(exact))
 
     budgets = set()  # shares of a short circuit coincide
@@ -91,6 +91,11 @@ def agreement(document: CircuitDocument, exact: Sequence[Head], other: CircuitDo
         "kendall_tau": kendall_tau(removed, list(exact)),
         "score_lost": score_lost,
     }
+
+
+def _removed_heads(document: CircuitDocument) -> list[Head]:
+    """Return the heads that a circuit removes, in order."""
+    return [(step["site"], step["head"]) for step in document["removed"]]
 
 
 def _measure_the_same(document: CircuitDocument, other: CircuitDocument) -> bool:
@@ -181,8 +186,8 @@ def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
     """
     objectives_by_heads: dict[frozenset[Head], list[str]] = {}
     for objective, document in documents.items():
-        removed = [(step["site"], step["head"]) for step in document["removed"]]
-        objectives = objectives_by_heads.setdefault(frozenset(removed), [])
+        removed = frozenset(_removed_heads(document))
+        objectives = objectives_by_heads.setdefault(removed, [])
         objectives.append(objective)
 
     repeated = []

@@ -185,13 +185,20 @@ class CircuitWriter:
 
         # The model and the data that it comes from.
         settings = {**search, **self._provenance_details()}
-        document["source"] = provenance("extract-circuit", self.options.seed, [source.sha256], settings, source.lineage)
+        document["source"] = provenance(
+            "extract-circuit",
+            self.options.seed,
+            [source.sha256],
+            settings,
+            source.lineage,
+        )
         tower = self.options.tower
         if tower is not None and tower != "both":
             document["tower"] = tower
         if not mask.is_full:
             document["start_mask"] = mask.to_json()
-        document["seen"] = merged(source.description.seen, self.scope.seen, self._entries_seen())
+        seen_by_model = source.description.seen
+        document["seen"] = merged(seen_by_model, self.scope.seen, self._entries_seen())
         if self.doubts:
             document["warnings"] = list(self.doubts)
         return document

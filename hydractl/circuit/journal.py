@@ -248,8 +248,8 @@ class Journal:
             rank: the rank of this process, whose file is open already.
         """
         parsed = []
-        paths = dict.fromkeys((path, *_files_beside(path), self.path))  # each once
-        for path_of_rank in paths:
+        paths = [path, *_files_beside(path), self.path]
+        for path_of_rank in dict.fromkeys(paths):  # each once
             if path_of_rank == self.path:
                 self._file.seek(0)
                 data = self._file.read()

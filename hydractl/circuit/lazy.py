@@ -143,8 +143,8 @@ class Lazy(GreedySearch):
         winners = self._winners_across_processes(dict.fromkeys(group, trials))
 
         # The states of the model that was tried last are still there: the next step goes on from them if its head wins.
-        last_head_won = any(winner.head == this_step.last_evaluated for winner in winners.values())
-        if last_head_won:
+        winning_heads = [winner.head for winner in winners.values()]
+        if this_step.last_evaluated in winning_heads:
             self.evaluator.go_on_with_tried()
         return winners
 

@@ -307,8 +307,7 @@ def _is_order_of_samples(order: Any, sizes: Mapping[str, int]) -> bool:
         return False
     if set(order) != set(sizes):
         return False
-    are_permutations = [_is_permutation(order[name], size) for name, size in sizes.items()]
-    return all(are_permutations)
+    return all(_is_permutation(order[name], size) for name, size in sizes.items())
 
 
 def _is_permutation(indices: Any, size: int) -> bool:
@@ -399,8 +398,7 @@ def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
         (counts.doubt.higher, most_two_u),
         (counts.doubt.loss, _MOST_LOSS),
     ]
-    are_within = [_is_within(count, most) for count, most in counts_and_limits]
-    return all(are_within)
+    return all(_is_within(count, most) for count, most in counts_and_limits)
 
 
 def _is_within(count: Any, most: int) -> bool:

@@ -244,9 +244,14 @@ def measure_certainty(
             log_p_of_label = log_p[np.arange(len(labels)), labels]
             margins_of_batches.append(margins(log_p, labels))
             losses.append(-log_p_of_label)
+    all_scores = np.concatenate(scores)
     if not labelled:
-        return Certainty(np.concatenate(scores))
-    return Certainty(np.concatenate(scores), np.concatenate(margins_of_batches), np.concatenate(losses))
+        return Certainty(all_scores)
+    return Certainty(
+        scores=all_scores,
+        margin=np.concatenate(margins_of_batches),
+        loss=np.concatenate(losses),
+    )
 
 
 def logits_of(

@@ -402,7 +402,10 @@ def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
     if rest:
         lower = removed_at_each * sites
         higher = lower + sites
-        possible = [str(multiple) for multiple in (lower, higher) if 0 < multiple <= largest]
+        possible = []
+        for multiple in (lower, higher):
+            if 0 < multiple <= largest:
+                possible.append(str(multiple))
         raise UsageError(
             f"--budget {budget} cannot be shared evenly by {sites} sites",
             hint=f"headmap removes as many heads at each: --budget {' or '.join(possible)}",

@@ -442,7 +442,8 @@ class Session:
         # Every process meets the others as often, whatever its rank.
         with journal:
             whole = whole_of(self.tasks, self._size_of_set)
-            check_records(path, journal, self._size_of_set, self.names, self.options.objective, whole)
+            objectives = self.options.objective
+            check_records(path, journal, self._size_of_set, self.names, objectives, whole)
             if is_first:
                 self.team.gather(None)  # the others may open theirs now
             self.team.gather(None)  # none may append before all have read
@@ -508,7 +509,14 @@ class Session:
 
     def _documents_of_rankings(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitDocument]:
         """Return the document of each ranking, and tell the user what to know about them."""
-        writer = CircuitWriter(self.scope, self.options, self.names, self.sets, self.tasks, self.doubts)
+        writer = CircuitWriter(
+            scope=self.scope,
+            options=self.options,
+            names=self.names,
+            data=self.sets,
+            tasks=self.tasks,
+            doubts=self.doubts,
+        )
         documents = {}
         for objective, ranking in rankings.items():
             document = writer.document(objective, ranking)

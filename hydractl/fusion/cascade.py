@@ -68,7 +68,8 @@ def fit_cascade(
     labels = all_labels[samples]  # in the order in which the samples were read
     logits_outside = {}
     for name, data in outside.items():
-        logits_outside[name], _ = _run_members(model, name, data, run, log)
+        logits_of_set, _ = _run_members(model, name, data, run, log)
+        logits_outside[name] = logits_of_set
 
     # The cheapest cascade whose losses are small enough: which member is first, and which samples stop there.
     costs = staged_macs(description, tensors)

@@ -213,10 +213,11 @@ def plan_fusion(
             unions.append(HeadUnion(sources, site, names_of_site, owners))
 
     # Everything else that is not averaged: a tensor is stored once where it is equal in all members.
-    elsewhere = [name for name in names if name not in in_attention and name not in averaged]
+    elsewhere = [name for name in names if name not in in_attention]
+    not_averaged = [name for name in elsewhere if name not in averaged]
     equal: set[str] = set()
     if not headers_only:
-        equal = equal_names(sources, elsewhere)
+        equal = equal_names(sources, not_averaged)
 
     # What is neither averaged nor shared every member keeps for itself.
     shared = set(equal)
@@ -631,8 +632,9 @@ def _why_members_part_in_block(plan: FusionPlan, model: HydraModel, chain: Chain
     differences = []
     hints = []
 
-    kept_by_members = {mask.kept[site.path] for mask in plan.description.masks}
-    if len(kept_by_members) > 1:
+    masks = plan.description.masks
+    different_choices = {mask.kept[site.path] for mask in masks}
+    if len(different_choices) > 1:
         differences.append("heads")
         hints.append("the same heads (prune --share-sites N --with MASK)")
 

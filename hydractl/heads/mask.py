@@ -124,7 +124,8 @@ class HeadMask:
         """Return the mask of the heads that both masks keep. Pruning a pruned model again is this operation."""
         kept = {}
         for path, heads in self.kept.items():
-            in_both = [head for head in heads if head in other.kept[path]]
+            other_heads = other.kept[path]
+            in_both = [head for head in heads if head in other_heads]
             kept[path] = tuple(in_both)
         return HeadMask(self.heads, kept)
 

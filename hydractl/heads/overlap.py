@@ -154,7 +154,9 @@ def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> 
     for budget in budgets:
         index_by_budget[budget] = None
         if 0 < budget <= largest_budget:
-            index_by_budget[budget] = jaccard(a[:budget], b[:budget])
+            first_of_a = a[:budget]
+            first_of_b = b[:budget]
+            index_by_budget[budget] = jaccard(first_of_a, first_of_b)
     return index_by_budget
 
 

@@ -181,7 +181,14 @@ def dense_macs(description: Description, *, whole_last_block: bool = False) -> i
     family = get_family(description.family)
     sites = family.sites(description.config)
     all_heads = HeadMask.full(sites)
-    dense = replace(description, kind="dense", masks=[all_heads], merge=None, members=(), extra={})
+    dense = replace(
+        description,
+        kind="dense",
+        masks=[all_heads],
+        merge=None,
+        members=(),
+        extra={},
+    )
     tensors = _dense_tensors(description)
     return macs(dense, tensors, whole_last_block=whole_last_block)
 

@@ -152,7 +152,9 @@ class SequentialEnsemble(nn.Module):
 
     def __init__(self, models: Sequence[HydraModel]) -> None:
         super().__init__()
-        numbered = [(f"model {index}", model.description) for index, model in enumerate(models)]
+        numbered = []
+        for index, model in enumerate(models):
+            numbered.append((f"model {index}", model.description))
         check_agreement(numbered)
         self.models = nn.ModuleList(models)
         self.labels: list[str] | None = None

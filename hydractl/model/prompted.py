@@ -166,9 +166,10 @@ class PromptedClasses:
 
     def _must_be_computed_anew(self) -> bool:
         """Return whether training, gates or gradients make the features those of this call only."""
-        gated = any(attention.head_gate is not None for attention in self._chain.attentions)
+        gates = [attention.head_gate for attention in self._chain.attentions]
+        is_gated = any(gate is not None for gate in gates)
         # The mode of the networks, not of a model: several views of a model share them.
-        if gated or self._networks.training:
+        if is_gated or self._networks.training:
             return True
         if not torch.is_grad_enabled():
             return False

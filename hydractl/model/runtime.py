@@ -101,7 +101,8 @@ class HydraModel(nn.Module):
         if has_posterior(self):
             attach_posteriors(self, tensors)
         self.detector: Detector | None = None
-        self.cascade = stored_cascade(description.extra.get("cascade"), len(description.masks))
+        cascade_document = description.extra.get("cascade")
+        self.cascade = stored_cascade(cascade_document, members=len(description.masks))
 
         # The classes by name, of this model and of every zero-shot view of it, which share its weights.
         self.prompted: PromptedClasses | None = None
@@ -168,9 +169,16 @@ class HydraModel(nn.Module):
         """Make this a classifier into classes given by name."""
         if not labels or not templates:
             raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
-        prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
-        elsewhere = self.chain_of_samples.attentions
-        self.prompted = PromptedClasses(labels, templates, prompts, self.chain_of_labels, self.networks, elsewhere)
+        description = self.description
+        prompts = self.family.prompts(description.config, description.preprocess, labels, templates)
+        self.prompted = PromptedClasses(
+            labels,
+            templates,
+            prompts,
+            self.chain_of_labels,
+            self.networks,
+            elsewhere=self.chain_of_samples.attentions,
+        )
         self._all_prompted.add(self.prompted)
         self.labels = list(labels)
 

@@ -167,7 +167,8 @@ def split_model(text: str) -> tuple[str | None, list[str]]:
     refs = _split_at_plus(text)
     before_equals, equals, behind_equals = text.partition("=")
     # Paths, names of a family and options of a reference may hold an equals sign that ends no name.
-    is_name = before_equals and not any(character in before_equals for character in "/:?")
+    is_part_of_reference = any(character in before_equals for character in "/:?")
+    is_name = before_equals and not is_part_of_reference
     if equals and is_name and not os.path.exists(refs[0]):
         name = before_equals
         refs = _split_at_plus(behind_equals)
@@ -675,7 +676,12 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     mask = description.mask
     tensors = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
     folder = output.temporary
-    weights_file = family.export_folder(folder, description.config, description.preprocess, description.labels)
+    weights_file = family.export_folder(
+        folder,
+        description.config,
+        description.preprocess,
+        description.labels,
+    )
     with open(folder / weights_file, "wb") as handle:
         digest = write_tensors(handle, tensors, description.to_json())
     output.commit()
