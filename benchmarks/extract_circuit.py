@@ -181,7 +181,7 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
     def step(removed: list[Head]) -> tuple[Head, float]:
         evaluator.go_to_model_without(removed)
         left = [head for head in candidates if head not in removed]
-        found = search.choose([objective], len(removed) + 1, left)[objective]
+        found = search.choose_winners([objective], len(removed) + 1, left)[objective]
         return found.head, found.counts.key(objective)
 
     return Contestant(step, lambda: evaluator.work, preparation)
