@@ -93,7 +93,7 @@ class AgreementDocument(TypedDict):
 
 
 class SearchDocument(TypedDict, total=False):
-    """What was searched for."""
+    """The settings of a search that decide what its circuit is for."""
 
     objective: str
     algorithm: str
@@ -137,7 +137,7 @@ class TaskDocument(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CircuitWriter:
-    """What the documents of one search have in common.
+    """Makes the circuit documents of one search, from what they have in common.
 
     Attributes:
         scope, options: of the search.

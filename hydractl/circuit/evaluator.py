@@ -169,18 +169,17 @@ class Evaluator:
             samples: on how many samples; each is taken to cost the mean of those of this evaluator.
             share: the share of the heads that is present at each site; None: as many as now.
         """
-        is_of_labels = self.label_tower is not None and site in self.label_tower.sites
-        if not is_of_labels:
+        label_tower = self.label_tower
+        if label_tower is None or site not in label_tower.sites:
             return samples * _mean_price(self.sample_tower, self._shapes, site, share)
 
         # The tower of the labels runs all prompts, whatever the samples are.
-        assert self.label_tower is not None
         shapes = []
         for stem in self._label_stems:
             prompts_of_batch = len(stem.hidden)
-            shapes.append(_shape_in_tower(self.label_tower, stem, prompts_of_batch))
+            shapes.append(_shape_in_tower(label_tower, stem, prompts_of_batch))
         prompts = sum(shape.samples for shape in shapes)
-        return prompts * _mean_price(self.label_tower, shapes, site, share)
+        return prompts * _mean_price(label_tower, shapes, site, share)
 
     def count_backward(self, batch: int) -> None:
         """Count the work of one backward pass to the gates of one batch."""

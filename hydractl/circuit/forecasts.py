@@ -137,7 +137,8 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
     """Compute one quantity of one batch, differentiably.
 
     Args:
-        name: one of those above: the OOD score, or what compares the label with the other classes.
+        name: ``ood_score``; or what compares the label with the other classes: ``margin`` (logit minus the highest
+            other one), ``label`` (log-odds) or ``spread`` (of probability over the others).
         logits: float64 ``[B, classes]``.
         labels: ``[B]``; None for OOD samples, which have no quantity but the OOD score.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.

@@ -201,7 +201,7 @@ class Journal:
             other.unlink()
 
     def _read_records(self, path: Path, rank: int, header: _Header, log: Log) -> int:
-        """Read the records of all processes into :attr:`records` and :attr:`order`.
+        """Read the files of all processes, and fill :attr:`records` and :attr:`order` with what they hold.
 
         Args:
             path: the file of rank 0.
@@ -226,16 +226,10 @@ class Journal:
             self.records += file.records
         self.order = _common_order(path, files)
 
-        # Another environment may round otherwise, which the user is told; the search goes on all the same.
         files_with_header = [file for file in files if not file.headless]
         if not files_with_header:
             log.info(f"no search is recorded in {path}: starting afresh")
-        changes: dict[str, None] = {}  # each once, in the order of the files
-        for file in files_with_header:
-            changes_of_file = differences(file.header.environment, header.environment, "in the journal")
-            changes.update(dict.fromkeys(changes_of_file))
-        if changes:
-            log.warn("the search was begun in another environment: " + "; ".join(changes))
+        _warn_of_other_environment(files_with_header, header, log)
 
         file_by_path = {file.path: file for file in files}
         return file_by_path[self.path].whole_bytes
@@ -297,7 +291,7 @@ def check_free(path: Path) -> None:
 
 
 class _Header(NamedTuple):
-    """What the first line says.
+    """The first line of a journal: which search it is of.
 
     Attributes:
         fingerprint: what decides the result.
@@ -351,6 +345,22 @@ def _check_same_search(file: _JournalFile, header: _Header) -> None:
     if problems:
         hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
         raise InputError(f"{file.path} records another search", hint=hint, problems=problems)
+
+
+def _warn_of_other_environment(files: Sequence[_JournalFile], header: _Header, log: Log) -> None:
+    """Warn where files were begun in another environment, which may round otherwise; the search goes on all the same.
+
+    Args:
+        files: those with a header.
+        header: of this search.
+        log: receives one warning, with each difference once in the order of the files.
+    """
+    changes: dict[str, None] = {}
+    for file in files:
+        changes_of_file = differences(file.header.environment, header.environment, "in the journal")
+        changes.update(dict.fromkeys(changes_of_file))
+    if changes:
+        log.warn("the search was begun in another environment: " + "; ".join(changes))
 
 
 def _common_order(path: Path, files: Sequence[_JournalFile]) -> Any:

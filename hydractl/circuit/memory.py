@@ -344,7 +344,7 @@ def _is_sound_record(
         base = counts_from_record(cast(BaseRecord, record)["base"])
         return _are_possible_counts(base, whole)
 
-    # The end of a ranking.
+    # All others are of a step. The end of a ranking names its objective only.
     if type(record["step"]) is not int:
         return False
     if "ended" in record:

@@ -182,7 +182,7 @@ def _most_hazardous_first(hazards: Floats, lengths: Sequence[int] | None) -> lis
     Where lengths matter, they are cut into parts of about the same hazard, each with the longest samples first.
 
     Args:
-        hazards: how likely it is that the sample shows a losing candidate, in any unit, ``[N]``.
+        hazards: the higher, the more likely it is that the sample shows a losing candidate, ``[N]``.
         lengths: of the samples; None where they do not matter.
     """
     highest_first = np.argsort(-hazards, kind="stable")
@@ -261,7 +261,14 @@ def logits_of(
     workers: int,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Tensor:
-    """Return the logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU."""
+    """Return the logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU.
+
+    Args:
+        dataset: the set.
+        model: with one member.
+        batch_size, workers: how the samples are read.
+        advance: called with the number of samples of each batch.
+    """
     parameter = next(model.parameters())
     indices: list[int] = []
     parts: list[Tensor] = []

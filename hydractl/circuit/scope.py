@@ -310,7 +310,8 @@ def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) 
     These are first the heads that the circuit began without, sorted, then its removals in order.
 
     Raises:
-        InputError: the circuit is shorter, or ends within a group of heads that share keys.
+        InputError: the circuit is shorter.
+        UsageError: it is one of headmap, whose removals belong together, and some of them would be left over.
     """
     kept_by_model = set(source.description.mask.kept_heads)
     removed_at_start = kept_by_model.intersection(ranking.start)

@@ -144,6 +144,7 @@ class HeadWeights:
             key_heads: for each head of the block that comes back, the number of the head of keys and values that it
                 uses; None where each has its own. Heads that are to share one must have equal ones.
         """
+        # Heads of keys and values may be fewer: each is taken from the first head that uses it.
         sources_of_keys = list(heads)
         if key_heads is not None:
             sources_of_keys = _sources_of_keys(heads, key_heads)

@@ -207,7 +207,7 @@ def attach_posteriors(model: Network, tensors: TensorSource) -> None:
             posterior = Posterior(basis, spread, outer)
             layer.owner.add_module(layer.name, posterior)
             is_classifier = len(layers) == 1
-            if is_classifier:
+            if is_classifier:  # its logits are scaled as soon as it has computed them
                 layer.owner.register_forward_hook(_scale_logits)
     # Towers read out through the posteriors of their projections from now on.
     for chain in model.chains:

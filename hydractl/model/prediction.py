@@ -20,7 +20,7 @@ from hydractl.metrics.watching import Reference, stored_reference
 
 @dataclass(frozen=True)
 class Chosen:
-    """What ``calibrate`` chose for a model, as its checkpoint holds it.
+    """The choices of ``calibrate`` for a model, as its checkpoint holds them.
 
     Attributes:
         score: name of the OOD score; ``msp`` where none was chosen.

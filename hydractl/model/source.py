@@ -38,7 +38,7 @@ from hydractl.model.stored import (
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a command says about the models it opens.
+    """The options of a command that say something about the models it opens.
 
     Attributes:
         arch: what a bare safetensors file holds.
