@@ -326,18 +326,10 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
     listed = _read_listed_sites(document.get("sites"), sites, problems)
     kept: dict[str, tuple[int, ...]] = {}
     for site in sites:
-        if site.path not in listed:
-            continue
-        entry = listed[site.path]
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
-            problems.append(f'site {site.path} needs a list "kept"')
-            continue
-        count = entry.get("heads", site.heads)  # a mask need not say how many there were
-        if not _is_index(count) or count != site.heads:
-            problems.append(f"site {site.path} has {shown(count)} heads in the mask, {site.heads} in the model")
-        kept[site.path] = _read_kept(entry["kept"], site, problems)
+        if site.path in listed:
+            kept[site.path] = _read_entry(listed[site.path], site, problems)
 
-    # Nor need it say which model it was made for.
+    # A mask need not say which model it was made for.
     if arch is not None and document.get("arch", arch) != arch:
         problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
 
@@ -350,6 +342,23 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
         )
     heads = {site.path: site.heads for site in sites}
     return HeadMask(heads, kept)
+
+
+def _read_entry(entry: object, site: Site, problems: list[str]) -> tuple[int, ...]:
+    """Return the kept heads of one site of a mask file, ascending; none where the file does not list them.
+
+    Args:
+        entry: what the file says of the site.
+        site: that of the model.
+        problems: receives a sentence for everything that is wrong with the entry.
+    """
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
+        problems.append(f'site {site.path} needs a list "kept"')
+        return ()
+    count = entry.get("heads", site.heads)  # a mask need not say how many there were
+    if not _is_index(count) or count != site.heads:
+        problems.append(f"site {site.path} has {shown(count)} heads in the mask, {site.heads} in the model")
+    return _read_kept(entry["kept"], site, problems)
 
 
 def _text_of_mask_shape(listed: Mapping[str, object]) -> str:

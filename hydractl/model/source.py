@@ -324,14 +324,7 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
-
-    # Files that are never opened here.
-    if path.suffix in (".onnx", ".pt2"):
-        raise InputError(
-            f"{path} is an exported file", hint="predict and bench run it; other verbs take the .st file it is of"
-        )
-    if path.suffix.lower() in PICKLES and not is_state_dict(path):
-        raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
+    _refuse_files_of_other_kinds(path)
 
     # A file with an option behind it, such as F.st?cascade=0.
     if not os.path.exists(path):
@@ -350,6 +343,20 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
         return _open_undescribed(path, file, arch, seed, name)
     description = Description.from_json(document, str(path))
     return _source_of_described_file(file, description, name or path.stem)
+
+
+def _refuse_files_of_other_kinds(path: Path) -> None:
+    """Refuse files that are never opened here: exported models, and pickles that hold more than tensors.
+
+    Raises:
+        InputError: for such a file, by its suffix.
+    """
+    if path.suffix in (".onnx", ".pt2"):
+        raise InputError(
+            f"{path} is an exported file", hint="predict and bench run it; other verbs take the .st file it is of"
+        )
+    if path.suffix.lower() in PICKLES and not is_state_dict(path):
+        raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
 
 
 def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:

@@ -267,17 +267,8 @@ def check_tensors(
     Raises:
         InputError: listing what does not fit.
     """
-    # What the model says of itself, before anything is built of the size that it says.
-    heads_of_sites = [(site.path, site.heads) for site in sites]
-    described_heads = list(description.masks[0].heads.items())
-    if heads_of_sites != described_heads:
-        raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
-    shape = family.image_shape(description.config)
-    if shape is not None:
-        size = input_size(description.preprocess)
-        if size != shape:
-            raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
-    family.collate(description.preprocess)  # refuses what it does not understand
+    # Before anything is built of the size that it says.
+    _check_blocks_and_preprocessing(origin, description, family, sites)
 
     # Its tensors, member after member, against the library's own model with the heads that are left.
     problems = _problems_of_classes(description, family)
@@ -292,6 +283,26 @@ def check_tensors(
     problems += _problems_of_sharing(tensors, description, family, sites, once)
     if problems:
         raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
+
+
+def _check_blocks_and_preprocessing(
+    origin: str, description: Description, family: ModelFamily, sites: Sequence[Site]
+) -> None:
+    """Check that a description has the attention blocks of its architecture, and inputs that its model takes.
+
+    Raises:
+        InputError: naming the first of these that does not fit.
+    """
+    heads_of_sites = [(site.path, site.heads) for site in sites]
+    described_heads = list(description.masks[0].heads.items())
+    if heads_of_sites != described_heads:
+        raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
+    shape = family.image_shape(description.config)
+    if shape is not None:
+        size = input_size(description.preprocess)
+        if size != shape:
+            raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
+    family.collate(description.preprocess)  # refuses what it does not understand
 
 
 def _problems_of_classes(description: Description, family: ModelFamily) -> list[str]:
