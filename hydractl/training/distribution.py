@@ -99,9 +99,9 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
     """
     value = 0.0
     calls = list(calls)
-    for index, (samples, weight) in enumerate(calls, start=1):
-        is_last = index == len(calls)
-        with _exchange(loss, now=is_last):
+    for number, (samples, weight) in enumerate(calls, start=1):
+        is_last = number == len(calls)
+        with _gradient_exchange(loss, now=is_last):
             part = loss(samples)
             if weight != 1:
                 part = part * weight
@@ -112,8 +112,8 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
     return value
 
 
-def _exchange(loss: nn.Module, *, now: bool) -> AbstractContextManager[None]:
-    """Return the context in which gradients are exchanged, or kept for a later call where that can be chosen."""
+def _gradient_exchange(loss: nn.Module, *, now: bool) -> AbstractContextManager[None]:
+    """Return the context of a backward pass: gradients are exchanged in it, or kept for a later one if that can be."""
     if now or not isinstance(loss, DistributedDataParallel):
         return nullcontext()
     return loss.no_sync()

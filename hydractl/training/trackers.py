@@ -162,26 +162,35 @@ class Tracked:
                     raise PermissionError(13, "the folder is not writable")
 
     def event(self, event: str, **values: Any) -> None:
-        """Points of a step or an epoch; a candidate begins another run."""
+        """Send the tracker the numbers of a step or an epoch; a candidate begins another run. Others say nothing to it.
+
+        Args:
+            event: its name, as in the log.
+            values: what the log says of it.
+        """
         if event == "candidate":
-            self.close()
-            if self._part:  # only the first one of a resumed run goes on
-                self._first_step = 0
-            self._part = f"/lr-{values['lr']:g}"
+            self._begin_candidate(values["lr"])
         elif event == "step":
-            numbers = {}
-            for name, tag in _TAGS.items():
-                numbers[tag] = values[name]
+            numbers = {tag: values[name] for name, tag in _TAGS.items()}
             self._write(values["step"], numbers)
         elif event == "epoch":
             numbers = {}
             for name, value in values.items():
-                if name not in ("epoch", "steps") and isinstance(value, (int, float)):
+                is_counter = name in ("epoch", "steps")
+                if not is_counter and isinstance(value, (int, float)):
                     numbers[_epoch_tag(name)] = value
             self._write(values["steps"], numbers)
 
+    def _begin_candidate(self, lr: float) -> None:
+        """End the run of one learning rate; the next event begins that of another."""
+        self.close()
+        is_first = not self._part
+        if not is_first:
+            self._first_step = 0  # only the first one of a resumed training goes on
+        self._part = f"/lr-{lr:g}"
+
     def position(self) -> int:
-        """0, after flushing."""
+        """Put on the disk what was sent, and return 0: a tracker has no position to go on from."""
         if self._tracker is not None and not self._failed:
             self._try(self._tracker.flush)
         return 0
@@ -193,21 +202,24 @@ class Tracked:
             self._tracker = None
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of a step, unless sending has failed before."""
         if not self._failed:
             self._try(lambda: self._add(step, numbers))
 
     def _add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of a step; the first ones begin the run."""
         if self._tracker is None:
-            self._tracker = self._begun()
+            self._tracker = self._new_run()
         self._tracker.add(step, numbers)
 
-    def _begun(self) -> Tracker:
+    def _new_run(self) -> Tracker:
         """Return a new run in the tracker."""
         make = TRACKERS[self._kind]
         name = f"{self._name}{self._part}"
         return make(self._where, name, self._first_step, self._about)
 
     def _try(self, action: Callable[[], None]) -> None:
+        """Do something with the tracker; warn where that fails for the first time, and note that it has."""
         try:
             action()
         except Exception as error:  # whatever a library has met, in a thread of its own too
