@@ -61,7 +61,7 @@ class _Sizes:
 
     @classmethod
     def of_config(cls, config: LibraryConfig) -> _Sizes:
-        """Read them from a configuration, which comes from a file.
+        """Return the sizes in a configuration, which comes from a file and may hold anything.
 
         Raises:
             InputError: for a configuration of no model.
@@ -78,7 +78,8 @@ class _Sizes:
         if wrong:
             raise InputError(problem, problems=wrong)
         checked = cls(**sizes)
-        if checked.hidden_dim % checked.num_heads or checked.num_layers > _MOST_LAYERS:
+        heads_fill_width = checked.hidden_dim % checked.num_heads == 0
+        if not heads_fill_width or checked.num_layers > _MOST_LAYERS:
             raise InputError(problem)
         return checked
 
@@ -113,7 +114,7 @@ class TorchvisionViT(ModelFamily):
         config = read_config(folder / _CONFIG)
         if config is None:
             return None
-        _model(config)
+        _model(config)  # refuses what is no configuration
         return LoadedModel(
             arch="VisionTransformer",
             config=config,
@@ -123,7 +124,17 @@ class TorchvisionViT(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Draw random weights with ``pretrained=0`` and any size of the model: torchvision publishes only pickles."""
+        """Draw random weights for ``torchvision:NAME?pretrained=0``: torchvision itself publishes only pickles.
+
+        Args:
+            name: of a vision transformer of torchvision.
+            options: ``pretrained``, which has to be off, and sizes that are to differ from those of this name.
+            seed: of the weights.
+
+        Raises:
+            InputError: for an unknown name, and for pretrained weights.
+            UsageError: for other options.
+        """
         options = dict(options)
         if name not in _NAMES:
             raise InputError(f"torchvision has no vision transformer {name!r}", hint=f"one of {', '.join(_NAMES)}")
@@ -136,7 +147,7 @@ class TorchvisionViT(ModelFamily):
         if foreign:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(foreign)}")
         config = {**_config_of(name), **options}
-        _model(config)
+        _model(config)  # refuses sizes that do not fit each other
         return LoadedModel(
             arch=name,
             config=config,
@@ -218,9 +229,13 @@ class TorchvisionViT(ModelFamily):
         super().install(model, site, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model. Stem: patches, class token, positions. Readout: final norm, class token, classifier."""
+        """Cut the model where the residual stream can be looked at: stem, blocks and readout, its only tower.
+
+        Stem: patches, class token, positions. Readout: final norm, class token, classifier.
+        """
 
         def stem(images: Tensor) -> State:
+            """Return the tokens before the first block, ``[B, T, d_model]``."""
             patches = model._process_input(images)
             class_tokens = model.class_token.expand(patches.shape[0], -1, -1)
             tokens = torch.cat([class_tokens, patches], dim=1)
@@ -277,15 +292,18 @@ class TorchvisionViT(ModelFamily):
 
 
 def _block_path(index: int) -> str:
+    """Return the path of a block within the model."""
     return f"encoder.layers.encoder_layer_{index}"
 
 
 def _run(block: nn.Module, state: State) -> State:
+    """Return the state behind one block."""
     hidden = block(state.hidden)
     return State(hidden, state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
+    """Return what the attention of a block is given of the state before it."""
     return block.ln_1(state.hidden)
 
 

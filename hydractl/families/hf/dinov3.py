@@ -31,13 +31,20 @@ def dinov3_stages(model: Any) -> list[Stages]:
 
 
 def _stem(model: Any, inputs: Any) -> State:
+    """Return the tokens before the first layer, and cosines and sines ``[1, T, head_dim]`` of all their positions.
+
+    Args:
+        model: of the library.
+        inputs: pixels ``[B, C, H, W]``, alone or as ``pixel_values``.
+    """
     pixels = inputs
     if isinstance(inputs, Mapping):
         pixels = inputs["pixel_values"]
     hidden = model.embeddings(pixels)
-    cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim]
+    cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim] each
     patches, head_dim = cos.shape
-    tokens_before = hidden.shape[1] - patches  # which are not turned
+    # The class token and the registers before the patches are not turned: their angle is 0.
+    tokens_before = hidden.shape[1] - patches
     prefix_shape = (tokens_before, head_dim)
     cos = torch.cat([cos.new_ones(prefix_shape), cos])
     sin = torch.cat([sin.new_zeros(prefix_shape), sin])
@@ -46,10 +53,12 @@ def _stem(model: Any, inputs: Any) -> State:
 
 
 def _run(layer: Any, state: State) -> State:
+    """Return the state behind one layer."""
     context = state.context
     hidden = layer(state.hidden, position_embeddings=context["angles"])
     return State(hidden, context)
 
 
 def _attention_input(layer: Any, state: State) -> Tensor:
+    """Return what the attention of a layer is given of the state before it."""
     return layer.norm1(state.hidden)

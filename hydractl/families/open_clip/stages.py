@@ -21,6 +21,7 @@ from hydractl.families.prompts import mean_features
 
 
 def _run(block: Any, state: State) -> State:
+    """Return the state behind one block."""
     mask = state.context.get("attn_mask")
     if mask is not None and mask.dim() == 4:
         mask = _mask_for(block.attn, mask)
@@ -32,21 +33,26 @@ def _mask_for(attention: Any, mask: Tensor) -> Tensor:
     """Return a mask ``[B, 1, T, T]`` as an attention takes it: the library's own ``[B * heads, T, T]``."""
     if not isinstance(attention, nn.MultiheadAttention | Attention):
         return mask
-    of_heads = mask.expand(-1, attention.num_heads, -1, -1)
-    return of_heads.flatten(0, 1)
+    for_each_head = mask.expand(-1, attention.num_heads, -1, -1)
+    return for_each_head.flatten(0, 1)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
+    """Return what the attention of a block is given of the state before it."""
     return block.ln_1(state.hidden)
 
 
 def visual_stages(model: Any) -> Stages:
-    """Cut the visual tower; its stem and pooling are the library's own."""
+    """Cut the image tower into stem, blocks and readout; its stem and pooling are the library's own.
+
+    The readout is the normalised features ``[B, D]`` of the images.
+    """
     visual = model.visual
     if isinstance(visual, TimmModel):
         return _trunk_stages(visual)
 
     def pooled(state: State) -> Tensor:
+        """Return the features of images before they are projected, ``[B, d_model]``."""
         return visual._pool(state.hidden)[0]
 
     blocks = visual.transformer.resblocks
@@ -80,7 +86,10 @@ def _trunk_stages(visual: TimmModel) -> Stages:
 
 
 def text_stages(model: Any) -> Stages:
-    """Cut the text tower: the library's ``encode_text``, and ``build_zero_shot_classifier`` over a class's prompts."""
+    """Cut the text tower into stem, blocks and readout: from prompts to normalised features ``[classes, D]``.
+
+    They are the library's ``encode_text``, and ``build_zero_shot_classifier`` over the prompts of a class.
+    """
     encoder = hf_text(model)
     if encoder is not None:
         return hf_text_stages(encoder)
@@ -90,7 +99,7 @@ def text_stages(model: Any) -> Stages:
     has_class_token = getattr(tower.module, "cls_emb", None) is not None
     if prefix:
         prefixes: tuple[str, ...] = (prefix,)
-    else:
+    else:  # a CLIP holds the parts of the tower itself, beside those of the other tower
         prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
     return Stages(
         stem=partial(_text_stem, tower.module),
@@ -100,7 +109,7 @@ def text_stages(model: Any) -> Stages:
         readout=lambda state: _class_features(tower, state),
         projection=_text_projection(tower),
         attention_inputs=for_each(_attention_input, blocks),
-        reads=lambda state: _pooled_tokens(tower, state),
+        reads=lambda state: _positions_read(tower, state),
         per_sample=("text", "attn_mask") if has_class_token else ("text",),
         tower="text",
         of_labels=True,
@@ -109,13 +118,17 @@ def text_stages(model: Any) -> Stages:
 
 
 def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Run the library's own stem.
+    """Run the library's own stem: embeddings of tokens and positions, and the mask of attention.
 
     It is written out, because that asks the first block for its dtype, which may be another's.
 
     Args:
         holder: of ``token_embedding`` and so on, see :class:`TextTower`.
         inputs: ``text`` ``[classes, prompts, T]``.
+
+    Returns:
+        The tokens of all prompts one after another, ``[classes * prompts, T, d_model]``; with a class token behind them
+        where the tower has one.
     """
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
     hidden = holder.token_embedding(text)
@@ -128,9 +141,11 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
     mask = None
     if holder.attn_mask is not None:
         mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
-    if class_token is not None:  # no token sees padding: the library's mask, which is the same for every head
-        of_heads = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, T, T]
-        padding = of_heads.unflatten(0, (len(text), -1))[:, :1]  # [N, 1, T, T]
+    if class_token is not None:
+        # No token sees padding. The library's mask has it for every head, and all heads alike.
+        for_each_head = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, T, T]
+        by_text = for_each_head.unflatten(0, (len(text), -1))
+        padding = by_text[:, :1]  # [N, 1, T, T]
         mask = padding if mask is None else mask + padding
     return State(hidden, {"text": inputs["text"], "attn_mask": mask})
 
@@ -143,7 +158,8 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
         features = projection(features)
     elif projection is not None:
         features = features @ projection
-    return mean_features(features, state.context["text"].shape[1])
+    _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
+    return mean_features(features, prompts)
 
 
 def _pooled_texts(tower: TextTower, state: State) -> Tensor:
@@ -158,16 +174,19 @@ def _pooled_texts(tower: TextTower, state: State) -> Tensor:
 
 
 def _text_projection(tower: TextTower) -> Projection | None:
+    """Return the linear layer that ends the text tower, what enters it, and its weight; None where there is none."""
     layer = tower.module.text_projection
     if layer is None:
         return None
 
     def inputs(state: State) -> Tensor:
+        """Return what enters the layer, ``[classes, prompts, d_model]``."""
         _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
         features = _pooled_texts(tower, state)
         return features.unflatten(0, (-1, prompts))
 
     def parameters() -> tuple[Tensor, Tensor | None]:
+        """Return its weight ``[D, d_model]``, and its bias or None."""
         if isinstance(layer, nn.Linear):
             return layer.weight, layer.bias
         return layer.T, None
@@ -175,11 +194,14 @@ def _text_projection(tower: TextTower) -> Projection | None:
     return Projection(inputs, parameters)
 
 
-def _pooled_tokens(tower: TextTower, state: State) -> Tensor:
-    """Return the position ``[classes * prompts, 1]`` of the token that the library's own pooling takes."""
+def _positions_read(tower: TextTower, state: State) -> Tensor:
+    """Return the position ``[classes * prompts, 1]`` of the token that the library's own pooling takes.
+
+    The pooling is given the positions in the place of features: what it takes of them is the answer.
+    """
     text = state.context["text"].flatten(0, 1)
     tokens = state.hidden.shape[1]
     positions = torch.arange(tokens, device=text.device)
-    of_texts = positions.expand(len(text), -1)  # [N, T]
-    features = of_texts[:, :, None]
+    for_each_text = positions.expand(len(text), -1)  # [N, T]
+    features = for_each_text[:, :, None]
     return text_global_pool(features, text, tower.pool, eos_token_id=tower.eos)
