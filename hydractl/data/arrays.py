@@ -33,7 +33,9 @@ class ArrayImages(Dataset):
     """Images of one array.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         images: by place uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB): in memory, or in their file.
     """
 
@@ -81,7 +83,8 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
 
     Args:
         spec: of the file.
-        limit, seed: see :func:`hydractl.data.labels.limited`.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
         read_once: the samples are read once, in their order: then not even a compressed array is kept in memory.
 
     Returns:
@@ -92,9 +95,7 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
     """
     spec.check_query(_SETTINGS)
     path = Path(os.path.expanduser(spec.path))
-    names = {}
-    for key in _SETTINGS:
-        names[key] = spec.query.get(key, key)
+    names = {key: spec.query.get(key, key) for key in _SETTINGS}
     try:
         headers, problems = _read_needed_headers(spec, path, names)
         label_problems = _label_problems(names, headers)
@@ -161,7 +162,8 @@ def _read_labels(
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
         headers: of the arrays that are there.
         label_problems: why labels and class names cannot be used; where there are any, these are not read.
-        limit, seed: see :func:`hydractl.data.labels.limited`.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class.
     """
     labels = None
     classes = None
@@ -200,7 +202,7 @@ def _open_images(
         name: of the array.
         header: of the array.
         rows: ascending.
-        read_once: see :func:`read_npz`.
+        read_once: whether they will be read once, in their order: then none are kept in memory.
     """
     is_whole = len(rows) == header.shape[0]
     # In Fortran's order the pixels of an image do not stand together: it cannot be read by itself.

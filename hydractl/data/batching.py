@@ -145,7 +145,8 @@ class _BatchReader:
     Item i is batch i: torch's loader then needs no sampler and no collating of its own.
 
     Args:
-        dataset, collate: see :func:`batches`.
+        dataset: the samples.
+        collate: from a list of samples to the model's inputs.
         indices_by_batch: the samples of each batch.
     """
 

@@ -62,6 +62,13 @@ _PHOTO_SCALES = (1, 2, 4, 8)
 def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
 
+    Args:
+        spec: of the set, for example ``builtin:digits/test``.
+        limit: how many samples, the first ones; None: all.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: for an unknown name or split, listing the known ones, and for a set of scikit-learn where that is
             not installed.
@@ -77,7 +84,7 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         raw = RawLabels(labels[:limit], list("0123456789"))
     else:
         images = ood_images(name)
-        raw = RawLabels()
+        raw = RawLabels()  # OOD sets have none
     images = images[:limit]
     ids = _ids(spec, len(images))
     dataset = ArrayImages(spec.text, spec.where, ids, images)
@@ -85,11 +92,8 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def _ids(spec: Spec, count: int) -> list[str]:
-    """Return the ids of so many samples."""
-    ids = []
-    for number in range(count):
-        ids.append(f"builtin:{spec.path}#{number}")
-    return ids
+    """Return the ids of so many samples of a set, numbered from 0."""
+    return [f"builtin:{spec.path}#{number}" for number in range(count)]
 
 
 def _check_name(spec: Spec, name: str, split: str) -> None:
@@ -218,10 +222,11 @@ def _photo_patches() -> Images:
     from sklearn.datasets import load_sample_images
 
     photos = [_rounded_grey(photo) for photo in load_sample_images().images]
-    photos_and_scales = itertools.cycle((photo, scale) for scale in _PHOTO_SCALES for photo in photos)
+    one_round = [(photo, scale) for scale in _PHOTO_SCALES for photo in photos]
+    all_rounds = itertools.cycle(one_round)
     random = np.random.RandomState(3)
     patches = []
-    for photo, scale in itertools.islice(photos_and_scales, _PHOTO_PATCHES):
+    for photo, scale in itertools.islice(all_rounds, _PHOTO_PATCHES):
         side = _SIDE * scale
         height, width = photo.shape
         top = int(random.randint(0, height - side + 1))

@@ -72,6 +72,10 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     ``.txt``. ``?image=`` and ``?caption=`` name the columns, or the endings of the files in shards, where a caption
     may also be in ``json.KEY``. With ``limit``, nothing behind the first ``limit`` pairs is read.
 
+    Args:
+        spec: of the pairs.
+        limit: how many pairs, the first ones; None: all.
+
     Raises:
         InputError: for a file that cannot be read, columns that are not there or cannot be decided, and listing the
             pairs without a caption or an image.

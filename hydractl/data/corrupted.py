@@ -61,6 +61,12 @@ class CorruptedImages(Dataset):
         self.clean = clean
         self.name = name
         self.severity = severity
+        self.labels = clean.labels
+        self.label_names = clean.label_names
+        if clean.skipped is not None:
+            self.skipped = {}
+
+        # Frost alone has photographs.
         self.photographs: list[Image.Image] | None = None
         self._photographs_fingerprint = b""
         if photographs is not None:
@@ -68,10 +74,6 @@ class CorruptedImages(Dataset):
             # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
             self.photographs = [folder[i] for i in range(len(folder))]
             self._photographs_fingerprint = bytes.fromhex(folder.fingerprint())
-        self.labels = clean.labels
-        self.label_names = clean.label_names
-        if clean.skipped is not None:
-            self.skipped = {}
 
     def _sample(self, i: int) -> Image.Image:
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
@@ -149,11 +151,13 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
     severity = asked["severity"]
     photographs = asked.get("photographs")
     _check_corruption(spec.where, name, severity)
-    hint = PHOTOGRAPHS.format("&photographs=FOLDER")
+
+    # Photographs are for frost alone, which cannot do without them.
+    hint_at_photographs = PHOTOGRAPHS.format("&photographs=FOLDER")
     if name == FROST and photographs is None:
-        raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint)
+        raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint_at_photographs)
     if name != FROST and photographs is not None:
-        raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint)
+        raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint_at_photographs)
     clean_spec = replace(spec, query=other_settings)
     return clean_spec, AskedCorruption(name, int(severity), photographs)
 

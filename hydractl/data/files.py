@@ -157,12 +157,20 @@ def printable(path: str) -> str:
 
 
 def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open an image list (UTF-8).
+    """Open an image list (UTF-8), with a path and perhaps a label in each line.
 
     Paths are relative to ``?root=``, else to the list's folder. A tab, if there is one, separates path and label. Else
     the last field is the label if it is an integer, or if the line does not end like an image file's name (then it is
     a name); the rest is the path, spaces included. Blank lines are passed over. Ids are the paths as written; a path
     that comes again gets ``#2``, ``#3``, ...
+
+    Args:
+        spec: of the list.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
         InputError: for a file that is not text or lists nothing, and for listed files that do not exist (all of them).
@@ -183,7 +191,7 @@ def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tup
         limit: how many images in all; None: all.
 
     Raises:
-        InputError: see :func:`read_image_list`.
+        InputError: for a file that is not text or lists nothing, and for listed files that do not exist.
     """
     entries: list[_ListedImage] = []
     shares: list[float] = []  # by entry: the share of its list that is done with it
@@ -293,19 +301,13 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
         entries: all of the list. They are checked, whichever rows are asked for; names of classes are those of all.
         rows: which of them the labels are of.
     """
-    unlabelled = [entry for entry in entries if entry.label is None]
     labels = [entry.label for entry in entries if entry.label is not None]
     if not labels:
         return RawLabels()
     are_names = not any(INTEGER.fullmatch(label) for label in labels)
-    problems = []
-    for entry in unlabelled:
-        shown_path = repr(entry.path)[1:-1]
-        problems.append(f"{entry.place}: no label for {shown_path}")
+    problems = _unlabelled_entries(entries)
     if not are_names:
-        for entry in entries:
-            if entry.label is not None and not INTEGER.fullmatch(entry.label):
-                problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
+        problems += _entries_with_names(entries)
     if problems:
         return RawLabels(problems=problems)
     chosen = [labels[row] for row in rows]
@@ -313,6 +315,25 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
         return RawLabels(chosen, sorted(set(labels)))
     numbers = [int(label) for label in chosen]
     return RawLabels(np.array(numbers, dtype=np.int64))
+
+
+def _unlabelled_entries(entries: Iterable[_ListedImage]) -> list[str]:
+    """List the entries without a label, a line of a message for each."""
+    problems = []
+    for entry in entries:
+        if entry.label is None:
+            shown_path = repr(entry.path)[1:-1]
+            problems.append(f"{entry.place}: no label for {shown_path}")
+    return problems
+
+
+def _entries_with_names(entries: Iterable[_ListedImage]) -> list[str]:
+    """List the entries whose label is no number, a line of a message for each."""
+    problems = []
+    for entry in entries:
+        if entry.label is not None and not INTEGER.fullmatch(entry.label):
+            problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
+    return problems
 
 
 def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
@@ -334,8 +355,7 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
     for name, place in zip(names, places, strict=True):
         path = os.path.join(root, name)
         paths.append(path)
-        may_exist = "\0" not in path  # which the system takes for the end of the name
-        if not may_exist or not os.path.isfile(path):
+        if "\0" in path or not os.path.isfile(path):  # a NUL is no part of a name
             missing.append(f"{place}: no file {printable(name)!r}")
     if not missing:
         ids = with_numbers_if_repeated(names)
@@ -367,11 +387,19 @@ def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
 
 
 def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open a folder.
+    """Open a folder of images, or of class folders with images.
 
     Every sub-folder is a class and holds its images at any depth; ids are paths relative to the folder, classes and
     files in the order of their names (code points, the same on every machine). Hidden files and folders and files
     without an image's ending are passed over. A folder with images and no sub-folders is a set without labels.
+
+    Args:
+        spec: of the folder.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
         InputError: for a folder without any images, a class folder without images, images beside class folders, or a

@@ -54,7 +54,9 @@ class ParquetImages(EncodedImages):
     """Images in one Parquet file; one group of its rows is in memory at a time.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         path: the file.
         column: the name of the column of images.
         rows: of the samples in the file.
@@ -74,6 +76,11 @@ class ParquetImages(EncodedImages):
         self._group: _RowGroup | None = None
 
     def read(self, i: int) -> bytes:
+        """Return the bytes of image ``i``; empty where its row holds none.
+
+        Raises:
+            UnreadableSample: the file is damaged, or no longer there.
+        """
         row = self._rows[i]
         groups_begun = np.searchsorted(self._starts, row, side="right")
         number = int(groups_begun) - 1  # of the group that has the row
@@ -137,9 +144,8 @@ def _image_columns(schema: Any) -> list[str]:
     from pyarrow import types
 
     def is_bytes(kind: Any) -> bool:
-        if types.is_large_binary(kind):
-            return True
-        return bool(types.is_binary(kind))
+        """Return whether a type of Arrow is of bytes."""
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
     columns = []
     for column in schema:
@@ -278,7 +284,9 @@ class HubImages(EncodedImages):
     """Images of a set of the ``datasets`` library.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         column: the column of images, not decoded: each item is ``{"bytes", "path"}``.
         rows: of the samples in it.
         folders: where images that are files may lie: that of the set, or the library's cache; None: anywhere.
@@ -293,6 +301,11 @@ class HubImages(EncodedImages):
         self._folders = folders
 
     def read(self, i: int) -> bytes:
+        """Return the bytes of image ``i``, which stand in its row or in a file that the row names.
+
+        Raises:
+            UnreadableSample: it has none, or a file that is not one of the set's, or cannot be read.
+        """
         row = self._rows[i]
         value = self.column[row] or {}  # an image may be missing
         content = value.get("bytes")
@@ -322,6 +335,14 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
     A set with a column of images is one of images (``?image=``, ``?label=``), any other one of texts (``?text=``,
     ``?text_b=``, ``?label=``). Integers point into the names of the set's own ``ClassLabel``.
 
+    Args:
+        spec: of the set.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: where the library is not installed, or the SPEC has no config and split.
         InputError: where the library cannot open the set, or columns are not there or cannot be decided.
@@ -333,6 +354,12 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
 
 def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
     """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as those of a set of the hub.
+
+    Args:
+        spec: what messages and ids call it.
+        table: the data set of the library.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class.
 
     Raises:
         InputError: where columns are not there or cannot be decided.

@@ -105,7 +105,8 @@ def raw_labels(
         values: one for each sample; None where there is no label.
         ids: sample ids, for messages.
         names: what integers point into; None where that is not known.
-        hint, texts: see :class:`RawLabels`.
+        hint: how to say where the labels are, where there are none.
+        texts: integers as they stand in a file that does not tell numbers from texts.
     """
     if all(value is None for value in values):
         return RawLabels(None, names, hint=hint)
@@ -205,7 +206,9 @@ def resolve_labels(
         raise InputError(f"{where}: no label for sample {ids[0]}, nor for any other", hint=hint)
     if labels is None:
         return indices, raw.names
-    return indices, list(labels) or None
+    if not labels:  # a checkpoint without names
+        return indices, None
+    return indices, list(labels)
 
 
 def _class_indices(
@@ -253,6 +256,12 @@ def _class_indices(
 
 def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], where: str) -> Labels:
     """Return the position of each sample's name in the data's own names, int64 ``[samples]``.
+
+    Args:
+        values: the name of each sample's class.
+        data_names: the data's own names of its classes.
+        ids: sample ids, for messages.
+        where: what messages call the data set.
 
     Raises:
         InputError: for a class name that is there twice, and for labels that are no class names.

@@ -22,7 +22,9 @@ class HeldImages(Dataset):
     """Images in memory.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: what documents call them.
+        where: what messages call them.
+        ids: one for each image.
         images: each in a form that :func:`hydractl.families.pixels.image_of` takes; converted when it is read.
     """
 
@@ -42,7 +44,15 @@ class HeldImages(Dataset):
 
 
 def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open a set that a Python program gave, see :class:`hydractl.data.held.HeldData`.
+    """Open a set that a Python program holds: images, texts, or a table of the ``datasets`` library.
+
+    Args:
+        spec: its ``held`` are the samples; its path is their name, in ids.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
         InputError: for a name alone, an empty set, samples that are neither images nor texts, or another number of

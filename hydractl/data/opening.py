@@ -186,7 +186,7 @@ def _read(
         wanted_rows: the samples of the part; None where the whole set is wanted.
         limit: how many samples are wanted.
         seed: of their draw.
-        read_once: see :func:`open_data`.
+        read_once: whether the samples will be read once, in their order.
     """
     read = place.reader()
     if place.streams:

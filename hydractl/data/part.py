@@ -235,7 +235,8 @@ def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.nd
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     within = _numbers_within_classes(classes, counts)
     # Each class begins at a place of its own, drawn within the first of its distances.
-    places = (within + random.uniform(size=len(counts))[classes]) / counts[classes]
+    starts = random.uniform(size=len(counts))
+    places = (within + starts[classes]) / counts[classes]
     by_place = np.argsort(places, kind="stable")
     return order[by_place]
 
@@ -356,7 +357,7 @@ def _spans_text(places: Iterable[int]) -> str:
     """Return some places as text, with spans of neighbours: ``3,7-9``."""
     spans: list[list[int]] = []  # the first and the last place of each
     for place in sorted(places):
-        follows_last_span = spans and place == spans[-1][1] + 1
+        follows_last_span = len(spans) > 0 and place == spans[-1][1] + 1
         if follows_last_span:
             spans[-1][1] = place
         else:

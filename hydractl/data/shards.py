@@ -48,7 +48,9 @@ class ShardImages(EncodedImages):
     """Images inside tar files.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         places: where each is, in the same order.
     """
 
@@ -62,6 +64,11 @@ class ShardImages(EncodedImages):
         return f"{place.member} of {shard}"
 
     def read(self, i: int) -> bytes:
+        """Return the bytes of image ``i``.
+
+        Raises:
+            UnreadableSample: its tar file is no longer there, or shorter.
+        """
         place = self._places[i]
         try:
             with open(place.shard, "rb") as file:
@@ -81,6 +88,13 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     ``?label=json.KEY`` the label. Without it, ``.cls`` is the label (a number, or a name), else ``label`` in ``.json``.
     Ids are shard and key. With ``limit``, no shard behind the first ``limit`` samples is read.
 
+    Args:
+        spec: of the shards.
+        limit: how many samples, the first ones; None: all.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: for a scheme of the network, or a name that cannot be expanded.
         InputError: listing shards that are missing, damaged or compressed, and samples without an image.
@@ -96,19 +110,21 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 def index_shards(
     spec: Spec, limit: int | None, asked: str | None, *, texts: bool = False
 ) -> tuple[ShardImages, list[Any]]:
-    """List the shards of a SPEC.
+    """Go once through the shards of a SPEC, and list the samples in them.
 
     Args:
-        spec: see :func:`read_shards`; only its path and ``?image=`` count.
-        limit: see :func:`read_shards`.
-        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: what :func:`read_shards` says.
+        spec: of the shards; of its query only ``?image=`` counts.
+        limit: how many samples, the first ones; None: all.
+        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: ``cls``, else ``label`` in
+            ``json``.
         texts: whether labels are read as texts, even where they look like numbers.
 
     Returns:
         The images, and the label of each: an integer, a name, or None.
 
     Raises:
-        UsageError, InputError: see :func:`read_shards`.
+        UsageError: for a scheme of the network, or a name that cannot be expanded.
+        InputError: listing shards that are missing, damaged or compressed, and samples without an image.
     """
     index = _Index(spec, asked, texts)
     shards = _shard_paths(spec)
@@ -266,6 +282,13 @@ class _Index:
             return text or None  # an empty file says nothing
         return None
 
+    def _json_key(self) -> str:
+        """Return the key of the label in a JSON object: KEY where ``json.KEY`` was asked for, else ``label``."""
+        if self.asked is None:
+            return "label"
+        _, _, key = self.asked.partition(".")
+        return key or "label"
+
     def _label_in_json(self, text: str, what: str) -> int | str | None:
         """Return what a JSON object holds as the label; None where it has none.
 
@@ -282,10 +305,7 @@ class _Index:
             raise ValueError(f"{what} cannot be read: {error.message}") from None
         if not isinstance(document, dict):
             return None
-        name = "label"
-        if self.asked is not None and "." in self.asked:  # json.KEY
-            name = self.asked.partition(".")[2] or name
-        value = document.get(name)
+        value = document.get(self._json_key())
         if value is None or type(value) is str:
             return value
         if self.texts:

@@ -83,7 +83,10 @@ def _openood(
 
     Args:
         benchmark: the name of its folder of lists.
-        name, group, folder, official: as of :class:`SuiteMember`.
+        name: of the set in the answer.
+        group: ``near``, ``far``, or None for one that is for validation only.
+        folder: of its images, below the root.
+        official: whether it is taken only when asked for.
         lists: possible names of the list; the first that is there is taken.
     """
     name_of_download = "texture" if name == "textures" else name
@@ -393,6 +396,16 @@ def _words_of_list(path: str) -> str | None:
 
 def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark; nothing is downloaded.
+
+    A part of several sets is opened as one.
+
+    Args:
+        spec: of the part.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
         UsageError: for a benchmark or part that does not exist, or without a root.

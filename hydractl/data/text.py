@@ -51,7 +51,9 @@ class Texts(Dataset):
     """Texts, all of them single or all of them pairs.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: they were opened from.
+        where: how messages call them.
+        ids: one for each.
         texts: ``str`` each, or ``(str, str)`` each.
     """
 
@@ -277,6 +279,10 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     field is a missing label. With ``limit``, nothing behind the first ``limit`` rows is read: neither errors nor
     names of classes.
 
+    Args:
+        spec: of the file.
+        limit: how many rows, the first ones; None: all.
+
     Raises:
         InputError: for a file that cannot be read, with line and byte of what is not UTF-8, for columns that are not
             there, and listing the rows that are broken, have no text, or are pairs among single texts.
@@ -296,8 +302,11 @@ def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tu
         limit: how many rows are read, the first ones; None: all.
         name: what the ids begin with.
 
+    Returns:
+        The texts, and their labels before they are mapped to the classes of a model.
+
     Raises:
-        InputError: see :func:`read_text`.
+        InputError: for columns that are not there, and listing the rows that are broken or have no text.
     """
     if table.columns:
         columns = choose_columns(spec, table.columns)

@@ -68,6 +68,14 @@ class TorchvisionImages(Dataset):
 def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open one of torchvision's data sets; nothing is ever downloaded.
 
+    Args:
+        spec: ``torchvision:NAME[/split]?root=FOLDER``.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: for an unknown name or split, or without ``?root=``.
         InputError: where the files are not there, or not whole.

@@ -211,16 +211,17 @@ class Augmentation:
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
         values = {}
         for item in items:
-            name, _, value = item.partition(":")
+            name, _, value = item.partition(":")  # NAME or NAME:VALUE
             values[name] = value
         image_format = family.image_format(preprocess)
         channels, _, _ = image_format.size
         self._seed = seed
         self._mode = "L" if channels == 1 else "RGB"
         self._change = _random_changes(values, image_format)
+        # From a changed image to the model's input.
         self._finish: Callable[[Any], Tensor]
-        if "crop" in values:
-            # A crop has the model's size already.
+        has_model_size = "crop" in values
+        if has_model_size:
             to_float = v2.ToDtype(torch.float32, scale=True)
             normalize = v2.Normalize(list(image_format.mean), list(image_format.std))
             self._finish = v2.Compose([v2.ToImage(), to_float, normalize])

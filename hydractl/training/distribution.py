@@ -46,10 +46,12 @@ def shard(model: HydraModel, device: torch.device) -> None:
         if parameter.ndim == 0:
             raise UsageError(f"--shard: {name} is a single number and cannot be divided", hint="leave --shard out")
     model.whole_last_block = True  # a block's parameters are there while it is called, and not for a part of it
-    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    processes = torch.distributed.get_world_size()
+    mesh = init_device_mesh(device.type, (processes,))
     for path in model.block_paths:
-        fully_shard(model.networks[0].get_submodule(path), mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        block = model.networks[0].get_submodule(path)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # what belongs to no block
     register_fsdp_forward_method(model, "member_logits")
 
 
@@ -87,15 +89,15 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processes) -> float:
-    """Add the gradients of one step to those of the parameters; those of all processes are exchanged in the last call.
+    """Compute the loss of one step and its gradients, which are exchanged with all processes in the last call.
 
     Args:
-        loss: of :func:`shared`.
-        calls: of :meth:`Loss.calls`.
+        loss: of a model, see :func:`shared`: called with samples, it gives a scalar.
+        calls: the samples of each call, and the weight of what it gives in the loss of the step.
         team: the processes.
 
     Returns:
-        The loss before the step, as far as this process has a share in it: the sum over processes is the whole.
+        The share of this process in the loss of the step: the sum over processes is the whole.
     """
     value = 0.0
     calls = list(calls)

@@ -287,12 +287,15 @@ class Training:
         epoch = len(self.history.epochs)
         stream = self.data.batches(indices_to_read, epoch)
         for batches_of_step in _chunks(batches, self.options.data.accumulate):
-            size = sum(len(batch) for batch in batches_of_step)
-            shares = [len(self._part_of_process(batch)) / size for batch in batches_of_step]
+            samples_of_step = sum(len(batch) for batch in batches_of_step)
+            shares = []
+            for batch in batches_of_step:
+                part = self._part_of_process(batch)
+                shares.append(len(part) / samples_of_step)
             with self._stopping_if_workers_are_ended():
                 parts_of_step = [next(stream) for _ in batches_of_step]
             loss = self._step(parts_of_step, shares)
-            self._note_step(loss, size, progress)
+            self._note_step(loss, samples_of_step, progress)
             self._collect()
             self._save_or_stop()
 
@@ -415,8 +418,9 @@ class Training:
                 figures = validate(self.model, self.data.validation, self.context.team, self._stop_alone)
             epoch["val_accuracy"] = figures["val_accuracy"]
             epoch["val_nll"] = figures["val_nll"]
+
         history.epochs.append(epoch)
-        self.position = 0
+        self.position = 0  # of the next epoch
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
         if self.data.validation is not None and self.course.keeps_epoch:
@@ -470,11 +474,12 @@ class Training:
         context = self.context
         step = self.history.steps + 1
         is_due = context.team.rank == 0 and context.checkpointing.due(step)
+        is_to_stop = context.signals.requested
         # One exchange for all three: a flag that any process has set is above 0 in the sum.
-        sums = torch.tensor([loss, context.signals.requested, is_due], dtype=torch.float64)
+        sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)
         context.team.add(sums)
-        total, stop, save = sums.tolist()
-        return _Agreement(float(total), bool(stop), bool(save))
+        total, stops, saves = sums.tolist()
+        return _Agreement(loss=float(total), stop=stops > 0, save=saves > 0)
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 

@@ -194,11 +194,13 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     details = dict(decisive)
     details["lr"] = trained.lr
     details["parent"] = dict(opened.source.description.provenance)
-    if run.course.left_models():
+    leaves_several = len(run.course.left_models()) > 0  # snapshots, say
+    if leaves_several:
         return _write_left_models(outputs, opened, details, trained)
     details.update(_results_of_one_model(trained))
     if not isinstance(model, Together):
-        return [_write(outputs[0], opened, run, model.stock_tensors(), details)]
+        stock = model.stock_tensors()
+        return [_write(outputs[0], opened, run, stock, details)]
     digests = []
     for index, output in enumerate(outputs):
         member_details = {**details, "member": index + 1}
@@ -275,20 +277,25 @@ def _write(
     source = opened.source
     # A published folder is read by other libraries, which know no missing heads: they are zeros there.
     layout = "zeroed" if output.is_folder else "sliced"
+    seen = merged(source.description.seen, _seen(opened))
     description = replace(
         source.description,
         layout=layout,
         family_version=source.family.version,
         extra={},
         provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
-        seen=tuple(merged(source.description.seen, _seen(opened))),
+        seen=tuple(seen),
     )
+
+    # Every tensor in the dtype that it had before.
     typed = {}
     for name, tensor in stock.items():
         dtype_before = torch_dtype(source.tensors.info(name))
         typed[name] = tensor.to(dtype_before)
     tensors: TensorSource = DictTensors(typed)
     check_finite_weights(f"{source.name} after training", tensors)
+
+    # The count of weights that pruning has left may have changed.
     if source.description.params_nonzero is not None:
         sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
         description = replace(description, extra={**description.extra, "sparse": sparse})

@@ -135,14 +135,15 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
         return _open_with_new_classifier(body, options)
     if body.classes == 0:
         if weights.init != "head":
-            need_classifier(body)
+            need_classifier(body)  # raises: nothing says that it is to get one
         return _open_with_new_classifier(body, options)
 
     source = body
     if weights.labels is not None:
         nameless = replace(source, description=replace(source.description, labels=None))
         source = with_labels(nameless, weights.labels)
-    train_set = _open_labelled(options.data.train, "--train", source, options.data, source.description.labels)
+    class_names = source.description.labels
+    train_set = _open_labelled(options.data.train, "--train", source, options.data, class_names)
     if weights.classes not in (None, source.classes):
         hint = "add --reset-head for a classifier of another size"
         raise UsageError(f"--classes {weights.classes}: {source.name} has {source.classes}", hint=hint)
@@ -518,7 +519,8 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
     frozen = set()
 
     # Sines and cosines of positions are parameters that the library itself never trains.
-    for name, parameter in model.family.build(model.description.config).named_parameters():
+    library_model = model.family.build(model.description.config)
+    for name, parameter in library_model.named_parameters():
         if not parameter.requires_grad:
             frozen.add(name)
 
@@ -612,8 +614,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions
         {"params": with_decay, "weight_decay": options.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},
     ]
-    is_on_gpu = parameters[0].device.type == "cuda"
-    fused = True if is_on_gpu else None
+    device = parameters[0].device
+    fused = True if device.type == "cuda" else None  # None: torch decides
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused)
