@@ -305,12 +305,23 @@ class TimmViT(ModelFamily):
         stem_model.norm = nn.Identity()
         shares_table = getattr(model, "rel_pos_bias", None) is not None
 
+        def stem(images: Tensor) -> State:
+            """Return the tokens before the first block, and the table of distances that blocks share."""
+            hidden = stem_model.forward_features(images)
+            context = timm_relative.shared_table(model)
+            return State(hidden, context)
+
+        def readout(state: State) -> Tensor:
+            """Return the logits ``[B, classes]``."""
+            hidden = model.norm(state.hidden)
+            return model.forward_head(hidden)
+
         tower = Stages(
-            stem=lambda images: State(stem_model.forward_features(images), timm_relative.shared_table(model)),
+            stem=stem,
             blocks=for_each(_run, model.blocks),
             block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
-            readout=lambda state: model.forward_head(model.norm(state.hidden)),
+            readout=readout,
             attention_inputs=for_each(_attention_input, model.blocks),
             reads=_tokens_to_read(model),
             per_member=(timm_relative.SHARED_TABLE,) if shares_table else (),
@@ -556,7 +567,7 @@ def _check_depth(name: object, arguments: object) -> None:
     if not isinstance(arguments, Mapping):
         return
     depths: Any = [arguments.get("depth", 1)]
-    if "depths" in arguments:
+    if "depths" in arguments:  # of a model with stages
         depths = arguments["depths"]
     depth = depths
     if isinstance(depths, list) and are_whole_numbers(depths, 0):

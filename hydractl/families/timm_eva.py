@@ -106,12 +106,12 @@ def check_eva(model: Any) -> None:
     Raises:
         InputError: naming what stands in the way.
     """
-    problem = _problem_of(model)
+    problem = _why_unsupported(model)
     if problem is not None:
         raise InputError(f"this Eva of timm is not supported: {problem}", hint="supported are eva, eva02, dinov3, PE")
 
 
-def _problem_of(model: Any) -> str | None:
+def _why_unsupported(model: Any) -> str | None:
     """Return why the heads of a model cannot be separated, or None."""
     attentions = [block.attn for block in model.blocks]
     kinds = {type(attention) for attention in attentions}
@@ -145,6 +145,11 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         hidden = model.norm_pre(tokens)
         return State(hidden, {"rope": rope})
 
+    def readout(state: State) -> Tensor:
+        """Return the logits ``[B, classes]``."""
+        hidden = model.norm(state.hidden)
+        return model.forward_head(hidden)
+
     blocks: list[Callable[[State], State]] = []
     for index, block in enumerate(model.blocks):
         if model.rope_mixed:  # every block has angles of its own
@@ -156,7 +161,7 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         blocks=blocks,
         block_paths=numbered_paths("blocks", model.blocks),
         stem_prefixes=prefixes,
-        readout=lambda state: model.forward_head(model.norm(state.hidden)),
+        readout=readout,
         attention_inputs=for_each(_attention_input, model.blocks),
         reads=first_tokens(1) if model.global_pool == "token" else None,
         per_member=("rope",) if model.rope_mixed else (),

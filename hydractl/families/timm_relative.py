@@ -91,13 +91,13 @@ def check_relative(model: Any) -> None:
     Raises:
         InputError: naming what stands in the way.
     """
-    problem = _problem_of(model)
+    problem = _why_unsupported(model)
     if problem is not None:
         hint = "supported are beit, beitv2, swin and swinv2, for images of one size"
         raise InputError(f"this {type(model).__name__} of timm is not supported: {problem}", hint=hint)
 
 
-def _problem_of(model: Any) -> str | None:
+def _why_unsupported(model: Any) -> str | None:
     """Return why the heads of a model cannot be separated, or None."""
     kinds = {type(block.attn) for block in relative_blocks(model).values()}
     if not kinds <= _KINDS.keys():
@@ -169,6 +169,12 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         model: of the library.
         prefixes: how the names of the parameters of its stem start.
     """
+
+    def stem(images: Tensor) -> State:
+        """Return the tokens before the first block, ``[B, T, d]``."""
+        on_grid = model.patch_embed(images)  # [B, H, W, d]
+        return State(on_grid.flatten(1, 2))
+
     blocks: list[Callable[[State], State]] = []
     attention_inputs: list[Callable[[State], Tensor]] = []
     merging = {}
@@ -186,12 +192,21 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
             grid = tuple(stage.output_resolution)
             share_of_tokens = math.prod(grid) / model.patch_embed.num_patches
             spans.append((share_of_tokens, _count_windows(block, grid)))
+
+    last_grid = grid
+
+    def readout(state: State) -> Tensor:
+        """Return the logits ``[B, classes]``."""
+        on_grid = state.hidden.unflatten(1, last_grid)
+        hidden = model.norm(on_grid)
+        return model.forward_head(hidden)
+
     tower = Stages(
-        stem=lambda images: State(model.patch_embed(images).flatten(1, 2)),  # [B, H, W, d] -> [B, T, d]
+        stem=stem,
         blocks=blocks,
         block_paths=list(relative_blocks(model)),
         stem_prefixes=prefixes,
-        readout=lambda state: model.forward_head(model.norm(state.hidden.unflatten(1, grid))),
+        readout=readout,
         attention_inputs=attention_inputs,
         merging=merging,
         spans=spans,

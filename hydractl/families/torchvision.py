@@ -243,13 +243,19 @@ class TorchvisionViT(ModelFamily):
             hidden = model.encoder.dropout(placed)
             return State(hidden)
 
+        def readout(state: State) -> Tensor:
+            """Return the logits ``[B, classes]``."""
+            hidden = model.encoder.ln(state.hidden)
+            class_token = hidden[:, 0]
+            return model.heads(class_token)
+
         blocks = list(model.encoder.layers)
         tower = Stages(
             stem=stem,
             blocks=for_each(_run, blocks),
             block_paths=[_block_path(index) for index in range(len(blocks))],
             stem_prefixes=("conv_proj.", "class_token", "encoder.pos_embedding"),
-            readout=lambda state: model.heads(model.encoder.ln(state.hidden)[:, 0]),
+            readout=readout,
             attention_inputs=for_each(_attention_input, blocks),
             reads=first_tokens(1),
         )

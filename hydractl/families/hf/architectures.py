@@ -26,7 +26,7 @@ from hydractl.families.hf.decoders import (
     last_token_logits,
     mean_of_tokens,
     pooled_logits,
-    problem_of,
+    unsupported_setting,
 )
 from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
 from hydractl.families.reading import cached_by_config, refused_as
@@ -441,7 +441,7 @@ def check_counts(config: Any, name: str) -> None:
     if not is_whole_number(positions, 1, _MOST_POSITIONS):
         raise InputError(f"{name} takes {shown(positions)} tokens")
 
-    problem = problem_of(config)
+    problem = unsupported_setting(config)
     if problem is not None:
         raise InputError(f"this {name} is not supported: {problem}")
 
@@ -602,7 +602,7 @@ def class_name(config: LibraryConfig) -> str:
         (name,) = names
     else:
         name = None
-    if not isinstance(name, str):
+    if not isinstance(name, str):  # no one name: say what stands there
         name_or_value = shown(names) if name is None else name
         raise _unsupported(name_or_value)
     if name in ARCHITECTURES or name in TWO_TOWERS:

@@ -62,9 +62,15 @@ def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
         readout=partial(_class_features, model),
     )
     projection_layer = model.text_projection if causal else tower.base.head
+
+    def reads(state: State) -> Tensor:
+        """Return the position of the token that is read of each prompt, ``[classes * prompts, 1]``."""
+        ids = state.context["ids"].flatten(0, 1)
+        return _positions_read(model, ids)
+
     return replace(
         stages,
-        reads=lambda state: _positions_read(model, state.context["ids"].flatten(0, 1)),
+        reads=reads,
         per_sample=("ids",) if causal else ("ids", "attention_mask"),
         of_labels=True,
         prefixes=(f"{tower.prefix}.", "text_projection."),

@@ -26,7 +26,7 @@ PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
 """The entries of :attr:`hydractl.families.base.Stages.per_sample`."""
 
 
-def problem_of(config: Any) -> str | None:
+def unsupported_setting(config: Any) -> str | None:
     """Return what a configuration has that is not followed here, or None.
 
     Args:

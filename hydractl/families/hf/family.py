@@ -301,7 +301,10 @@ class HFEncoder(ModelFamily):
         put_in_place(model, site.path, layout, attention, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model. Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
+        """Cut the model where the residual stream can be looked at: stem, blocks and readout of each tower.
+
+        Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier.
+        """
         if type(model).__name__ in TWO_TOWERS:
             return clip.two_tower_stages(model, encoder_stem)
         if type(model).__name__ == dinov3.NAME:
@@ -310,13 +313,12 @@ class HFEncoder(ModelFamily):
         prefix = tower.prefix
         base = tower.base
         layout = tower.layout
-        layers = [layer for _, layer in layers_of(base, layout)]
-        readout, first_count = readout_of(model)
+        layers_by_path = layers_of(base, layout)
+        layers = [layer for _, layer in layers_by_path]
+
+        # Decoders and their kin have no module of that name, and several kinds of layers.
         stem: Callable[[Any], State]
         blocks: list[Callable[[State], State]]
-        reads: Callable[[State], Tensor] | None = None
-        if first_count is not None:
-            reads = first_tokens(first_count)
         if hasattr(base, "embeddings"):
             stem = partial(encoder_stem, base)
             blocks = for_each(run_encoder_layer, layers)
@@ -325,14 +327,19 @@ class HFEncoder(ModelFamily):
             blocks = []
             for layer, kind in zip(layers, kinds_of_layers(base.config), strict=True):
                 blocks.append(partial(run_decoder_layer, layer, kind))
+
+        readout, first_count = readout_of(model)
+        reads: Callable[[State], Tensor] | None = None
         if is_decoder(model):
-            reads = _last_of
+            reads = _positions_of_last
+        elif first_count is not None:
+            reads = first_tokens(first_count)
         stages = Stages(
             stem=stem,
             blocks=blocks,
-            block_paths=[f"{prefix}.{path}" for path, _ in layers_of(base, layout)],
+            block_paths=[f"{prefix}.{path}" for path, _ in layers_by_path],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
-            readout=lambda state: readout(model, base, state),
+            readout=partial(readout, model, base),
             attention_inputs=for_each(partial(_attention_input, layout.norm), layers),
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
@@ -555,7 +562,7 @@ def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
     return layer.get_submodule(norm)(state.hidden)
 
 
-def _last_of(state: State) -> Tensor:
+def _positions_of_last(state: State) -> Tensor:
     """Return the position of the last token of each sample, ``[B, 1]``."""
     return state.context["last"]
 

@@ -55,6 +55,16 @@ def visual_stages(model: Any) -> Stages:
         """Return the features of images before they are projected, ``[B, d_model]``."""
         return visual._pool(state.hidden)[0]
 
+    def readout(state: State) -> Tensor:
+        """Return the normalised features of images, ``[B, D]``."""
+        features = pooled(state) @ visual.proj
+        return F.normalize(features, dim=-1)
+
+    # An image is one prompt: [B, d_model] -> [B, 1, d_model].
+    projection = Projection(
+        inputs=lambda state: pooled(state)[:, None],
+        parameters=lambda: (visual.proj.T, None),
+    )
     blocks = visual.transformer.resblocks
     reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
     return Stages(
@@ -62,8 +72,8 @@ def visual_stages(model: Any) -> Stages:
         blocks=for_each(_run, blocks),
         block_paths=numbered_paths(VISUAL_BLOCKS, blocks),
         stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
-        readout=lambda state: F.normalize(pooled(state) @ visual.proj, dim=-1),
-        projection=Projection(lambda state: pooled(state)[:, None], lambda: (visual.proj.T, None)),
+        readout=readout,
+        projection=projection,
         attention_inputs=for_each(_attention_input, blocks),
         reads=first_tokens(1) if reads_class_token else None,
         tower="visual",
@@ -74,12 +84,19 @@ def visual_stages(model: Any) -> Stages:
 def _trunk_stages(visual: TimmModel) -> Stages:
     """Cut an image tower of timm: the stages of the family of timm, and the projection behind them."""
     (trunk,) = timm.FAMILY.stages(visual.trunk)
+
+    def readout(state: State) -> Tensor:
+        """Return the normalised features of images, ``[B, D]``."""
+        features = visual.head(trunk.readout(state))
+        return F.normalize(features, dim=-1)
+
+    # All paths lie within the tower.
     return dataclasses.replace(
         trunk,
         block_paths=[f"{TRUNK}{path}" for path in trunk.block_paths],
         merging={place: f"{TRUNK}{path}" for place, path in trunk.merging.items()},
         stem_prefixes=tuple(f"{TRUNK}{prefix}" for prefix in trunk.stem_prefixes),
-        readout=lambda state: F.normalize(visual.head(trunk.readout(state)), dim=-1),
+        readout=readout,
         tower="visual",
         prefixes=("visual.",),
     )
