@@ -78,7 +78,7 @@ class Spec:
 
 
 def parse_spec(text: str, option: str = "--data") -> Spec:
-    """Take a SPEC apart.
+    """Take a SPEC apart: the text that names a data set, ``[KIND:]PATH[?key=value&key=value]``.
 
     The query starts at the first ``?`` that ``key=`` follows. ``%26`` stands for ``&`` in a value, ``%25`` for ``%``;
     the path is taken as it is.

@@ -88,7 +88,7 @@ def batches(
     reader = _BatchReader(dataset, collate, indices_by_batch)
     busy_workers = min(workers, len(reader))
     # A generator of its own, so that wrong arguments are refused at the call and not at the first batch.
-    return _generate(reader, busy_workers)
+    return _generate_batches(reader, busy_workers)
 
 
 def longest_first(dataset: Dataset) -> list[int]:
@@ -103,7 +103,7 @@ def longest_first(dataset: Dataset) -> list[int]:
     return order
 
 
-def _generate(reader: _BatchReader, workers: int) -> Iterator[Batch]:
+def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
     """Yield the batches of a reader with their labels; note in the data set which samples cannot be read.
 
     Args:

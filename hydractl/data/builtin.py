@@ -231,7 +231,9 @@ def _photo_patches() -> Images:
         height, width = photo.shape
         top = int(random.randint(0, height - side + 1))
         left = int(random.randint(0, width - side + 1))
-        patch = photo[top : top + side, left : left + side]
+        rows = slice(top, top + side)
+        columns = slice(left, left + side)
+        patch = photo[rows, columns]
         patches.append(_block_means(patch, scale))
     return np.stack(patches)
 
@@ -281,22 +283,22 @@ def _glyph_images(characters: str, variants: int, seed: int) -> Images:
     images = []
     for _ in range(variants):
         for character in characters:
-            image = _draw(character, font, random)
+            image = _draw_glyph(character, font, random)
             while image.tobytes() in seen:
-                image = _draw(character, font, random)
+                image = _draw_glyph(character, font, random)
             seen.add(image.tobytes())
             images.append(image)
     return np.stack(images)
 
 
-def _draw(character: str, font: Any, random: np.random.RandomState) -> Images:
+def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Images:
     """Draw one character, uint8 ``[8, 8]``, of random thickness, angle, size and place."""
     thickness = int(random.randint(2, 9))
     angle = float(random.uniform(-12, 12))
     box_height = random.randint(28, _BITMAP + 1)
     box_width = random.randint(20, 27)
     large = _large_glyph(character, font, thickness, angle)
-    small = _fitted(large, box_width, box_height)
+    small = _resized_into_box(large, box_width, box_height)
 
     # In the middle of the bitmap, or a little beside it.
     free_width = _BITMAP - small.width
@@ -321,7 +323,7 @@ def _large_glyph(character: str, font: Any, thickness: int, angle: float) -> Ima
     return turned.crop(turned.getbbox())
 
 
-def _fitted(image: Image.Image, width: int, height: int) -> Image.Image:
+def _resized_into_box(image: Image.Image, width: int, height: int) -> Image.Image:
     """Return an image resized into a box of this size; flat or narrow signs keep their proportions."""
     scale = min(height / image.height, width / image.width)
     fitted_width = max(1, round(image.width * scale))

@@ -126,7 +126,7 @@ class AskedCorruption(NamedTuple):
 
 
 def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
-    """Take the settings of a corruption out of a SPEC.
+    """Take the settings of a corruption out of a SPEC, the name of a data set with settings behind ``?``.
 
     Returns:
         The SPEC of the clean images, without these settings, and the corruption that they ask for; None: none.

@@ -163,7 +163,8 @@ def _origins_of_pixels(height: int, width: int, distance: int, rounds: int, rand
 
     origins = list(range(height * width))
     for _ in range(rounds):
-        right, down = random.randint(-distance, distance, size=(len(replaced), 2)).T
+        shifts = random.randint(-distance, distance, size=(len(replaced), 2))
+        right, down = shifts.T
         nearby = replaced + down * width + right
         # One after another: the pixel nearby may itself have been replaced already.
         for place, neighbour in zip(replaced.tolist(), nearby.tolist(), strict=True):
@@ -265,7 +266,8 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     image_share, frost_share, stride, photographs = constants
     height, width, channels = x.shape
 
-    photograph = photographs[random.randint(len(photographs))]
+    number = random.randint(len(photographs))
+    photograph = photographs[number]
     mode = "L" if channels == 1 else "RGB"
     photograph = in_mode(photograph, mode)
     photograph = _covering(photograph, stride * width, stride * height)
@@ -388,10 +390,11 @@ def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
     # The map leads from a place in the result back to the place in the image that it shows: [x, y, 1] @ back.
     moved_with_ones = np.column_stack([moved_corners, np.ones(3)])
     back = np.linalg.solve(moved_with_ones, corners)  # [3, 2]
-    to_x, to_y = back.T
+    x_by_x, x_by_y, x_shift = back[:, 0]
+    y_by_x, y_by_y, y_shift = back[:, 1]
     rows, columns = _grid(height, width)
-    shown_columns = columns * to_x[0] + rows * to_x[1] + to_x[2]
-    shown_rows = columns * to_y[0] + rows * to_y[1] + to_y[2]
+    shown_columns = columns * x_by_x + rows * x_by_y + x_shift
+    shown_rows = columns * y_by_x + rows * y_by_y + y_shift
     return warped(x, shown_rows, shown_columns, mode="mirror")
 
 
@@ -406,7 +409,8 @@ def _three_corners(height: int, width: int) -> Pixels:
     bottom = height // 2 + reach
     left = width // 2 - reach
     right = width // 2 + reach
-    return np.array([(right, bottom), (right, top), (left, top)], dtype=np.float64)
+    corners = [(right, bottom), (right, top), (left, top)]
+    return np.array(corners, dtype=np.float64)
 
 
 def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
@@ -518,15 +522,18 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
     # Each pixel is a weighted sum of those that stand behind it in this direction.
     blurred = np.zeros_like(x)
     for distance, weight in enumerate(weights):
-        blurred += weight * _shifted(x, steps_down[distance], steps_right[distance])
+        shifted = _shifted(x, steps_down[distance], steps_right[distance])
+        blurred += weight * shifted
     return blurred
 
 
 def _shifted(x: Pixels, down: int, right: int) -> Pixels:
     """Return an image whose pixels are taken so many rows below and columns to the right, its edges repeated."""
     height, width, _ = x.shape
-    rows = np.clip(np.arange(height) + down, 0, height - 1)
-    columns = np.clip(np.arange(width) + right, 0, width - 1)
+    last_row = height - 1
+    last_column = width - 1
+    rows = np.clip(np.arange(height) + down, 0, last_row)
+    columns = np.clip(np.arange(width) + right, 0, last_column)
     return x[rows][:, columns]
 
 
@@ -599,12 +606,14 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
     right_corners = np.roll(corners, -1, axis=1)
     ends = corners + right_corners
     squares_above = np.roll(centres, 1, axis=0)
-    field[::step, half::step] = noisy_mean(ends + centres + squares_above)
+    total = ends + centres + squares_above
+    field[::step, half::step] = noisy_mean(total)
 
     # The middle of each vertical edge: its ends, and the squares to its right and left.
     ends = corners + lower_corners
     squares_to_the_left = np.roll(centres, 1, axis=1)
-    field[half::step, ::step] = noisy_mean(ends + centres + squares_to_the_left)
+    total = ends + centres + squares_to_the_left
+    field[half::step, ::step] = noisy_mean(total)
 
 
 def to_pixels(image: Image.Image) -> Pixels:

@@ -362,10 +362,13 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
         return FileImages(spec.text, spec.where, ids, paths)
 
     hint = "name the folder that the paths are relative to with ?root=FOLDER"
-    if len(missing) < len(paths):
-        message = f"{len(missing)} of {len(paths)} listed images do not exist under {root}"
-        raise InputError(f"{spec.where}: {message}", hint=hint, problems=missing + list(problems))
-    message = f"none of the {len(paths)} listed images is under {root}; the first is {printable(names[0])!r}"
+    total = len(paths)
+    if len(missing) < total:
+        message = f"{len(missing)} of {total} listed images do not exist under {root}"
+        all_problems = [*missing, *problems]
+        raise InputError(f"{spec.where}: {message}", hint=hint, problems=all_problems)
+    first = printable(names[0])
+    message = f"none of the {total} listed images is under {root}; the first is {first!r}"
     raise InputError(f"{spec.where}: {message}", hint=hint)
 
 

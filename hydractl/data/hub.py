@@ -298,7 +298,7 @@ class HubImages(EncodedImages):
         super().__init__(spec, where, ids)
         self.column = column
         self._rows = rows
-        self._folders = folders
+        self._folders_of_images = folders
 
     def read(self, i: int) -> bytes:
         """Return the bytes of image ``i``, which stand in its row or in a file that the row names.
@@ -324,9 +324,9 @@ class HubImages(EncodedImages):
 
     def _may_read(self, path: str) -> bool:
         """Return whether a file lies in one of the folders of the set."""
-        if self._folders is None:
+        if self._folders_of_images is None:
             return True
-        return any(_lies_in(path, folder) for folder in self._folders)
+        return any(_lies_in(path, folder) for folder in self._folders_of_images)
 
 
 def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
@@ -347,8 +347,8 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
         UsageError: where the library is not installed, or the SPEC has no config and split.
         InputError: where the library cannot open the set, or columns are not there or cannot be decided.
     """
-    table = _load(spec)
-    folders = _folders(spec)
+    table = _load_table(spec)
+    folders = _folders_of_images(spec)
     return _read_loaded(spec, table, folders, limit, seed)
 
 
@@ -458,7 +458,7 @@ def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset,
     return dataset, raw
 
 
-def _load(spec: Spec) -> Any:
+def _load_table(spec: Spec) -> Any:
     """Return the library's own table.
 
     Raises:
@@ -487,7 +487,7 @@ def _load(spec: Spec) -> Any:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
 
 
-def _folders(spec: Spec) -> list[str]:
+def _folders_of_images(spec: Spec) -> list[str]:
     """Return where the files of a set lie: in its own folder, or where the library keeps what it downloads."""
     import datasets
 

@@ -40,7 +40,8 @@ class JoinedSets(Dataset):
         self.parts = list(parts)
         self.label_names = first.label_names
         # Behind the last sample of each set, counted over all sets before it.
-        self._ends = list(itertools.accumulate(len(part) for part in parts))
+        sizes = [len(part) for part in parts]
+        self._ends = list(itertools.accumulate(sizes))
         if any(part.labels is not None for part in parts):
             self.labels = np.concatenate([_labels_or_minus_one(part) for part in parts])
         if first.skipped is not None:

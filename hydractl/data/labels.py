@@ -125,28 +125,33 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
         values: integers of 64 bits, or names; anything else, None, and both kinds together are problems.
         ids: of the samples, for messages.
     """
-    # The places of the labels of each kind.
-    places: dict[str, list[int]] = {"missing": [], "name": [], "integer": [], "too large": [], "other": []}
+    first_of_kind: dict[str, int] = {}
+    missing = 0
     for i, value in enumerate(values):
-        places[_kind_of_label(value)].append(i)
+        kind = _kind_of_label(value)
+        first_of_kind.setdefault(kind, i)
+        if kind == "missing":
+            missing += 1
 
     problems = []
-    missing = places["missing"]
-    if missing:
-        problem = f"no label for sample {ids[missing[0]]}"
-        if len(missing) > 1:
-            problem += f", and for {len(missing) - 1} more"
+    if "missing" in first_of_kind:
+        first = first_of_kind["missing"]
+        problem = f"no label for sample {ids[first]}"
+        if missing > 1:
+            problem += f", and for {missing - 1} more"
         problems.append(problem)
-    if places["other"]:
-        first = places["other"][0]
-        problems.append(f"label {shown(values[first])} of sample {ids[first]} is neither an integer nor a name")
-    if places["too large"]:
-        first = places["too large"][0]
+    if "other" in first_of_kind:
+        first = first_of_kind["other"]
+        label = shown(values[first])
+        problems.append(f"label {label} of sample {ids[first]} is neither an integer nor a name")
+    if "too large" in first_of_kind:
+        first = first_of_kind["too large"]
         problems.append(f"the label of sample {ids[first]} is beyond 2^63")
-    has_integers = places["integer"] or places["too large"]
-    if places["name"] and has_integers:
-        first = places["name"][0]
-        problems.append(f"label {shown(values[first])} of sample {ids[first]} is a name, others are numbers")
+    has_integers = "integer" in first_of_kind or "too large" in first_of_kind
+    if "name" in first_of_kind and has_integers:
+        first = first_of_kind["name"]
+        label = shown(values[first])
+        problems.append(f"label {label} of sample {ids[first]} is a name, others are numbers")
     return problems
 
 
@@ -282,7 +287,7 @@ def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], w
         problems = []
         for name, sample in sorted(first_sample_by_unknown.items()):
             problems.append(f"{name!r}, first at sample {sample}")
-        subject = _count(len(problems), "label", "labels")
+        subject = _subject(len(problems), "label", "labels")
         raise InputError(f"{where}: {subject} not among the data's own classes", problems=problems)
     positions = [position_by_name[name] for name in values]
     return np.array(positions, dtype=np.int64)
@@ -383,7 +388,7 @@ def _unknown_names(unknown: Sequence[str], labels: Sequence[str], where: str, *,
     way_out = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
     if can_be_mapped:
         way_out = "map them with --label-map FILE (name in the data: name in the model) to"
-    subject = _count(len(unknown), "class name", "class names")
+    subject = _subject(len(unknown), "class name", "class names")
     return InputError(
         f"{where}: {subject} not among the model's {len(labels)}",
         hint=f"{way_out}: {some(labels)}",
@@ -395,7 +400,7 @@ def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: s
     """Refuse a ``--label-map`` that leads to names that the model does not have."""
     unknown = sorted(set(label_map.values()) - set(labels))
     if unknown:
-        count = _count(len(unknown), "target of --label-map", "targets of --label-map")
+        count = _subject(len(unknown), "target of --label-map", "targets of --label-map")
         raise InputError(
             f"{where}: {count} not among the model's {len(labels)} class names",
             hint=f"the model's class names: {some(labels)}",
@@ -428,7 +433,7 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
     return lines
 
 
-def _count(number: int, singular: str, plural: str) -> str:
+def _subject(number: int, singular: str, plural: str) -> str:
     """Return a number of things with its verb."""
     if number == 1:
         return f"{number} {singular} is"

@@ -118,7 +118,8 @@ class NpzRows:
         is_in_block = self._block.start <= row < self._block.stop
         if not is_in_block:
             self._read_block(row)
-        image: npt.NDArray[np.uint8] = self._block.images[row - self._block.start]
+        place = row - self._block.start
+        image: npt.NDArray[np.uint8] = self._block.images[place]
         return image
 
     def _read_block(self, row: int) -> None:
@@ -128,7 +129,7 @@ class NpzRows:
         if is_next:
             count = max(1, _BLOCK_BYTES // self._row_bytes)
         rows_left = self._array_rows - row
-        images = self._read(row, min(count, rows_left))
+        images = self._read_rows(row, min(count, rows_left))
         self._block = _Block(row, images)
 
     def check(self) -> None:
@@ -151,7 +152,7 @@ class NpzRows:
             if rows == self._array_rows:
                 member.read(1)  # beyond the end the sum is compared
 
-    def _read(self, row: int, count: int) -> npt.NDArray[np.uint8]:
+    def _read_rows(self, row: int, count: int) -> npt.NDArray[np.uint8]:
         """Return ``count`` rows of the array from ``row`` on, ``[count, H, W]`` or ``[count, H, W, C]``.
 
         Raises:
@@ -161,9 +162,9 @@ class NpzRows:
         start = row * self._row_bytes
         try:
             if self._place is None:
-                self._unpack(start, content)
+                self._fill_from_stream(start, content)
             else:
-                self._copy(self._place + start, content)
+                self._fill_from_file(self._place + start, content)
         except (InputError, MemoryError):
             raise
         # A damaged archive makes zipfile and zlib raise nearly anything.
@@ -171,14 +172,14 @@ class NpzRows:
             raise InputError(f"{self._where}: cannot read the file: {reason(error)}") from error
         return np.frombuffer(content, np.uint8).reshape(count, *self.row_shape)
 
-    def _copy(self, place: int, content: bytearray) -> None:
+    def _fill_from_file(self, place: int, content: bytearray) -> None:
         """Fill ``content`` from a place in the file."""
         with open(self._path, "rb", buffering=0) as handle:
             self._check_version(handle)
             handle.seek(place)
             _fill(content, handle)
 
-    def _unpack(self, start: int, content: bytearray) -> None:
+    def _fill_from_stream(self, start: int, content: bytearray) -> None:
         """Fill ``content`` from so many bytes behind the beginning of a compressed array on."""
         # A process that was forked shares the place in the file with its parent, and opens its own.
         if self._stream is None or self._stream.process != os.getpid():

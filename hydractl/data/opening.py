@@ -130,7 +130,7 @@ def open_data(
         reads = {}
     if place.samples is not None:  # known before anything is read
         _check_models_read(parsed, place.samples, reads)
-    dataset, raw = _read(parsed, place, wanted_rows, limit, seed, read_once=read_once)
+    dataset, raw = _read_set(parsed, place, wanted_rows, limit, seed, read_once=read_once)
     _check_models_read(parsed, dataset.kind, reads)
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
@@ -173,7 +173,7 @@ def _limited_rows(dataset: Dataset, rows: Sequence[int], limit: int | None, seed
     return [rows[i] for i in chosen]
 
 
-def _read(
+def _read_set(
     spec: Spec, place: _ReaderPlace, wanted_rows: ChosenRows | None, limit: int | None, seed: int, *, read_once: bool
 ) -> tuple[Dataset, RawLabels]:
     """Read as much of a set as ``limit`` says; of a set that a part is taken of, as much as the part needs.

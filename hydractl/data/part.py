@@ -259,6 +259,8 @@ def _numbers_within_classes(classes: np.ndarray, counts: np.ndarray) -> np.ndarr
 def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     """Take the settings that choose samples (``from``, ``take``, ``fraction``, ...) out of a SPEC.
 
+    A SPEC is the name of a data set, with settings behind ``?``.
+
     Returns:
         The SPEC of the whole set, without these settings, and the samples that they ask for; None: all.
 
@@ -298,7 +300,8 @@ def _check_settings(spec: Spec, asked: Mapping[str, str]) -> None:
     """
     for key, text in asked.items():
         if not _is_sound(key, text):
-            raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key].words}")
+            form = _FORMS[key].words
+            raise UsageError(f"{spec.where}: {key} {text!r} is not {form}")
     if "seed" in asked and "fraction" not in asked:
         raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
 
@@ -315,11 +318,11 @@ def _parse_spans(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def without_places(spec: str, places: Iterable[int]) -> str:
-    """Return the SPEC of a set without the samples at some of its places.
+    """Return the SPEC (the name of a data set, with settings behind ``?``) of a set without some of its samples.
 
     Args:
         spec: of the set, which may lack samples already (``without=3,7-9``).
-        places: counted among the samples that are there.
+        places: of the samples to leave out, counted among those that are there.
     """
     unwanted = set(places)
     text_before = parse_spec(spec).query.get("without")
@@ -356,12 +359,13 @@ def _places_in_whole(numbers: Collection[int], missing: Collection[int]) -> set[
 def _spans_text(places: Iterable[int]) -> str:
     """Return some places as text, with spans of neighbours: ``3,7-9``."""
     spans: list[list[int]] = []  # the first and the last place of each
+    place_before: int | None = None
     for place in sorted(places):
-        follows_last_span = len(spans) > 0 and place == spans[-1][1] + 1
-        if follows_last_span:
+        if place_before is not None and place == place_before + 1:
             spans[-1][1] = place
         else:
             spans.append([place, place])
+        place_before = place
     texts = []
     for first, last in spans:
         if first == last:

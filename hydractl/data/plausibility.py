@@ -106,5 +106,7 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
         assert isinstance(image, Image.Image)
         # One image at a time: a large one takes much of the memory there is.
         extrema = np.ravel(grey_or_rgb(image).getextrema())  # of every channel
-        ranges.append((int(extrema.min()), int(extrema.max())))
+        darkest = int(extrema.min())
+        brightest = int(extrema.max())
+        ranges.append((darkest, brightest))
     return ranges

@@ -75,7 +75,8 @@ class ShardImages(EncodedImages):
                 file.seek(place.offset)
                 content = file.read(place.size)
         except OSError as error:
-            raise UnreadableSample(f"cannot read {printable(place.shard)}: {reason(error)} ({self.where})") from error
+            shard = printable(place.shard)
+            raise UnreadableSample(f"cannot read {shard}: {reason(error)} ({self.where})") from error
         if len(content) < place.size:
             raise UnreadableSample(f"cannot read {self.name(i)}: it ends before its time")
         return content

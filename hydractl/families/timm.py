@@ -115,12 +115,12 @@ class TimmViT(ModelFamily):
         if config is None or "architecture" not in config:
             return None
         weights = published_weights(folder / _WEIGHTS, CONVERT)
-        model = _build(config)
+        model = _meta_model(config)
         return LoadedModel(
             arch=str(config["architecture"]),
             config=config,
             tensors=weights,
-            preprocess=_preprocess(model, str(folder), crop=None),
+            preprocess=_preprocess_of(model, str(folder), crop=None),
             labels=_class_names(model, config),
         )
 
@@ -160,7 +160,7 @@ class TimmViT(ModelFamily):
             arch=str(config["architecture"]),
             config=config,
             tensors=DictTensors(model.state_dict()),
-            preprocess=_preprocess(model, name, crop=crop),
+            preprocess=_preprocess_of(model, name, crop=crop),
             labels=None,
         )
 
@@ -252,11 +252,11 @@ class TimmViT(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build the timm model with its parameters on the meta device."""
-        return copy.deepcopy(_build(config))
+        return copy.deepcopy(_meta_model(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return the sites ``blocks.0.attn`` and so on."""
-        return timm_sites(_build(config))
+        return timm_sites(_meta_model(config))
 
     def layout(self, site: Site) -> AttentionLayout:
         """Return the layout of this kind of attention, which is how it holds queries, keys and values."""
@@ -273,11 +273,11 @@ class TimmViT(ModelFamily):
 
     def classes(self, config: LibraryConfig) -> int:
         """Return the number of classes of the classifier."""
-        return int(_build(config).num_classes)
+        return int(_meta_model(config).num_classes)
 
     def image_shape(self, config: LibraryConfig) -> list[int] | None:
         """Return the image shape of the patch embedding; None where positions are stretched to any size."""
-        model = _build(config)
+        model = _meta_model(config)
         size = model.patch_embed.img_size
         if size is None or getattr(model, "dynamic_img_size", False):
             return None
@@ -318,7 +318,7 @@ class TimmViT(ModelFamily):
 
         tower = Stages(
             stem=stem,
-            blocks=for_each(_run, model.blocks),
+            blocks=for_each(_run_block, model.blocks),
             block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=readout,
@@ -371,7 +371,7 @@ class TimmViT(ModelFamily):
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by timm's own initialisation."""
-        return _create(config)
+        return _create_model(config)
 
     def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
         """Set ``num_classes`` wherever timm looks for it, and drop the names of the old ones."""
@@ -402,7 +402,7 @@ class TimmViT(ModelFamily):
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Scale ``embed_dim`` and ``num_heads`` of a plain ViT; None for others, or where heads would not fill it."""
-        model = _build(config)
+        model = _meta_model(config)
         if not isinstance(model, VisionTransformer):
             return None
         width = int(model.embed_dim * share)
@@ -421,7 +421,7 @@ class TimmViT(ModelFamily):
         See ViT, appendix B.1.
         """
         rates = {"proj_drop_rate": rate}
-        if not isinstance(_build(config), timm_relative.Swin):
+        if not isinstance(_meta_model(config), timm_relative.Swin):
             rates["pos_drop_rate"] = rate
         return _with_arguments(config, rates)
 
@@ -461,7 +461,7 @@ def timm_sites(model: Any) -> list[Site]:
     return sites
 
 
-def _run(block: nn.Module, state: State) -> State:
+def _run_block(block: nn.Module, state: State) -> State:
     """Return the state behind one block, which is given the table of distances that all share, if there is one."""
     arguments = {}
     shared_table = state.context.get(timm_relative.SHARED_TABLE)
@@ -491,10 +491,10 @@ def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
 
 
 @cached_by_config
-def _build(config: LibraryConfig) -> Any:
+def _meta_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
     with torch.device("meta"):
-        model = _create(config)
+        model = _create_model(config)
     check_timm_model(model)
     fill_timm_buffers(model)
     return model.eval()
@@ -542,7 +542,7 @@ def fill_timm_buffers(model: nn.Module) -> None:
     rope.freqs = frequencies
 
 
-def _create(config: LibraryConfig) -> Any:
+def _create_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration, on the default device."""
     _check_depth(config.get("architecture"), config.get("model_args"))
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
@@ -658,7 +658,7 @@ def _published_config(model: nn.Module, options: Mapping[str, object]) -> Librar
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
+def _preprocess_of(model: Any, name: str, crop: float | None) -> Preprocessing:
     """Return timm's data configuration of a model, with the true input size and as many means as channels.
 
     Args:

@@ -153,9 +153,9 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     blocks: list[Callable[[State], State]] = []
     for index, block in enumerate(model.blocks):
         if model.rope_mixed:  # every block has angles of its own
-            blocks.append(partial(_run_by_index, index, block))
+            blocks.append(partial(_run_block_by_index, index, block))
         else:
-            blocks.append(partial(_run, block))
+            blocks.append(partial(_run_block, block))
     tower = Stages(
         stem=stem,
         blocks=blocks,
@@ -169,14 +169,14 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     return [tower]
 
 
-def _run(block: nn.Module, state: State) -> State:
+def _run_block(block: nn.Module, state: State) -> State:
     """Return the state behind one block; all blocks are given the same angles."""
     context = state.context
     hidden = block(state.hidden, rope=context["rope"])
     return State(hidden, context)
 
 
-def _run_by_index(index: int, block: nn.Module, state: State) -> State:
+def _run_block_by_index(index: int, block: nn.Module, state: State) -> State:
     """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its index."""
     context = state.context
     rope = context["rope"].select(-4, index)

@@ -187,7 +187,7 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
                 merge = stage.downsample  # which does nothing in the first stage
                 if number > 0:
                     merging[len(blocks)] = f"layers.{number}.downsample"
-            blocks.append(partial(_run, block, merge, grid))
+            blocks.append(partial(_run_block, block, merge, grid))
             attention_inputs.append(partial(_attention_input, block, merge, grid))
             grid = tuple(stage.output_resolution)
             share_of_tokens = math.prod(grid) / model.patch_embed.num_patches
@@ -224,7 +224,7 @@ def _count_windows(block: Any, grid: _Grid) -> int:
     return windows
 
 
-def _run(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State:
+def _run_block(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State:
     """Return the state behind a block and the merging before it; the tokens come on ``grid``."""
     on_grid = state.hidden.unflatten(1, grid)  # [B, T, d] -> [B, H, W, d]
     merged = merge(on_grid)

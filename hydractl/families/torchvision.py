@@ -114,12 +114,12 @@ class TorchvisionViT(ModelFamily):
         config = read_config(folder / _CONFIG)
         if config is None:
             return None
-        _model(config)  # refuses what is no configuration
+        _meta_model(config)  # refuses what is no configuration
         return LoadedModel(
             arch="VisionTransformer",
             config=config,
             tensors=published_weights(folder / _WEIGHTS, CONVERT),
-            preprocess=_preprocess(config),
+            preprocess=_usual_preprocess(config),
             labels=None,
         )
 
@@ -147,12 +147,12 @@ class TorchvisionViT(ModelFamily):
         if foreign:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(foreign)}")
         config = {**_config_of(name), **options}
-        _model(config)  # refuses sizes that do not fit each other
+        _meta_model(config)  # refuses sizes that do not fit each other
         return LoadedModel(
             arch=name,
             config=config,
             tensors=DictTensors(self.initial(config, seed)),
-            preprocess=_preprocess(config),
+            preprocess=_usual_preprocess(config),
             labels=None,
         )
 
@@ -194,7 +194,7 @@ class TorchvisionViT(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build the library's model with its parameters on the meta device."""
-        return copy.deepcopy(_model(config))
+        return copy.deepcopy(_meta_model(config))
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by torchvision's own initialisation."""
@@ -252,7 +252,7 @@ class TorchvisionViT(ModelFamily):
         blocks = list(model.encoder.layers)
         tower = Stages(
             stem=stem,
-            blocks=for_each(_run, blocks),
+            blocks=for_each(_run_block, blocks),
             block_paths=[_block_path(index) for index in range(len(blocks))],
             stem_prefixes=("conv_proj.", "class_token", "encoder.pos_embedding"),
             readout=readout,
@@ -302,7 +302,7 @@ def _block_path(index: int) -> str:
     return f"encoder.layers.encoder_layer_{index}"
 
 
-def _run(block: nn.Module, state: State) -> State:
+def _run_block(block: nn.Module, state: State) -> State:
     """Return the state behind one block."""
     hidden = block(state.hidden)
     return State(hidden, state.context)
@@ -330,14 +330,14 @@ def _config_of(name: str) -> LibraryConfig:
 
 
 @cached_by_config
-def _model(config: LibraryConfig) -> Any:
+def _meta_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
     _Sizes.of_config(config)
     with refused_as("torchvision cannot build its VisionTransformer"), torch.device("meta"):
         return VisionTransformer(**config).eval()
 
 
-def _preprocess(config: LibraryConfig) -> Preprocessing:
+def _usual_preprocess(config: LibraryConfig) -> Preprocessing:
     """Return the preprocessing of torchvision's weights: 224 of 256 pixels, or the same share of another size."""
     size = _Sizes.of_config(config).image_size
     preset = ImageClassification(crop_size=size)

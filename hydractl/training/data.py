@@ -236,13 +236,13 @@ class Augmentation:
             # The generator of dropout goes on as if nothing had been drawn here.
             with torch.random.fork_rng(devices=[]):
                 for number, image in samples:
-                    inputs = self._changed(image, epoch, number)
+                    inputs = self._augmented(image, epoch, number)
                     changed.append(inputs)
                 return torch.stack(changed)
 
         return collated
 
-    def _changed(self, image: Any, epoch: int, number: int) -> Tensor:
+    def _augmented(self, image: Any, epoch: int, number: int) -> Tensor:
         """Return one image as it is in an epoch, ``[C, H, W]``."""
         # What is drawn depends on the seed, the epoch and the sample, and on nothing else.
         text = f"hydractl.augment/1 {self._seed} {epoch} {number}"

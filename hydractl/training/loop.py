@@ -561,7 +561,8 @@ class Training:
             return None
 
         for rank, state_as_hex in enumerate(random_states):
-            tensors[f"random.{rank}"] = torch.frombuffer(bytearray.fromhex(state_as_hex), dtype=torch.uint8)
+            state = bytearray.fromhex(state_as_hex)
+            tensors[f"random.{rank}"] = torch.frombuffer(state, dtype=torch.uint8)
         tensors |= self.course.tensors()
         tensors["order"] = self.epoch_start
         tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
@@ -625,7 +626,11 @@ class Training:
 
 def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
     """Cut a sequence into parts of ``size`` items; the last one may be shorter."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
+    chunks = []
+    for start in range(0, len(items), size):
+        stop = start + size
+        chunks.append(items[start:stop])
+    return chunks
 
 
 def _is_finite(parameter: Tensor) -> bool:

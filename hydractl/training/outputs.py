@@ -200,12 +200,12 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     details.update(_results_of_one_model(trained))
     if not isinstance(model, Together):
         stock = model.stock_tensors()
-        return [_write(outputs[0], opened, run, stock, details)]
+        return [_write_output(outputs[0], opened, run, stock, details)]
     digests = []
     for index, output in enumerate(outputs):
         member_details = {**details, "member": index + 1}
         stock = model.stock_tensors(index)
-        digests.append(_write(output, opened, run, stock, member_details))
+        digests.append(_write_output(output, opened, run, stock, member_details))
     return digests
 
 
@@ -214,7 +214,9 @@ def _results_of_one_model(trained: Trained) -> dict[str, object]:
     outcome = trained.outcome
     grid = []
     for result in trained.grid:
-        grid.append({key: value for key, value in result.items() if key != "loss_curve"})
+        short_result = dict(result)
+        short_result.pop("loss_curve", None)
+        grid.append(short_result)
     return {
         "history": outcome["epochs"],
         "kept_epoch": outcome["kept_epoch"],
@@ -251,12 +253,12 @@ def _write_left_models(
             "stopped_early": False,
             **left.facts,
         }
-        digest = _write(output, opened, run, model.stock_tensors(), details_of_left)
+        digest = _write_output(output, opened, run, model.stock_tensors(), details_of_left)
         digests.append(digest)
     return digests
 
 
-def _write(
+def _write_output(
     output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, object]
 ) -> str:
     """Write one output and commit it.
@@ -277,7 +279,7 @@ def _write(
     source = opened.source
     # A published folder is read by other libraries, which know no missing heads: they are zeros there.
     layout = "zeroed" if output.is_folder else "sliced"
-    seen = merged(source.description.seen, _seen(opened))
+    seen = merged(source.description.seen, _entries_of_data(opened))
     description = replace(
         source.description,
         layout=layout,
@@ -302,7 +304,7 @@ def _write(
     return write_model(output, description, tensors)
 
 
-def _seen(opened: Opened) -> list[Entry]:
+def _entries_of_data(opened: Opened) -> list[Entry]:
     """Return the data that the weights, or the choice of an epoch, come from: they are no test data any more."""
     seen = [entry("finetune", "train", opened.train_set)]
     if opened.val_set is not None:

@@ -348,7 +348,8 @@ def _image_tower(source: Source, classes: int) -> Source:
     description = source.description
     arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
     # Its heads are those of the attention layers (sites) that are left; what was pruned there stays pruned.
-    mask = description.mask.at(site.path for site in family.sites(config))
+    paths = [site.path for site in family.sites(config)]
+    mask = description.mask.at(paths)
     names_of_classifier = set(family.build(config).state_dict())
     shared_names = names_of_classifier & set(source.tensors.names())
     infos = {name: source.tensors.info(name) for name in shared_names}

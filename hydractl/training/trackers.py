@@ -172,14 +172,14 @@ class Tracked:
             self._begin_candidate(values["lr"])
         elif event == "step":
             numbers = {tag: values[name] for name, tag in _TAGS.items()}
-            self._write(values["step"], numbers)
+            self._send_or_warn(values["step"], numbers)
         elif event == "epoch":
             numbers = {}
             for name, value in values.items():
                 is_counter = name in ("epoch", "steps")
                 if not is_counter and isinstance(value, (int, float)):
                     numbers[_epoch_tag(name)] = value
-            self._write(values["steps"], numbers)
+            self._send_or_warn(values["steps"], numbers)
 
     def _begin_candidate(self, lr: float) -> None:
         """End the run of one learning rate; the next event begins that of another."""
@@ -192,21 +192,21 @@ class Tracked:
     def position(self) -> int:
         """Put on the disk what was sent, and return 0: a tracker has no position to go on from."""
         if self._tracker is not None and not self._failed:
-            self._try(self._tracker.flush)
+            self._try_or_warn(self._tracker.flush)
         return 0
 
     def close(self) -> None:
         """Finish the run."""
         if self._tracker is not None:
-            self._try(self._tracker.close)
+            self._try_or_warn(self._tracker.close)
             self._tracker = None
 
-    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def _send_or_warn(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send the numbers of a step, unless sending has failed before."""
         if not self._failed:
-            self._try(lambda: self._add(step, numbers))
+            self._try_or_warn(lambda: self._send(step, numbers))
 
-    def _add(self, step: int, numbers: Mapping[str, float]) -> None:
+    def _send(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send the numbers of a step; the first ones begin the run."""
         if self._tracker is None:
             self._tracker = self._new_run()
@@ -218,7 +218,7 @@ class Tracked:
         name = f"{self._name}{self._part}"
         return make(self._where, name, self._first_step, self._about)
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _try_or_warn(self, action: Callable[[], None]) -> None:
         """Do something with the tracker; warn where that fails for the first time, and note that it has."""
         try:
             action()

@@ -225,14 +225,14 @@ KILLED_AT_THE_THIRD = """
 import os, signal
 from hydractl.training import outputs
 
-write = outputs._write
+write = outputs._write_output
 
 def killed(output, *more):
     if output.path.name == "s.3.st":
         os.kill(os.getpid(), signal.SIGKILL)
     return write(output, *more)
 
-outputs._write = killed
+outputs._write_output = killed
 """
 
 

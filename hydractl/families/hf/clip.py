@@ -83,7 +83,7 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
     layers = tower.base.encoder.layers
     return Stages(
         stem=stem,
-        blocks=for_each(_run, layers),
+        blocks=for_each(_run_layer, layers),
         block_paths=numbered_paths(f"{tower.prefix}.{tower.layout.layers}", layers),
         stem_prefixes=(f"{tower.prefix}.embeddings.", f"{tower.prefix}.pre_layrnorm."),
         readout=readout,
@@ -111,7 +111,7 @@ def is_causal(model: Any) -> bool:
     return model.config.model_type in ("clip", "metaclip_2")
 
 
-def _run(layer: Any, state: State) -> State:
+def _run_layer(layer: Any, state: State) -> State:
     """Return the state behind one layer."""
     context = state.context
     hidden = layer(state.hidden, attention_mask=context["attention_mask"])

@@ -133,9 +133,9 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
         window = None
         if kind == _SLIDING:
             window = config.sliding_window
-        context[kind] = _mask(ids, tokens, causal, window)
+        context[kind] = _visible_tokens(ids, tokens, causal, window)
     if hasattr(base, "rotary_emb"):
-        context["angles"] = _angles(base.rotary_emb, hidden, positions, kinds)
+        context["angles"] = _angles_by_kind(base.rotary_emb, hidden, positions, kinds)
     context["tokens"] = tokens
     context["last"] = None
     if causal:
@@ -143,7 +143,7 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     return State(hidden, context)
 
 
-def _angles(
+def _angles_by_kind(
     rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the library's cosines and sines for each kind of layer."""
@@ -158,7 +158,7 @@ def _angles(
     return angles
 
 
-def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
+def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
     """Return which tokens each token sees, bool ``[B, 1, T, T]``; None: all.
 
     Args:

@@ -19,8 +19,8 @@ def dinov3_stages(model: Any) -> list[Stages]:
     layers = model.model.layer
     return [
         Stages(
-            stem=partial(_stem, model),
-            blocks=for_each(_run, layers),
+            stem=partial(_run_stem, model),
+            blocks=for_each(_run_layer, layers),
             block_paths=numbered_paths("model.layer", layers),
             stem_prefixes=("embeddings.",),
             readout=lambda state: model.norm(state.hidden)[:, 0],
@@ -30,7 +30,7 @@ def dinov3_stages(model: Any) -> list[Stages]:
     ]
 
 
-def _stem(model: Any, inputs: Any) -> State:
+def _run_stem(model: Any, inputs: Any) -> State:
     """Return the tokens before the first layer, and cosines and sines ``[1, T, head_dim]`` of all their positions.
 
     Args:
@@ -52,7 +52,7 @@ def _stem(model: Any, inputs: Any) -> State:
     return State(hidden, {"angles": angles})
 
 
-def _run(layer: Any, state: State) -> State:
+def _run_layer(layer: Any, state: State) -> State:
     """Return the state behind one layer."""
     context = state.context
     hidden = layer(state.hidden, position_embeddings=context["angles"])

@@ -44,7 +44,7 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
         hidden = base.embeddings(**arguments)
     if hasattr(base, "embeddings_project"):  # ELECTRA
         hidden = base.embeddings_project(hidden)
-    mask = _readable(mask)
+    mask = _none_on_meta(mask)
     context = _layer_arguments(base, hidden, None, mask)
     if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
         context["angles"] = _angles_by_kind(base, hidden)
@@ -74,7 +74,7 @@ def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
         hidden = base.embeddings.patch_embedding(pixels)
     else:
         hidden = base.embeddings(pixels, shapes)
-    mask = _readable(inputs.get("pixel_attention_mask"))
+    mask = _none_on_meta(inputs.get("pixel_attention_mask"))
     context = _layer_arguments(base, hidden, pixels, mask)
     context["tokens"] = mask
     return State(hidden, context)
@@ -91,7 +91,7 @@ def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
     return State(hidden, context)
 
 
-def _readable(mask: Tensor | None) -> Tensor | None:
+def _none_on_meta(mask: Tensor | None) -> Tensor | None:
     """Return a mask whose numbers the library can look at; None where there are none: only shapes are asked for."""
     if mask is None or mask.is_meta:
         return None

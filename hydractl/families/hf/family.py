@@ -217,7 +217,8 @@ class HFEncoder(ModelFamily):
         document = dict(config)
         is_body = config.get("num_labels") == 0
         if is_body:  # published under the name of the encoder alone
-            encoder_name = class_name(config).partition("For")[0].removesuffix("Model")
+            before_task, _, _ = class_name(config).partition("For")
+            encoder_name = before_task.removesuffix("Model")
             document["architectures"] = [f"{encoder_name}Model"]
             del document["num_labels"]
             document.pop("absent", None)

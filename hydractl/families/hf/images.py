@@ -126,7 +126,7 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
         images = []
         for image in images_of(samples):
             images.append(in_mode(image, mode))
-        return _pixels(processor, images)
+        return _run_processor(processor, images)
 
     return collate
 
@@ -257,7 +257,7 @@ def _shape_of_images(processor: Any, channels: int) -> list[int]:
     """
     example = Image.new(mode_of(channels), (8, 8))
     with refused_as("the image processor cannot be used"):
-        pixels = _pixels(processor, [example])
+        pixels = _run_processor(processor, [example])
     if isinstance(pixels, dict):
         _, most_patches, numbers_of_patch = pixels["pixel_values"].shape
         side = processor.patch_size * math.isqrt(most_patches)
@@ -269,7 +269,7 @@ def _shape_of_images(processor: Any, channels: int) -> list[int]:
     return shape
 
 
-def _pixels(processor: Any, images: list[Image.Image]) -> Any:
+def _run_processor(processor: Any, images: list[Image.Image]) -> Any:
     """Return what a processor makes of images: pixels ``[B, C, H, W]``, or a dict of patches and where they are."""
     batch = processor(images=images, return_tensors="pt")
     if "spatial_shapes" in batch:

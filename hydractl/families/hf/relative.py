@@ -21,6 +21,8 @@ _BEITS = ("BeitModel", "Data2VecVisionModel")
 """Encoders whose layers may share a table of distances."""
 _ARGUMENTS = ("attention_mask", "resolution", "position_bias", "relative_pos", "rel_embeddings")
 """The entries of the context that a layer is given under the same names."""
+_Entry = Tensor | tuple[int, ...]
+"""An entry of the context."""
 
 
 class _Tables(nn.Module):
@@ -178,9 +180,7 @@ def _take_index(holder: Any) -> Tensor | None:
     return table.generate_relative_position_index(table.window_size)
 
 
-def relative_context(
-    base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
-) -> Mapping[str, Tensor | tuple[int, ...]]:
+def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> Mapping[str, _Entry]:
     """Return what the layers of an encoder with relative terms are given beside the state, by the library's names.
 
     Args:
@@ -191,14 +191,16 @@ def relative_context(
     """
     kind = type(base).__name__
     if kind in _BEITS:
-        context: dict[str, Tensor | tuple[int, ...]] = {"resolution": tuple(pixels.shape[2:])}
+        height_and_width = tuple(pixels.shape[2:])
+        context: dict[str, _Entry] = {"resolution": height_and_width}
         table = _shared_table(base)
         if table is not None:
             context["shared_position_bias"] = table(table.window_size)[0]
         return context
     if kind == "MPNetModel":
-        tokens = hidden.new_empty((1, hidden.shape[1], 0))
-        return {"position_bias": base.encoder.compute_position_bias(tokens)[0]}
+        tokens = hidden.new_empty((1, hidden.shape[1], 0))  # of which only the number counts
+        bias = base.encoder.compute_position_bias(tokens)
+        return {"position_bias": bias[0]}
     if kind == "DebertaV2Model":
         return _disentangled_context(base.encoder, hidden, mask)
     return {}

@@ -554,7 +554,10 @@ def _checked_settings(preprocess: object) -> TokenizerSettings:
         settings = preprocess.get("tokenizer")
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
-    wrong = [key for key, kind in _TYPES.items() if type(settings.get(key)) is not kind]
+    wrong = []
+    for key, kind in _TYPES.items():
+        if type(settings.get(key)) is not kind:
+            wrong.append(key)
     if not wrong:
         wrong = _keys_of_impossible_values(settings)
     if wrong:

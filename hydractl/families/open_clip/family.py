@@ -155,7 +155,7 @@ class OpenClip(ModelFamily):
         refuse_options(f"open_clip:{name} with pretrained weights", options, hint)
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
-        published = _published(arch, tag)
+        published = _published_entry(arch, tag)
         if not text_cfg_of(config).get("hf_model_name"):
             skeleton(config)  # refuses what cannot be used before anything is fetched
         repo, file = os.path.split(str(published.get("hf_hub", "")))
@@ -191,7 +191,7 @@ class OpenClip(ModelFamily):
         config = _known_config(arch)
         published: Mapping[str, object] = {}
         if tag:
-            published = _published(arch, tag)
+            published = _published_entry(arch, tag)
         if published.get("quick_gelu"):
             config["quick_gelu"] = True
         config = _with_settings(config, options, name)
@@ -253,7 +253,7 @@ class OpenClip(ModelFamily):
             if is_of_transformers(path):
                 site = _site_of_transformers(path, block)
             else:
-                site = _site(path, block)
+                site = _site_of_block(path, block)
             sites.append(site)
         return sites
 
@@ -420,7 +420,7 @@ class OpenClip(ModelFamily):
 # --- sites ------------------------------------------------------------------------------------------------------------
 
 
-def _site(path: str, block: Any) -> Site:
+def _site_of_block(path: str, block: Any) -> Site:
     """Return the site of one of open_clip's own blocks."""
     width = block.attn.out_proj.in_features
     heads = block.attn.num_heads
@@ -467,7 +467,7 @@ def _known_config(arch: str) -> dict[str, object]:
     return towers_of_coca(config)
 
 
-def _published(arch: str, tag: str) -> Mapping[str, object]:
+def _published_entry(arch: str, tag: str) -> Mapping[str, object]:
     """Return open_clip's entry for a pretrained tag: the location of the weights and the preprocessing.
 
     Raises:

@@ -117,7 +117,7 @@ def hf_text_stages(text: HFTextEncoder) -> Stages:
     layers = base.encoder.layer
     first_count = _POOLERS[type(text.pooler).__name__]
     return Stages(
-        stem=partial(_stem, base),
+        stem=partial(_run_stem, base),
         blocks=for_each(run_encoder_layer, layers),
         block_paths=numbered_paths(f"{TRANSFORMER}{LAYOUT.layers}", layers),
         stem_prefixes=(f"{TRANSFORMER}embeddings.",),
@@ -131,7 +131,7 @@ def hf_text_stages(text: HFTextEncoder) -> Stages:
     )
 
 
-def _stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
+def _run_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
     """Return the state before the first layer, of all prompts one after another; ``inputs`` has them as ``text``."""
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
     is_token = text != base.config.pad_token_id

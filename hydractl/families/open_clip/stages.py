@@ -20,7 +20,7 @@ from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, TextTower, 
 from hydractl.families.prompts import mean_features
 
 
-def _run(block: Any, state: State) -> State:
+def _run_block(block: Any, state: State) -> State:
     """Return the state behind one block."""
     mask = state.context.get("attn_mask")
     if mask is not None and mask.dim() == 4:
@@ -69,7 +69,7 @@ def visual_stages(model: Any) -> Stages:
     reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
     return Stages(
         stem=lambda images: State(visual._embeds(images)),
-        blocks=for_each(_run, blocks),
+        blocks=for_each(_run_block, blocks),
         block_paths=numbered_paths(VISUAL_BLOCKS, blocks),
         stem_prefixes=("visual.conv1.", "visual.class_embedding", "visual.positional_embedding", "visual.ln_pre."),
         readout=readout,
@@ -120,7 +120,7 @@ def text_stages(model: Any) -> Stages:
         prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
     return Stages(
         stem=partial(_text_stem, tower.module),
-        blocks=for_each(_run, blocks),
+        blocks=for_each(_run_block, blocks),
         block_paths=numbered_paths(f"{prefix}transformer.resblocks", blocks),
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding", f"{prefix}cls_emb"),
         readout=lambda state: _class_features(tower, state),
