@@ -49,6 +49,12 @@ Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
 
 Each has the batch size divided by the number of processes; the last one of an epoch may be smaller."""
 
+ValidationBatches = Callable[[], Iterator[tuple[Any, Tensor]]]
+"""Goes once through the validation samples of this process, in batches of (inputs, labels) on the model's device."""
+
+NumberedSamples = list[tuple[int, Any]]
+"""Samples of a batch, each with its number in the data set."""
+
 
 @dataclass
 class TrainingData:
@@ -56,7 +62,7 @@ class TrainingData:
 
     size: int
     batches: Batches
-    validation: Callable[[], Iterator[tuple[Any, Tensor]]] | None = None
+    validation: ValidationBatches | None = None
 
 
 def training_data(
@@ -91,7 +97,7 @@ def training_data(
     return TrainingData(len(train_set), read_train, validation)
 
 
-def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Callable[[], Iterator[tuple[Any, Tensor]]]:
+def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> ValidationBatches:
     """Return a function that goes once through the samples that this process validates.
 
     Args:
@@ -228,10 +234,10 @@ class Augmentation:
         else:
             self._finish = _as_in_evaluation(family, preprocess)
 
-    def collate(self, epoch: int) -> Callable[[list[tuple[int, Any]]], Tensor]:
+    def collate(self, epoch: int) -> Callable[[NumberedSamples], Tensor]:
         """Return a function from samples of a :class:`Numbered` data set to one epoch's inputs ``[B, C, H, W]``."""
 
-        def collated(samples: list[tuple[int, Any]]) -> Tensor:
+        def collated(samples: NumberedSamples) -> Tensor:
             changed = []
             # The generator of dropout goes on as if nothing had been drawn here.
             with torch.random.fork_rng(devices=[]):
@@ -365,11 +371,11 @@ class Reader:
     def _batches_from_workers(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         """Yield batches of inputs and targets that the worker processes prepare, augmented if that is asked for."""
         preprocess = self._model.preprocess
-        augment: Callable[[list[tuple[int, Any]]], Tensor] | None = None
+        augment: Callable[[NumberedSamples], Tensor] | None = None
         if self._augmentation is not None:
             augment = self._augmentation.collate(epoch)
 
-        def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
+        def collate(samples: NumberedSamples) -> tuple[Any, Any]:
             """Return inputs and targets of numbered samples; it runs in the workers."""
             numbers = []
             plain_samples = []

@@ -26,7 +26,7 @@ from hydractl.training.checkpointing import (
     random_state,
     set_random_state,
 )
-from hydractl.training.data import TrainingData
+from hydractl.training.data import TrainingData, ValidationBatches
 from hydractl.training.distribution import backward, placed, shared, unshard, whole
 from hydractl.training.losses import make_loss
 from hydractl.training.members import AnyModel
@@ -642,7 +642,7 @@ def _is_finite(parameter: Tensor) -> bool:
 @torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
 def validate(
     model: AnyModel,
-    batches: Callable[[], Iterator[tuple[Any, Tensor]]],
+    batches: ValidationBatches,
     team: Processes,
     before_batch: Callable[[], None],
 ) -> ValidationFigures:
