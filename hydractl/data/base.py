@@ -163,6 +163,7 @@ class Dataset(ABC):
     kind = "image"
 
     def __init__(self, spec: str, where: str, ids: Sequence[str]) -> None:
+        """Set what every set has; whoever opens it fills in labels and names."""
         self.spec = spec
         self.where = where
         self.ids = list(ids)

@@ -52,6 +52,7 @@ class CorruptedImages(Dataset):
     """
 
     def __init__(self, clean: Dataset, name: str, severity: int, photographs: str | None = None) -> None:
+        """Take over ids and labels of the clean images; photographs of frost are read now, the images later."""
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         spec = with_setting(clean.spec, f"corruption={name}&severity={severity}")

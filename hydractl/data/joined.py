@@ -33,6 +33,7 @@ class JoinedSets(Dataset):
     """
 
     def __init__(self, parts: Sequence[Dataset]) -> None:
+        """Join the ids and labels of the sets; their samples are read where they are."""
         specs = [part.spec for part in parts]
         super().__init__(" ".join(specs), "INPUT", _joined_ids(parts))
         first = parts[0]

@@ -77,6 +77,7 @@ class NpzRows:
     """
 
     def __init__(self, path: Path, name: str, where: str, rows: Sequence[int]) -> None:
+        """Note where the array begins and how large its rows are; none of them is read yet."""
         self._path = path
         self._member = f"{name}.npy"
         self._where = where

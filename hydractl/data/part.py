@@ -53,6 +53,7 @@ class DatasetPart(Dataset):
     """
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
+        """Take over the ids, labels and names of the samples at ``rows``; none of them is read."""
         ids = [whole.ids[row] for row in rows]
         super().__init__(spec, whole.where, ids)
         self._whole = whole

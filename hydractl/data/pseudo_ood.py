@@ -179,6 +179,7 @@ class PseudoOod(Dataset):
     """
 
     def __init__(self, clean: Dataset, kind: str, seed: int = 0, where: str | None = None) -> None:
+        """Note which kinds of OOD samples are made; each sample is made when it is read."""
         if where is None:
             where = clean.where
         names = _names_of_kind(clean, kind, where)

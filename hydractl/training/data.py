@@ -213,6 +213,7 @@ class Augmentation:
     """
 
     def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Preprocessing, seed: int) -> None:
+        """Set up the random changes, and what makes the model's input of a changed image."""
         if preprocess.get("kind") == "text":
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
         values = {}
@@ -318,6 +319,7 @@ class Reader:
     def __init__(
         self, model: AnyModel, dataset: Dataset, size: int, workers: int, augmentation: Augmentation | None = None
     ) -> None:
+        """Prepare all inputs now, if they are not augmented and fit into memory."""
         self._model = model
         self._size = size
         self._workers = workers

@@ -153,6 +153,7 @@ class FileLog:
     """
 
     def __init__(self, path: Path, position: int | None, about: RunFacts, log: Log) -> None:
+        """Open the file, cut off what it has behind ``position``, and write its first line or that it goes on."""
         self.path = path
         self._log = log
         self._failed = False

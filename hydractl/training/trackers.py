@@ -40,6 +40,7 @@ class TensorBoard:
     """A folder of events, ``where/name``, by ``torch.utils.tensorboard``; what is there of later steps is not shown."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
+        """Begin, or go on with, the folder of a run; what it has from ``first_step`` on is written anew."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(where or "runs") / name
@@ -60,6 +61,7 @@ class WandB:
     """A run in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps it on this machine."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
+        """Begin a run of this name, with the settings of the training as its configuration."""
         import wandb
 
         # Standard output belongs to the result.
@@ -81,6 +83,7 @@ class MLflow:
     """A run in the experiment ``hydractl`` of an MLflow store: a folder, a database or a server."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
+        """Begin a run of this name, with the settings of the training as its parameters."""
         import mlflow
 
         self._client = mlflow.MlflowClient(where)
@@ -145,6 +148,7 @@ class Tracked:
     """
 
     def __init__(self, kind: str, where: str | None, name: str, first_step: int, about: RunFacts, log: Log) -> None:
+        """Check that the tracker can be written to; its run begins with the first event."""
         self._kind = kind
         self._where = where
         self._name = name
