@@ -294,8 +294,9 @@ class Training:
                 shares.append(len(part) / samples_of_step)
             with self._stopping_if_workers_are_ended():
                 parts_of_step = [next(stream) for _ in batches_of_step]
-            loss = self._step(parts_of_step, shares)
-            self._note_step(loss, samples_of_step, progress)
+            rate = self._rate_of_next_step()
+            loss = self._step(parts_of_step, shares, rate)
+            self._note_step(loss, rate, samples_of_step, progress)
             self._collect()
             self._save_or_stop()
 
@@ -304,10 +305,9 @@ class Training:
         team = self.context.team
         return batch[team.rank :: team.size]
 
-    def _note_step(self, loss: float, samples: int, progress: Progress) -> None:
-        """Enter a step that was made on so many samples into the history and the logs."""
+    def _note_step(self, loss: float, rate: float, samples: int, progress: Progress) -> None:
+        """Enter a step that was made at this learning rate, on so many samples, into the history and the logs."""
         history = self.history
-        rate = self._rate_of_next_step()  # before the history has this step: it is still the next one
         history.losses.append(loss)
         self.position += samples
         self.context.run_log.step(history.steps, self.total, loss, rate, samples)
@@ -332,12 +332,13 @@ class Training:
         share = self.course.share_of_peak(self.history.steps)
         return self.lr * share
 
-    def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
+    def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float], rate: float) -> float:
         """Change the weights once.
 
         Args:
             batches: inputs and labels that this process has of the batches of the step.
             shares: how much of all samples of the step each of them is.
+            rate: the learning rate.
 
         Returns:
             The loss of the step, of all processes, before the change.
@@ -346,7 +347,6 @@ class Training:
             NonFiniteError: the loss is not finite; the weights are as before.
         """
         team = self.context.team
-        rate = self._rate_of_next_step()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
