@@ -358,8 +358,7 @@ class TimmViT(ModelFamily):
         image_format = ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
         _, height, width = image_format.size
         share = preprocess.get("crop_pct")
-        is_share = isinstance(share, int | float) and share > 0
-        if not is_share:
+        if not isinstance(share, int | float) or share <= 0:
             return image_format
         crop_mode = preprocess.get("crop_mode")
         if crop_mode == "squash" and share == 1:
