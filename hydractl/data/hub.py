@@ -310,8 +310,7 @@ class HubImages(EncodedImages):
         value = self.column[row] or {}  # an image may be missing
         content = value.get("bytes")
         path = value.get("path")
-        is_file = content is None and path
-        if is_file:
+        if content is None and path:  # the image is a file
             if not self._may_read(path):
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
