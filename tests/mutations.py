@@ -268,7 +268,7 @@ MUTATIONS = (
     Mutation(
         "classes of a small fraction",
         "hydractl/data/part.py",
-        "(within + random.uniform(size=len(counts))[classes]) / counts[classes]",
+        "(within + starts[classes]) / counts[classes]",
         "within / counts[classes]",
         "tests/data/test_part.py",
     ),

@@ -194,7 +194,7 @@ def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
-    files = RunFiles.of(output, settings.log, settings.outputs, settings.trackers())
+    files = RunFiles.of_output(output, settings.log, settings.outputs, settings.trackers())
     check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)

@@ -178,7 +178,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
                 slurm=[],
                 model=[model],
             )
-            files = RunFiles.of(path, settings.log, settings.outputs)
+            files = RunFiles.of_output(path, settings.log, settings.outputs)
             members.append(Member(stem(path), settings_of_member, files))
 
     _check_names(members)
