@@ -30,6 +30,7 @@ from hydractl.files.fuse_answer import (
     SharedTower,
 )
 from hydractl.files.model_records import ModelSize
+from hydractl.files.records import Metrics
 from hydractl.files.verb_answers import CascadeAnswer, PlannedCascade, PlannedFusion
 from hydractl.fusion.averaging import AUTO, MembersRunOptions, measure_on, plan_checked
 from hydractl.fusion.cascade import CascadeOptions, fit_cascade
@@ -342,6 +343,7 @@ def _diversity_warnings(answer: FuseAnswer) -> list[str]:
 
     They are compared on the data of ``--val``, or without these on the inputs of the self-check.
     """
+    diversity: Metrics
     if answer.on_data is not None:
         measured_on = f"{answer.on_data.n} samples"
         fused = answer.on_data.after
