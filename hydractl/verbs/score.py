@@ -225,8 +225,7 @@ def open_calibration(
     # The samples that are drawn.
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
-        option = f"--samples {settings.samples}"
-        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than {option}: all are used")
+        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
     drawn = drawn_samples(dataset, settings)
     report_cut(dataset, model.preprocess, log, drawn)
     parameter = next(model.parameters())

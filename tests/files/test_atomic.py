@@ -285,13 +285,13 @@ def test_an_output_that_appears_while_the_lock_is_taken_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.st"
-    acquire = Output._acquire
+    open_and_lock = Output._open_and_lock
 
     def slow(self: Output) -> IO[bytes]:
         path.write_bytes(b"of another process")
-        return acquire(self)
+        return open_and_lock(self)
 
-    monkeypatch.setattr(Output, "_acquire", slow)
+    monkeypatch.setattr(Output, "_open_and_lock", slow)
     with pytest.raises(OutputError, match=r"^the output exists"):
         Output(path)
     assert path.read_bytes() == b"of another process"
