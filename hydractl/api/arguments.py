@@ -229,7 +229,7 @@ class LaplaceArguments(InBatches, total=False):
     train: Data | None
     val: Data | None
     prior: float | None
-    pseudo_data: float | None
+    pseudo_data: float | str | None
 
 
 class FuseArguments(InBatches, total=False):
