@@ -169,6 +169,7 @@ class PruneArguments(InBatches, total=False):
     max_drop: float | None
     val: Data | None
     weights: float | None
+    weight_steps: int | None
     scope: Literal["site", "global"] | None
     order: Order | None
     samples: int

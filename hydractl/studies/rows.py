@@ -620,6 +620,7 @@ def _row_of_pruned_weights(shop: Workshop, name: str, method: str) -> list[Row]:
     options: dict[str, Value] = {"method": method, "weights": kept_weights, "force": True}
     if method == "oba":
         options["data"] = shop.train
+        options["samples"] = "128"  # in each of its many steps
     pruned = shop.step("prune", [shop.model], options, [f"{name}.st"])
     tuned = shop.tuning_step(pruned)
     return [_row_of_single_step(name, tuned)]
