@@ -6,6 +6,8 @@ an ordinary checkpoint is written.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -54,7 +56,7 @@ class NoisyNorms:
         """Put noise on the norms, see :class:`hydractl.training.adapters.Adapter`; the seed draws what stays."""
         generator = torch.Generator().manual_seed(seed)
         for norm in _norms(model).values():
-            weight = norm.weight.detach()
+            weight: Tensor = norm.weight.detach()
             parametrize.register_parametrization(norm, "weight", Noise(weight, self.std, generator))
 
     def trains(self, model: HydraModel) -> set[str]:
@@ -66,9 +68,9 @@ class NoisyNorms:
         return names
 
 
-def _norms(model: HydraModel) -> dict[str, nn.Module]:
+def _norms(model: HydraModel) -> dict[str, Any]:
     """Return the norms of a network that have a weight, by path."""
-    norms = {}
+    norms: dict[str, Any] = {}
     for path, module in model.networks[0].named_modules():
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 1:
