@@ -100,12 +100,13 @@ ON_FEATURES = {
     "react": "data",
     "ash": "",
     "vilu": "labels",
+    "vilu-scaled": "labels",
 }
 """Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need of ``--train``:
 labelled training data, training data, or nothing."""
 OF_CLASSIFIER = ("vim", "react", "ash")
 """Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
-OF_ZERO_SHOT = ("vilu",)
+OF_ZERO_SHOT = ("vilu", "vilu-scaled")
 """Those that take the weight of the classifier to be the features of class texts."""
 
 

@@ -510,6 +510,7 @@ class PruneSettings(Dropping):
         _of_heads(_accuracy_for_max_drop),
         _of_heads(together("share_sites", "with_mask")),
         _of_heads(needs("val", "max_drop")),
+        needs("weight_steps", "weights"),
         _of_heads(one_from_stdin("scores", "circuit", "mask", "with_mask")),
     )
 
@@ -547,6 +548,11 @@ class PruneSettings(Dropping):
         f"{', '.join(OF_WEIGHTS)} [fraction]",
         above=0,
         below=1,
+    )
+    weight_steps: int | None = amount_option(
+        "Remove the weights of --weights in N steps, each scored anew on what the steps before have left, and each to "
+        f"the same share of it [steps; default: {WEIGHT_CRITERIA['oba'].steps} with --method oba, as its authors do]",
+        at_least=1,
     )
     scope: str | None = amount_option(
         "Compare heads within each site, or over all sites of the towers; a circuit is always global "
@@ -589,7 +595,10 @@ class PruneSettings(Dropping):
         """Return the options that mean nothing beside what decides which heads go, each with the option that does."""
         # Single weights go, or a file decides.
         if self.given("weights"):
-            return dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
+            unused = dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
+            if self.method not in NEED_DATA:
+                unused["weight_steps"] = "method"  # scores that nothing changes
+            return unused
         if self.given("mask"):
             return dict.fromkeys((*_DECIDED_BY_A_MASK, *OWN_OPTIONS), "mask")
         if self.given("circuit"):

@@ -180,6 +180,8 @@ class Study:
                 candidates += validated.candidates
                 progress.advance(1, row.name)
 
+        for sentence in self._doubts_of_guessing():
+            self._log.warn(sentence)
         evidence = Evidence(candidates)
         choice = choose_candidate(evidence, self._max_drop)
         share_of_resamples = stability(evidence, self._max_drop, choice)
@@ -506,10 +508,20 @@ class Study:
         """
         choice = self._decided.choice
         sentences = doubts.of_blind_sets(choice.telling, choice.blind)
+        sentences += self._doubts_of_guessing()
         if self._single_uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(rung.row)
         sentences += doubts.of_stability(self._decided.stability)
         return sentences
+
+    def _doubts_of_guessing(self) -> list[str]:
+        """Return the doubts about rows that only guess on the validation data."""
+        right = {}
+        for name, validated in self._results.items():
+            right[name] = int(validated.measured.inside.correct.sum())
+        labels = self._results[SINGLE].measured.inside.labels
+        assert labels is not None  # --val has labels
+        return doubts.of_guessing(right, SINGLE, labels)
 
     def _doubts_of_labelled(self, row: str) -> list[str]:
         """Return the doubts that labels of the test data can raise, about the row to use."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.confidence import share_difference_interval
+from hydractl.metrics.plausibility import is_above_guessing
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
 from hydractl.studies.choosing import BLIND, Stability
@@ -33,6 +37,29 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
     return [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
+
+
+def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]) -> list[str]:
+    """Say which rows only guess on the validation data, where the single model does not.
+
+    Args:
+        right: the correct predictions of each row, by row.
+        single: the name of the single model among them.
+        labels: of the validation data, ``[N]``, N > 0.
+    """
+    if not is_above_guessing(right[single], labels):
+        return []  # so few samples, or so hard ones, tell nothing about a row
+    guessing = []
+    for row, count in right.items():
+        if not is_above_guessing(count, labels):
+            accuracy = number(count / len(labels))
+            guessing.append(f"{row} ({accuracy})")
+    if not guessing:
+        return []
+    return [
+        "Rows whose accuracy on the validation data is not above that of always guessing the largest class: "
+        f"{', '.join(guessing)}. They are no baselines: train them longer, with another --lr, or leave them out."
+    ]
 
 
 def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:

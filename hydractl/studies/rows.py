@@ -24,9 +24,6 @@ from hydractl.methods.study_rows import (
 )
 from hydractl.studies.steps import Step, Value
 
-SEEDS = tuple(str(seed) for seed in range(MEMBERS))
-"""The seeds of the members that differ in nothing else, as text."""
-
 THREE = ("acc", "ood", "avg")
 """The objectives of the paper's three circuits."""
 
@@ -68,6 +65,8 @@ class Workshop:
         training: options of ``finetune`` for rows that are trained.
         objectives: the objectives of the search.
         max_drop: the accuracy that may be lost.
+        seed: of the study, from which those of the members follow.
+        has_classifier: whether the model has a classifier, which a zero-shot model has not.
     """
 
     model: str
@@ -82,6 +81,14 @@ class Workshop:
     training: Mapping[str, Value] = field(default_factory=dict)
     objectives: Sequence[str] = THREE
     max_drop: float = 0.01
+    seed: int = 0
+    has_classifier: bool = True
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The seeds of the members that differ in nothing else, as text; studies of two seeds have none in common."""
+        first = MEMBERS * self.seed
+        return tuple(str(seed) for seed in range(first, first + MEMBERS))
 
     @property
     def total(self) -> int:
@@ -214,7 +221,13 @@ class Workshop:
         )
 
     def fused_row(
-        self, name: str, members: Sequence[Step], *, whole: bool = False, circuit: tuple[Path, int] | None = None
+        self,
+        name: str,
+        members: Sequence[Step],
+        *,
+        whole: bool = False,
+        circuit: tuple[Path, int] | None = None,
+        merge: str | None = None,
     ) -> Row:
         """Return a row of members that are fused to one file.
 
@@ -224,13 +237,17 @@ class Workshop:
             whole: whether the whole model is the first member.
             circuit: the file of the circuit that its members are made with, and how many heads that removes; None
                 without one.
+            merge: ``--merge`` of ``fuse``; None for the default.
         """
         models = []
         if whole:
             models.append(self.model)
         for member in members:
             models.append(str(member.outputs[-1]))
-        step = self.step("fuse", models, {"force": True}, outputs=[f"{name}.st"], needs=members)
+        options: dict[str, Value] = {"force": True}
+        if merge is not None:
+            options["merge"] = merge
+        step = self.step("fuse", models, options, outputs=[f"{name}.st"], needs=members)
         fused_file = step.outputs[0]
         return Row(name, str(fused_file), (step,), circuit=circuit)
 
@@ -262,11 +279,17 @@ class Workshop:
             all_options["seed"] = seed
         return self.step("finetune", [self.model], all_options, outputs, output=output)
 
-    def trainings_by_seed(self, name: str, options: Mapping[str, Value], seeds: Sequence[str] = SEEDS) -> list[Step]:
-        """Return the steps of trainings of the whole model that differ in their seeds alone."""
+    def trainings_by_seed(self, name: str, options: Mapping[str, Value], members: int = MEMBERS) -> list[Step]:
+        """Return the steps of trainings of the whole model that differ in their seeds alone.
+
+        Args:
+            name: the beginning of the names of their files, behind which the number of the member stands.
+            options: those of every training.
+            members: the number of trainings.
+        """
         steps = []
-        for seed in seeds:
-            outputs = [f"{name}{seed}.st"]
+        for member, seed in enumerate(self.seeds[:members]):
+            outputs = [f"{name}{member}.st"]
             steps.append(self.training_step(options, outputs, seed=seed))
         return steps
 
@@ -275,9 +298,11 @@ class Workshop:
     def row_made_by(self, name: str, recipe: Recipe) -> Row:
         """Return the row of this name, with the steps that the recipe of its method asks for."""
         match recipe:
-            case BySeeds(options, ensemble):
+            case BySeeds(options, ensemble, of_classifiers, merge):
+                if self.has_classifier:
+                    options = {**options, **of_classifiers}
                 members = self.trainings_by_seed(name, _with_ensemble(ensemble, options))
-                return self.fused_row(name, members)
+                return self.fused_row(name, members, merge=merge)
             case ByOneTraining(ensemble, options, merge):
                 return self._row_of_one_training(name, _with_ensemble(ensemble, options), merge)
             case ByTraining(ensemble, options):
@@ -518,7 +543,7 @@ def _pruned_by_taylor_scores(shop: Workshop) -> list[Step]:
     assert shop.train is not None  # rows that are trained need it
     count = shop.share(1 / 3)
     members = []
-    for seed in SEEDS:
+    for member, seed in enumerate(shop.seeds):
         options: dict[str, Value] = {
             "method": "taylor",
             "scope": "global",
@@ -528,8 +553,8 @@ def _pruned_by_taylor_scores(shop: Workshop) -> list[Step]:
             "force": True,
             "seed": seed,
         }
-        model = f"taylor{seed}.st"
-        outputs = [f"taylor{seed}.mask.json", model]
+        model = f"taylor{member}.st"
+        outputs = [f"taylor{member}.mask.json", model]
         members.append(shop.step("prune", [shop.model], options, outputs, output=model))
     return members
 
@@ -556,8 +581,7 @@ def taylor_tuned(shop: Workshop) -> list[Row]:
 @row("trained", default=False, train=True)
 def trained(shop: Workshop) -> list[Row]:
     """Make the row of the whole model, trained as the other rows are: it shows how much of their gain is training."""
-    first_seed = SEEDS[:1]
-    (step,) = shop.trainings_by_seed("trained", {}, seeds=first_seed)
+    (step,) = shop.trainings_by_seed("trained", {}, members=1)
     return [_row_of_single_step("trained", step)]
 
 
@@ -596,6 +620,7 @@ def _row_of_pruned_weights(shop: Workshop, name: str, method: str) -> list[Row]:
     options: dict[str, Value] = {"method": method, "weights": kept_weights, "force": True}
     if method == "oba":
         options["data"] = shop.train
+        options["samples"] = "128"  # in each of its many steps
     pruned = shop.step("prune", [shop.model], options, [f"{name}.st"])
     tuned = shop.tuning_step(pruned)
     return [_row_of_single_step(name, tuned)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.criteria.weights import matrices
+from hydractl.criteria.weights import biases, matrices
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.overlap import GivenSet, Validation, without_training_data
@@ -543,7 +543,7 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
 
 
 def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the trained matrices of a model with pruned weights, each with a mask of the weights that are left.
+    """Return the trained weights of a model with pruned ones, each with a mask of the weights that are left.
 
     Where the gradient is multiplied by the mask, pruned weights stay zero: without a gradient no optimizer moves them,
     nor does weight decay. A classifier that starts from zeros is no pruned one.
@@ -558,8 +558,10 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
         return weights_of_all
     if model.description.params_nonzero is None:
         return []
-    all_matrices = matrices(model.networks[0])
-    trained = {name: matrix for name, matrix in all_matrices.items() if matrix.requires_grad}
+    removable = matrices(model.networks[0])
+    if model.description.extra["sparse"].get("biases", False):
+        removable.update(biases(model.networks[0]))
+    trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
     names_of_new_head: list[str] = []
     if options.reset_head:
         names_of_new_head = part_names(model, "head", list(trained))

@@ -471,7 +471,14 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
         objectives=objectives,
         max_drop=settings.max_drop,
+        seed=settings.seed,
+        has_classifier=_has_classifier(source),
     )
+
+
+def _has_classifier(source: Source) -> bool:
+    """Return whether a model has a classifier of its own, which a zero-shot model has not."""
+    return source.family.classes(source.description.config) is not None
 
 
 def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
@@ -480,7 +487,7 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
     Raises:
         UsageError: naming these rows.
     """
-    has_classifier = source.family.classes(source.description.config) is not None
+    has_classifier = _has_classifier(source)
     rows_of_classifiers = [name for name in scale.rows if name in NEED_CLASSIFIER]
     if rows_of_classifiers and not has_classifier:
         raise UsageError(

@@ -12,10 +12,10 @@ import torch
 from hydractl.errors import InputError
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
-from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
 
 CLASSES, WIDTH = 4, 12
-STATISTICS = [name for name in FEATURE_SCORES if name != "vilu"]  # which is trained: test_vilu.py
+STATISTICS = [name for name in FEATURE_SCORES if name not in OF_ZERO_SHOT]  # which is trained: test_vilu.py
 
 
 def case(n: int = 300) -> tuple[MemberTraining, np.ndarray, np.ndarray]:
