@@ -374,7 +374,9 @@ class Chain:
         return any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions)
 
     def _runs_side_by_side(self, site: int, hidden: Tensor) -> bool:
-        """Return whether members run in the same operations from the block of a site on.
+        """Return whether all members run in the same operations from the block of a site on, not one after another.
+
+        The results are the same either way; this is about speed.
 
         Args:
             site: the first block that is not the same for all.
@@ -383,21 +385,20 @@ class Chain:
         # Gates and observers of heads are called for all members at once.
         if self.watched:
             return True
-        if self.side_by_side is not None:
+        if self.side_by_side is not None:  # somebody has decided
             return self.side_by_side
         if hidden.device.type != "cpu" or torch.compiler.is_compiling():
             return True
 
-        # With few rows a matrix product waits for its weights, which all members then use together; with many, for
-        # activations, of which one member's fit into a processor's caches better than those of all.
-        rows_of_member = hidden.shape[0] * hidden.shape[1]
-        has_rows_of_all_members = not self._members_part_at(site)
-        if has_rows_of_all_members:
-            rows_of_member //= self.members
-        few_rows = _FEW_ROWS
-        if not self._merged:
-            few_rows //= 2
-        return rows_of_member <= few_rows
+        # A row is a token of a sample. With few of them a CPU waits for the weights of a matrix product, and members
+        # that run together read shared weights once. With many it waits for the rows, and those of a single member
+        # fit into its caches better.
+        rows = hidden.shape[0] * hidden.shape[1]
+        is_common = self._members_part_at(site)
+        rows_of_member = rows if is_common else rows // self.members
+        # Members that were not merged have weights of their own, so there is less to read once.
+        most_rows = _FEW_ROWS if self._merged else _FEW_ROWS // 2
+        return rows_of_member <= most_rows
 
     def last_block(self, state: State, member: int | None = None) -> State:
         """Run the last block for those tokens only that are read out; for all tokens where all are.
