@@ -305,28 +305,29 @@ class Chain:
         Blocks that all members have in common run once. Behind them the members run side by side, in the same
         operations, or one after another, whichever is faster: with the same results.
         """
-        # A pooled attention is common to all members, though their heads differ.
+        # In common. A pooled attention runs once for all members, though their heads differ.
         stop = self.sites.stop
         first_apart = self.start.first_apart
-        if self.start.pooled(first_apart):
-            first_apart += 1
+        first_alone = first_apart + 1 if self.start.pooled(first_apart) else first_apart
         context = self._context_of_run(state.hidden)
-        if site < first_apart:
-            state = self._run_blocks(range(site, first_apart), state, context)
-            site = first_apart
+        if site < first_alone:
+            # The state before is let go of, so that it does not stay in memory.
+            state = self._run_blocks(range(site, first_alone), state, context)
+        next_site = max(site, first_alone)
 
         # Side by side.
-        nothing_to_part = self.members == 1 or site == stop
-        if nothing_to_part or self._runs_side_by_side(site, state.hidden):
-            state = self._run_blocks(range(site, stop), state, context)
+        nothing_to_part = self.members == 1 or next_site == stop
+        if nothing_to_part or self._runs_side_by_side(next_site, state.hidden):
+            state = self._run_blocks(range(next_site, stop), state, context)
             return self.readout(state)
 
         # One member after another.
-        hidden_of_members = self._hidden_of_each_member(state.hidden, common=self._members_part_at(site))
+        is_common = self._members_part_at(next_site)
+        hidden_of_members = self._hidden_of_each_member(state.hidden, common=is_common)
         outputs = []
         for member, hidden in enumerate(hidden_of_members):
             member_state = State(hidden, state.context)
-            outputs.append(self._finish_member(site, member_state, member))
+            outputs.append(self._finish_member(next_site, member_state, member))
         return torch.stack(outputs)
 
     def _finish_member(self, site: int, state: State, member: int) -> Tensor:
@@ -356,14 +357,15 @@ class Chain:
         has_last = stop == len(blocks) and stop > first
         runs_whole = self.whole_last_block or self.attentions[-1].training
         shortens_last = has_last and not runs_whole
-        if shortens_last:
-            stop -= 1
+        stop_of_whole = stop - 1 if shortens_last else stop  # behind the last block that runs for all tokens
 
-        if first <= parting < stop:
+        # A state is let go of as soon as the next one is there, so that it does not stay in memory.
+        if first <= parting < stop_of_whole:
             state = context.run_all(blocks[first:parting], state)
             state = self._repeat_where_members_part(self.start.first_apart, state, context.member)
-            first = parting
-        state = context.run_all(blocks[first:stop], state)
+            state = context.run_all(blocks[parting:stop_of_whole], state)
+        else:
+            state = context.run_all(blocks[first:stop_of_whole], state)
         if shortens_last:
             return self._run_last_block_shortened(state, context)
         return state

@@ -128,11 +128,9 @@ class HydraModel(nn.Module):
             InputError: for a file without names or templates.
             UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
         """
-        if isinstance(labels, str):
-            labels = read_labels(labels, "labels")
-        if isinstance(prompt, str):
-            prompt = [prompt]
-        templates = read_prompts(prompt or [], "prompt")
+        class_names = read_labels(labels, "labels") if isinstance(labels, str) else labels
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        templates = read_prompts(prompts or [], "prompt")
         if not templates:
             templates = self._templates_so_far()
 
@@ -143,7 +141,7 @@ class HydraModel(nn.Module):
         if self._compiled_with is not None:
             args, options = self._compiled_with
             view.compile(*args, **options)
-        view._set_classes(labels, templates)
+        view._set_classes(class_names, templates)
 
         # What was fitted for the classes of the checkpoint is not for these.
         view.calibration = None

@@ -278,18 +278,6 @@ def _write_output(
         NonFiniteError: of weights that are not finite.
     """
     source = opened.source
-    # A published folder is read by other libraries, which know no missing heads: they are zeros there.
-    layout = "zeroed" if output.is_folder else "sliced"
-    seen = merged(source.description.seen, _entries_of_data(opened))
-    description = replace(
-        source.description,
-        layout=layout,
-        family_version=source.family.version,
-        extra={},
-        provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
-        seen=tuple(seen),
-    )
-
     # Every tensor in the dtype that it had before.
     typed = {}
     for name, tensor in stock.items():
@@ -298,10 +286,23 @@ def _write_output(
     tensors: TensorSource = DictTensors(typed)
     check_finite_weights(f"{source.name} after training", tensors)
 
-    # The count of weights that pruning has left may have changed.
+    # Of what was stored with the model before, only the count of weights that pruning has left still holds, and it may
+    # have changed.
+    extra: dict[str, object] = {}
     if source.description.params_nonzero is not None:
-        sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
-        description = replace(description, extra={**description.extra, "sparse": sparse})
+        extra["sparse"] = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
+
+    # A published folder is read by other libraries, which know no missing heads: they are zeros there.
+    layout = "zeroed" if output.is_folder else "sliced"
+    seen = merged(source.description.seen, _entries_of_data(opened))
+    description = replace(
+        source.description,
+        layout=layout,
+        family_version=source.family.version,
+        extra=extra,
+        provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
+        seen=tuple(seen),
+    )
     return write_model(output, description, tensors)
 
 

@@ -104,16 +104,17 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     with Output(path, force=settings.force) as output:
         device = resolve_device(settings.device)
         checked = plan_checked(sources, settings.merge, device, settings.seed, log)
-        plan = checked.plan
-        measured = _Measured(checked.check, checked.averaging)
+        description = checked.plan.description
+        on_data = None
+        cascade = None
         if validation is not None:
             run_options = settings.fill(MembersRunOptions)
-            on_data = measure_on(validation.inside, plan, validation.named, run_options, log)
-            measured = replace(measured, on_data=on_data)
+            on_data = measure_on(validation.inside, checked.plan, validation.named, run_options, log)
             if settings.cascade:
-                cascade = validation.fit(settings, plan.description, plan.tensors, log)
-                measured = replace(measured, cascade=cascade)
-                plan = replace(plan, description=validation.with_seen(plan.description))
+                cascade = validation.fit(settings, checked.plan.description, checked.plan.tensors, log)
+                description = validation.with_seen(checked.plan.description)
+        measured = _Measured(checked.check, checked.averaging, on_data, cascade)
+        plan = replace(checked.plan, description=description)
         return _report_and_write(settings, plan, sources, measured, output, doubts, log)
 
 
@@ -143,15 +144,15 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
 
     With ``--merge auto`` they do not tell whether members are averaged; the plan is that where they are, with a note.
     """
-    plan = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
+    answer = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
     if settings.merge != AUTO:
-        plan = replace(plan, note=_AT_MOST)
-        return Outcome(plan.to_json())
+        with_note = replace(answer, note=_AT_MOST)
+        return Outcome(with_note.to_json())
     members_whole = plan_fusion(sources, [], headers_only=True)
     most_parameters = parameters(members_whole.tensors)
     note = _UNDECIDED.format(count_text(most_parameters))
-    plan = replace(plan, averaging={"asked": "auto"}, note=note)
-    return Outcome(plan.to_json())
+    undecided = replace(answer, averaging={"asked": "auto"}, note=note)
+    return Outcome(undecided.to_json())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

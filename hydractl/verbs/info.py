@@ -276,20 +276,21 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     for name, tensor in header.tensors.items():
         if not name.startswith(BESIDE):
             weights.append(tensor)
+    description = header.description
+    schema = None
+    if description is not None:
+        schema = description.get("schema")
     info = InfoAnswer(
         schema=INFO_SCHEMA,
         file=str(path),
-        holds="safetensors",
+        holds="safetensors" if description is None else schema,
         bytes=path.stat().st_size,
         tensors=len(weights),
         parameters=sum(tensor.numel for tensor in weights),
         dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
     )
-    description = header.description
     if description is None:
         return replace(info, note="does not describe itself; use it with --arch")
-    schema = description.get("schema")
-    info = replace(info, holds=schema)
     if str(schema).startswith("hydractl.predictions/"):
         return replace(info, content=_prediction_facts(path))
     if schema == FEATURES_SCHEMA:
