@@ -67,6 +67,7 @@ class SearchedTower:
         self.kept = self.full
         self.work = 0.0
 
+        # The sizes of each block: for how large a share of the tokens it runs, and in how many windows they attend.
         network = model.networks[0]
         all_tokens_at_once = (1.0, 1)
         spans = chain.spans or [all_tokens_at_once] * len(chain.block_paths)

@@ -517,6 +517,7 @@ class StackedProjections:
     """
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:
+        """Note what each member takes of the weights of its bank; nothing is stacked yet."""
         self._members = list(members)
         self._banks = [member.bank for member in members]
         self._pooled = pooled
