@@ -91,7 +91,7 @@ def run(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Out
     try:
         arguments = {}
         for name, value in values.items():
-            arguments[name] = _as_option_takes_it(options[name], value, data)
+            arguments[name] = _value_for_option(options[name], value, data)
         if models:
             arguments["model"] = list(models)
         settings = from_arguments(SETTINGS[verb], arguments)
@@ -191,26 +191,32 @@ def data_argument(value: Any, name: str) -> str:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _as_option_takes_it(option: Option, value: object, data: Mapping[str, str]) -> object:
-    """Return an argument as its option takes it: data sets and documents become texts that hold them.
+def _value_for_option(option: Option, value: object, data: Mapping[str, str]) -> object:
+    """Return the value that an option takes for an argument of a call.
+
+    An option for data or for a JSON file takes a text. So data and the contents of a JSON file that the call gave
+    themselves are put in texts that hold them; any other argument is the value.
 
     Args:
-        option: takes it.
+        option: of the argument.
         value: what the call gave, of any type.
         data: the data sets of the call, by ``data`` or ``ood.NAME``, each a SPEC or a text that holds the samples.
 
     Raises:
         UsageError: the option is for several data sets by name, and this is none.
-        InputError: it is no document.
+        InputError: it cannot be the contents of a JSON file.
     """
     is_one_data_set = option.name in data
     if is_one_data_set:
         return data[option.name]
     if is_data(option):
         return _data_sets_by_name(option, value, data)
+
+    # The name of a file may be any text: an option with choices or a pattern is for something else.
     takes_any_text = option.type is str and not option.choices and option.pattern is None
     may_name_a_file = takes_any_text and not option.many
-    if may_name_a_file and isinstance(value, Mapping | list | tuple):
+    is_content_of_file = isinstance(value, Mapping | list | tuple)
+    if may_name_a_file and is_content_of_file:
         return HeldDocument(option.name, _as_json(option, value))
     return value
 

@@ -98,7 +98,10 @@ class Journal:
                 # Compared as it would be read: tuples are lists, and half characters are none.
                 header_as_read = _header_from_line(json.loads(header_line))
                 assert header_as_read is not None
-                kept_bytes = journal._read_records(path, rank, header_as_read, log)
+                recorded = journal._read_search(path, rank, header_as_read, log)
+                journal.records = recorded.records
+                journal.order = recorded.order
+                kept_bytes = recorded.whole_bytes
             else:
                 journal._check_free_or_clear(path, rank, force)
             # What follows the last whole line is half a line, or an older search.
@@ -200,17 +203,14 @@ class Journal:
                 raise OutputError(f"{other} is in the way and is no {JOURNAL_SCHEMA} file", hint="move it away")
             other.unlink()
 
-    def _read_records(self, path: Path, rank: int, header: _Header, log: Log) -> int:
-        """Read the files of all processes, and fill :attr:`records` and :attr:`order` with what they hold.
+    def _read_search(self, path: Path, rank: int, header: _Header, log: Log) -> _RecordedSearch:
+        """Return what the files of all processes hold of a search; nothing is changed, neither here nor in the files.
 
         Args:
             path: the file of rank 0.
             rank: the rank of this process.
             header: of this search, as it would be read.
-            log: where dropped lines and another environment are told.
-
-        Returns:
-            The size in bytes of the whole lines in the file of this process.
+            log: where half-written lines, which do not count, and another environment are told.
 
         Raises:
             InputError: for a file of another search, or a broken one.
@@ -219,12 +219,13 @@ class Journal:
         for file in files:
             _check_same_search(file, header)
 
+        records: list[dict[str, object]] = []
         for file in files:
+            records += file.records
             if file.torn:
-                torn = "header" if file.headless else "last line"
-                log.info(f"the {torn} of {file.path} is half-written: dropped")
-            self.records += file.records
-        self.order = _common_order(path, files)
+                half_written = "header" if file.headless else "last line"
+                log.info(f"the {half_written} of {file.path} is half-written: dropped")
+        order = _common_order(path, files)
 
         files_with_header = [file for file in files if not file.headless]
         if not files_with_header:
@@ -232,7 +233,8 @@ class Journal:
         _warn_of_other_environment(files_with_header, header, log)
 
         file_by_path = {file.path: file for file in files}
-        return file_by_path[self.path].whole_bytes
+        file_of_this_process = file_by_path[self.path]
+        return _RecordedSearch(records, order, file_of_this_process.whole_bytes)
 
     def _parse_files(self, path: Path, rank: int) -> list[_JournalFile]:
         """Read and parse the files of all processes, that of rank 0 first, where they are there.
@@ -335,6 +337,20 @@ class _JournalFile:
     def headless(self) -> bool:
         """Whether even the header is missing."""
         return self.whole_bytes == 0
+
+
+class _RecordedSearch(NamedTuple):
+    """A search that an earlier run has recorded; empty where that run did not come as far as a record.
+
+    Attributes:
+        records: of all processes, the first process's first.
+        order: the order of the samples; None where none was stored.
+        whole_bytes: the size of the whole lines in the file of this process, which goes on behind them.
+    """
+
+    records: list[dict[str, object]]
+    order: Any
+    whole_bytes: int
 
 
 def _check_same_search(file: _JournalFile, header: _Header) -> None:

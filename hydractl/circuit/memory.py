@@ -334,7 +334,8 @@ def _is_sound_record(
     """Return whether a record is sound; a field that is missing or of another type may raise instead.
 
     Args:
-        record: one of the four kinds; a key that only one kind has tells which.
+        record: one of four kinds, told by a key that only this kind has: ``base``, the counts of the whole model;
+            ``ended``, the end of a ranking; ``of``, a candidate that was evaluated; ``removed``, one that was removed.
         whole: how much can be counted.
         heads: the candidates of the search.
         objectives: those of the search.

@@ -288,9 +288,8 @@ def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict
         objective = constraint.key
         rule = OBJECTIVE_BY_NAME[objective]
         # A fraction, so that nothing is rounded before the one ceil.
-        exact_key = constraint.number * rule.scale(base.n_id, base.n_ood)
-        if constraint.below_base:
-            exact_key = base.key(objective) - exact_key
+        number_as_key = constraint.number * rule.scale(base.n_id, base.n_ood)
+        exact_key = base.key(objective) - number_as_key if constraint.below_base else number_as_key
         lowest = math.ceil(exact_key)
         lowest_before = limits.get(objective, lowest)
         limits[objective] = max(lowest, lowest_before)

@@ -213,14 +213,13 @@ def with_memory(
         tried: whether the states of as many models are kept beside them.
     """
     # Bytes are of all batches together: of their stems (the states before the first block), and of the traces of one
-    # model (for each block three states as large as a stem, and one more).
-    states_of_trace = 3 * blocks + 1
-    if tried:
-        states_of_trace *= 2
+    # lane (for each block three states as large as a stem, and one more; the same again for a model that is tried).
+    states_of_model = 3 * blocks + 1
+    states_of_lane = 2 * states_of_model if tried else states_of_model
     # The plan was made without a limit: it counts the stems and the traces of all lanes.
-    states_in_plan = 1 + lanes * states_of_trace
+    states_in_plan = 1 + lanes * states_of_lane
     stem_bytes = plan.memory_bytes // states_in_plan
-    trace_bytes = stem_bytes * states_of_trace
+    trace_bytes = stem_bytes * states_of_lane
 
     # Stems are kept where they take no more than a quarter.
     kept_stem_bytes = 0

@@ -108,7 +108,7 @@ class Race:
                 best_case=best_case_of_nothing,
                 tally=Tally(evaluator.shares),
             )
-            if head in known:
+            if head in known:  # counted before the search was interrupted: it does not run again
                 self._enter_known(contestant, known[head])
             else:
                 self._contestants.append(contestant)

@@ -147,9 +147,8 @@ def _open_id_sets(
     """
     sets = {}
     for index, spec in enumerate(options.val):
-        labels: Sequence[str] = source.description.labels or []  # [], not None: names are never taken by position
-        if classes:
-            labels = classes[index]
+        labels_of_model = source.description.labels or []  # [], not None: names are never taken by position
+        labels: Sequence[str] = classes[index] if classes else labels_of_model
         dataset = open_data(
             spec,
             option="--val",

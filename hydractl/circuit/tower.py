@@ -67,6 +67,7 @@ class SearchedTower:
         self.kept = self.full
         self.work = 0.0
 
+        # The sizes of each block: for how large a share of the tokens it runs, and in how many windows they attend.
         network = model.networks[0]
         all_tokens_at_once = (1.0, 1)
         spans = chain.spans or [all_tokens_at_once] * len(chain.block_paths)
@@ -231,11 +232,11 @@ class SearchedTower:
         attention.observer = joined.append
         hook = attention.register_forward_hook(keep_output)
         try:
-            state = self._run(index, state)
+            state_after = self._run(index, state)
         finally:
             attention.observer = None
             hook.remove()
-        return state, joined[0], outputs[0]
+        return state_after, joined[0], outputs[0]
 
     def _run(self, index: int, state: State) -> State:
         """Run one block of the current model, and count its work; the last one only for the tokens that are read out.
@@ -252,15 +253,15 @@ class SearchedTower:
         tokens = state.hidden.shape[1] / cost.share
         is_last = index == len(self.kept) - 1
         if is_last:
-            state = self.chain.last_block(state)
-            queries = state.hidden.shape[1] / cost.share
+            state_after = self.chain.last_block(state)
+            queries = state_after.hidden.shape[1] / cost.share
         else:
-            state = self.chain.block(self.sites.start + index, state)
+            state_after = self.chain.block(self.sites.start + index, state)
             queries = tokens
         heads = len(self.kept[index])
         macs = cost.block(tokens, queries, heads)
         self._add_work(samples * macs, tokens)
-        return state
+        return state_after
 
     def price(self, site: int | None, tokens: int, queries: int, share: float | None) -> float:
         """Return the block evaluations of one sample for a candidate of a site.
@@ -357,21 +358,22 @@ class BlockCost:
         """Return the mult-adds of the whole block.
 
         Args:
-            tokens: how many tokens of the stem have keys and values.
+            tokens: how many tokens of the stem have keys and values; this block has the share ``share`` of them.
             queries: how many of these tokens are queries, and leave the block.
             heads: how many heads are present.
         """
-        tokens = tokens * self.share
-        queries = queries * self.share
+        tokens_here = tokens * self.share
+        queries_here = queries * self.share
         width = heads * self.head_dim
         key_heads = min(heads, self.keys)  # heads that share keys have no more than there are
         key_width = key_heads * self.head_dim
 
         weights_of_queries = 2 + self.gated  # queries, outputs, and gates where there are any
-        query_projections = weights_of_queries * queries * self.d_model * width
-        key_projections = 2 * tokens * self.d_model * key_width  # keys and values
-        attention_products = 2 * queries * tokens / self.windows * width
-        other_layers = queries * self.per_token
+        query_projections = weights_of_queries * queries_here * self.d_model * width
+        key_projections = 2 * tokens_here * self.d_model * key_width  # keys and values
+        # Scores, and sums of values by them; a query attends to the tokens of its window only.
+        attention_products = 2 * queries_here * tokens_here / self.windows * width
+        other_layers = queries_here * self.per_token
         return query_projections + key_projections + attention_products + other_layers
 
     def backward(self, tokens: float, queries: float, heads: float) -> float:

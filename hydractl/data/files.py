@@ -295,26 +295,33 @@ def split_line(line: str) -> tuple[str, str | None]:
 
 
 def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
-    """Return the labels of some entries of a list: all integers, all names, or none at all.
+    """Return the labels of some entries of a list, whose labels are all integers (``3``) or all names (``cat``).
 
     Args:
         entries: all of the list. They are checked, whichever rows are asked for; names of classes are those of all.
-        rows: which of them the labels are of.
+        rows: the indices of the entries whose labels are returned.
+
+    Returns:
+        The labels; nothing where no entry has one; problems alone where some entries have none, or some labels are
+        integers and others names.
     """
     labels = [entry.label for entry in entries if entry.label is not None]
     if not labels:
         return RawLabels()
-    are_names = not any(INTEGER.fullmatch(label) for label in labels)
+    has_integers = any(INTEGER.fullmatch(label) for label in labels)
     problems = _unlabelled_entries(entries)
-    if not are_names:
+    if has_integers:
         problems += _entries_with_names(entries)
     if problems:
         return RawLabels(problems=problems)
-    chosen = [labels[row] for row in rows]
-    if are_names:
-        return RawLabels(chosen, sorted(set(labels)))
-    numbers = [int(label) for label in chosen]
-    return RawLabels(np.array(numbers, dtype=np.int64))
+
+    # From here on every entry has a label, so these have the indices of the entries; and all are integers, or none is.
+    labels_of_rows = [labels[row] for row in rows]
+    if has_integers:
+        numbers = [int(label) for label in labels_of_rows]
+        return RawLabels(np.array(numbers, dtype=np.int64))
+    names_of_classes = sorted(set(labels))
+    return RawLabels(labels_of_rows, names_of_classes)
 
 
 def _unlabelled_entries(entries: Iterable[_ListedImage]) -> list[str]:

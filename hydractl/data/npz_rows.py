@@ -87,16 +87,18 @@ class NpzRows:
             info = archive.getinfo(self._member)
             with archive.open(info) as member:
                 shape, _, dtype = read_array_header(member)
-                self._first_byte = member.tell()
-            self.row_shape = shape[1:]
-            self._row_bytes = math.prod(self.row_shape) * dtype.itemsize
-            self._array_rows = shape[0]
-            # Where the array begins in the file; None where it has to be unpacked.
-            self._place: int | None = None
-            is_encrypted = info.flag_bits & _ENCRYPTED
-            if info.compress_type == zipfile.ZIP_STORED and not is_encrypted:
-                self._place = _first_byte_of_member(handle, info) + self._first_byte
+                # The array follows the header of the .npy.
+                self._begin_in_member = member.tell()
+            # None where the array has to be unpacked, so that its bytes are not those of the file.
+            self._begin_in_file: int | None = None
+            if _is_stored_as_it_is(info):
+                self._begin_in_file = _begin_of_member(handle, info) + self._begin_in_member
 
+        self._array_rows = shape[0]
+        self.row_shape = shape[1:]
+        self._row_bytes = math.prod(self.row_shape) * dtype.itemsize
+
+        # Nothing has been read so far.
         no_rows = np.empty((0, *self.row_shape), np.uint8)
         self._block = _Block(0, no_rows)
         self._stream: _Stream | None = None
@@ -104,7 +106,7 @@ class NpzRows:
     @property
     def at_any_row(self) -> bool:
         """Whether any row is read at once; else those before it have to be unpacked."""
-        return self._place is not None
+        return self._begin_in_file is not None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -144,7 +146,7 @@ class NpzRows:
         rows = 1 + max(self._rows)
         left = rows * self._row_bytes  # bytes
         with zipfile.ZipFile(self._path) as archive, archive.open(self._member) as member:
-            member.read(self._first_byte)
+            member.read(self._begin_in_member)
             while left:
                 content = member.read(min(left, _BLOCK_BYTES))
                 if not content:
@@ -162,10 +164,10 @@ class NpzRows:
         content = bytearray(count * self._row_bytes)  # a bytearray, so that the array can be written to
         start = row * self._row_bytes
         try:
-            if self._place is None:
+            if self._begin_in_file is None:
                 self._fill_from_stream(start, content)
             else:
-                self._fill_from_file(self._place + start, content)
+                self._fill_from_file(self._begin_in_file + start, content)
         except (InputError, MemoryError):
             raise
         # A damaged archive makes zipfile and zlib raise nearly anything.
@@ -186,7 +188,7 @@ class NpzRows:
         if self._stream is None or self._stream.process != os.getpid():
             self._stream = _Stream(self._path, self._member)
         self._check_version(self._stream.file)
-        self._stream.member.seek(self._first_byte + start)
+        self._stream.member.seek(self._begin_in_member + start)
         _fill(content, self._stream.member)
 
     def _check_version(self, handle: IO[bytes]) -> None:
@@ -200,7 +202,13 @@ class NpzRows:
 
 
 class _Stream:
-    """A compressed member that is being unpacked, and the process that does it."""
+    """A compressed member that is being unpacked, and the process that does it.
+
+    Attributes:
+        process: its id.
+        file: the archive, whose place moves as the member is read.
+        member: gives the unpacked bytes.
+    """
 
     def __init__(self, path: Path, member: str) -> None:
         self.process = os.getpid()
@@ -210,7 +218,13 @@ class _Stream:
         self.member = self._archive.open(member)
 
 
-def _first_byte_of_member(handle: IO[bytes], info: zipfile.ZipInfo) -> int:
+def _is_stored_as_it_is(info: zipfile.ZipInfo) -> bool:
+    """Return whether the bytes of a member are in the archive as they are: neither compressed nor encrypted."""
+    is_encrypted = bool(info.flag_bits & _ENCRYPTED)
+    return info.compress_type == zipfile.ZIP_STORED and not is_encrypted
+
+
+def _begin_of_member(handle: IO[bytes], info: zipfile.ZipInfo) -> int:
     """Return where in a zip archive the bytes of a member begin: behind its header, its name and its extra field."""
     handle.seek(info.header_offset)
     header = handle.read(_LOCAL_HEADER.size)

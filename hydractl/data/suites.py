@@ -436,24 +436,27 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
 
 
 def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
-    """Return the sets of the NAME/PART of an ``openood:`` SPEC.
+    """Return the sets of an ``openood:NAME/PART``: one part, such as the ID data, of the benchmark NAME.
 
     Raises:
         UsageError: for a benchmark or part that does not exist, listing those that do.
     """
-    benchmark, _, part = spec.path.partition("/")
-    benchmarks = {}
+    parts_by_benchmark = {}
     for name, suite in SUITES.items():
         if suite.parts:
-            benchmarks[name.removeprefix("openood-")] = suite.parts
-    parts = benchmarks.get(benchmark)
-    if parts is None:
-        hint = f"there are {', '.join(benchmarks)}"
-    elif part not in parts:
-        hint = f"{benchmark} has {', '.join(parts)}"
-    else:
-        return parts[part]
-    raise UsageError(f"{spec.where}: OpenOOD has no {spec.path!r} here", hint=f"openood:NAME/PART; {hint}")
+            benchmark_of_suite = name.removeprefix("openood-")
+            parts_by_benchmark[benchmark_of_suite] = suite.parts
+
+    benchmark, _, part = spec.path.partition("/")
+    unknown = f"{spec.where}: OpenOOD has no {spec.path!r} here"
+    if benchmark not in parts_by_benchmark:
+        benchmarks = ", ".join(parts_by_benchmark)
+        raise UsageError(unknown, hint=f"openood:NAME/PART; there are {benchmarks}")
+    members_by_part = parts_by_benchmark[benchmark]
+    if part not in members_by_part:
+        parts = ", ".join(members_by_part)
+        raise UsageError(unknown, hint=f"openood:NAME/PART; {benchmark} has {parts}")
+    return members_by_part[part]
 
 
 def _is_or_are(members: Collection[SuiteMember]) -> str:

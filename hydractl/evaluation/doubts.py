@@ -91,14 +91,15 @@ def row_doubts(
 
     # The accuracy on test data is expected to be that of the training, and the accuracy on validation data that on
     # test data, or that of the training where the test data have no labels.
-    expected = _recorded_accuracy(model)
+    of_training = _recorded_accuracy(model)
+    expected_on_val = of_training
     if inside.labels is not None:
-        doubts.append(_id_doubt(model, inside, id_option, expected))
+        doubts.append(_id_doubt(model, inside, id_option, of_training))
         accuracy = inside.mean("correct")
-        expected = ExpectedAccuracy(accuracy, samples=len(inside), where=f"that on {id_option}")
+        expected_on_val = ExpectedAccuracy(accuracy, samples=len(inside), where=f"that on {id_option}")
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
-        doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
+        doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected_on_val)
         if doubt is not None:
             doubts.append(f"--val: {doubt}")
 

@@ -291,15 +291,15 @@ class Measuring:
                 seed=self._options.seed,
                 advance=progress.advance,
             )
-        row = replace(row, ci=bootstrap.intervals(resampled))
+        with_intervals = replace(row, ci=bootstrap.intervals(resampled))
 
         if self._resampled_first_row is None:
             self._resampled_first_row = resampled
-            return row
+            return with_intervals
         differences = {}
         for key, difference in bootstrap.paired_differences(self._resampled_first_row, resampled).items():
             differences[key] = PairedDifference.from_json(difference)
-        return replace(row, difference=differences)
+        return replace(with_intervals, difference=differences)
 
 
 def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:

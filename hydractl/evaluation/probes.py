@@ -117,18 +117,20 @@ class LinearProbe:
         classes: int,
         val: tuple[Floats, NDArray[np.int64]] | None = None,
     ) -> None:
+        """Fit the weight and the bias, with the usual penalty, or with the one that is best on validation data."""
         regression = _Regression(features, labels)
         features_and_bias = features.shape[1] + 1
-        point = np.zeros(classes * features_and_bias)
+        origin = np.zeros(classes * features_and_bias)
         if val is None:
             self.penalty = PENALTY
-            minimum = regression.minimum(point, PENALTY)
+            minimum = regression.minimum(origin, PENALTY)
             self.weight, self.bias = regression.unscaled(minimum)
             return
 
         # The penalties become weaker until the NLL on the validation data no longer falls.
         val_features, val_labels = val
         lowest_nll = np.inf
+        point = origin
         for penalty in PENALTIES:
             point = regression.minimum(point, penalty)  # starts where that of the stronger penalty ended
             weight, bias = regression.unscaled(point)

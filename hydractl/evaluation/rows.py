@@ -181,8 +181,8 @@ def _running_models(texts: Sequence[str], opening: ModelOptions, options: EvalOp
         arguments = find_models(texts, replace(opening, labels=None, bodies=True))
         probed = _classes_of_training_data(arguments[0], options.data, opening.labels)
     else:
-        arguments = find_models(texts, opening)
-        arguments = with_class_names(arguments, options.data.test, options.data.limit, "--test")
+        opened = find_models(texts, opening)
+        arguments = with_class_names(opened, options.data.test, options.data.limit, "--test")
     return [RunningModel(argument, options.run, options.fit, log, probed) for argument in arguments]
 
 
@@ -327,13 +327,12 @@ def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, 
     Of an ensemble, what each file stores of a calibration is left out, with a warning.
     """
     parts = [read_predictions(ref) for ref in refs]
-    if not name:
-        stems = [Path(ref).stem for ref in refs]
-        name = "+".join(stems)
+    stems = [Path(ref).stem for ref in refs]
+    row_name = name or "+".join(stems)
     if len(parts) == 1:
-        return PredictedModel(name, parts[0])
+        return PredictedModel(row_name, parts[0])
 
-    row = PredictedModel(name, Concatenated(parts))
+    row = PredictedModel(row_name, Concatenated(parts))
     models = [part.model.to_json() for part in parts]
-    warn_of_left_out(name, models, fit, log, "of one model alone")
+    warn_of_left_out(row_name, models, fit, log, "of one model alone")
     return row

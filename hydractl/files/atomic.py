@@ -92,6 +92,7 @@ class Output:
     """
 
     def __init__(self, path: str | Path, *, force: bool = False, folder: bool = False) -> None:
+        """Check that the target may be written, and lock the temporary file or folder that is to become it."""
         self.path = Path(path)
         self.is_folder = folder
         # A symbolic link keeps its place: what it points to is replaced.

@@ -134,6 +134,8 @@ def _problem_line(problem: ErrorDetails) -> str:
         if keys:
             return f"{place} {context['error']}"
         return str(context["error"])
+
+    # A field that is null is as good as not there; an entry of a list is there, and null.
     is_null_field = value is None and keys and isinstance(keys[-1], str)
     if kind == "missing" or is_null_field:
         outer = _place_words(keys[:-1])
@@ -141,6 +143,8 @@ def _problem_line(problem: ErrorDetails) -> str:
         return f"{outer} has no {key}"
     if value is None:
         return f"{place} is null"
+
+    # The value is of another type or out of a range.
     if kind in _NEEDED:
         wanted = _NEEDED[kind].format(**context)
     else:

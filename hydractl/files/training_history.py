@@ -150,11 +150,9 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
         return None
     last = history[-1]
 
-    # Of snapshots none is chosen: the weights are those at the end.
+    # The epoch whose weights were kept. Of snapshots none is chosen: the weights are those at the end.
     is_snapshot = "cycle" in settings
-    kept = settings.get("kept_epoch")
-    if is_snapshot:
-        kept = last["epoch"]
+    kept = last["epoch"] if is_snapshot else settings.get("kept_epoch")
     # An average is of no epoch, and everything else of one.
     is_average = "averaged" in settings
     if is_average and kept is not None:

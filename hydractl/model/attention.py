@@ -325,7 +325,15 @@ class HeadAttention(nn.Module):
         memory: Tensor | None,
         meeting: _Meeting,
     ) -> list[Tensor | None]:
-        """Return the heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head."""
+        """Return the heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head.
+
+        Args:
+            members: the projections of the members that run.
+            parts: the input of each member, ``[B, q, d_model]``, from which queries are made.
+            memory: that of all of them, ``[M * B, T, d_model]``, from which keys and values are made; None: from
+                ``parts``. Of a pool it is common to all members, ``[B, T, d_model]``.
+            meeting: how queries meet keys.
+        """
         attended: list[Tensor | None]
         if self.pooled:
             (pool,) = self._attend([self._all_heads], parts[:1], [memory], meeting)
@@ -363,8 +371,8 @@ class HeadAttention(nn.Module):
         gates = head_gate.repeat_interleave(head_dim, dim=1)  # [1 or samples, sum of heads * head_dim]
         samples = gates.shape[0]
         if samples > 1:
-            windows = batch // samples
-            gates = gates.repeat_interleave(windows, dim=0)
+            windows = batch // samples  # of each sample; 1 where it is not cut
+            gates = gates.repeat_interleave(windows, dim=0)  # [B, sum of heads * head_dim]
         widths = [projections.heads * head_dim for projections in members]
         gates_of_members = gates.split(widths, dim=1)  # of each member [1 or B, h * head_dim]
         gated: list[Tensor | None] = []
@@ -410,7 +418,13 @@ class HeadAttention(nn.Module):
         return _split_by_member(attended, members)
 
     def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
-        """Return the weighted values ``[B, h, q, head_dim]``, queries and keys turned by their positions before."""
+        """Return the weighted values ``[B, h, q, head_dim]``; where positions are rotary, q and k are turned before.
+
+        Args:
+            q: queries ``[B, h, q, head_dim]``.
+            k, v: keys and values ``[B, h, T, head_dim]``.
+            meeting: how they meet.
+        """
         if meeting.query_rotary is not None:
             q = meeting.query_rotary(q)
         if meeting.key_rotary is not None:
@@ -440,7 +454,19 @@ class HeadAttention(nn.Module):
         meeting: _Meeting,
         context: RunContext,
     ) -> Tensor:
-        """Attend as :meth:`forward`, with all members' samples in one batch, which costs one copy of a mask."""
+        """Attend with the samples of all members in one batch, which costs one copy of a mask.
+
+        Args:
+            stacked: the weights of all members.
+            x: what queries are made of, ``[M * B, q, d_model]``.
+            memory: what keys and values are made of, ``[M * B, T, d_model]``; None: ``x``. Of a pool it is common to
+                all members, ``[B, T, d_model]``.
+            meeting: how queries meet keys.
+            context: of the run.
+
+        Returns:
+            The output of the attention, of the shape of ``x``.
+        """
         members = len(self._projections)
         if self.pooled:
             common_input = apart(x, members)[:1]
@@ -449,8 +475,8 @@ class HeadAttention(nn.Module):
             attended = self._stacked.take(pool)
         else:
             q, k, v = stacked.project(x, memory)
-            meeting = meeting.for_member_major(members, context)
-            attended = self._scaled_dot_products(q, k, v, meeting)
+            meeting_of_batch = meeting.for_member_major(members, context)
+            attended = self._scaled_dot_products(q, k, v, meeting_of_batch)
         return stacked.output(attended)
 
 

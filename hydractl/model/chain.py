@@ -305,28 +305,29 @@ class Chain:
         Blocks that all members have in common run once. Behind them the members run side by side, in the same
         operations, or one after another, whichever is faster: with the same results.
         """
-        # A pooled attention is common to all members, though their heads differ.
+        # In common. A pooled attention runs once for all members, though their heads differ.
         stop = self.sites.stop
         first_apart = self.start.first_apart
-        if self.start.pooled(first_apart):
-            first_apart += 1
+        first_alone = first_apart + 1 if self.start.pooled(first_apart) else first_apart
         context = self._context_of_run(state.hidden)
-        if site < first_apart:
-            state = self._run_blocks(range(site, first_apart), state, context)
-            site = first_apart
+        if site < first_alone:
+            # The state before is let go of, so that it does not stay in memory.
+            state = self._run_blocks(range(site, first_alone), state, context)
+        next_site = max(site, first_alone)
 
         # Side by side.
-        nothing_to_part = self.members == 1 or site == stop
-        if nothing_to_part or self._runs_side_by_side(site, state.hidden):
-            state = self._run_blocks(range(site, stop), state, context)
+        nothing_to_part = self.members == 1 or next_site == stop
+        if nothing_to_part or self._runs_side_by_side(next_site, state.hidden):
+            state = self._run_blocks(range(next_site, stop), state, context)
             return self.readout(state)
 
         # One member after another.
-        hidden_of_members = self._hidden_of_each_member(state.hidden, common=self._members_part_at(site))
+        is_common = self._members_part_at(next_site)
+        hidden_of_members = self._hidden_of_each_member(state.hidden, common=is_common)
         outputs = []
         for member, hidden in enumerate(hidden_of_members):
             member_state = State(hidden, state.context)
-            outputs.append(self._finish_member(site, member_state, member))
+            outputs.append(self._finish_member(next_site, member_state, member))
         return torch.stack(outputs)
 
     def _finish_member(self, site: int, state: State, member: int) -> Tensor:
@@ -356,14 +357,15 @@ class Chain:
         has_last = stop == len(blocks) and stop > first
         runs_whole = self.whole_last_block or self.attentions[-1].training
         shortens_last = has_last and not runs_whole
-        if shortens_last:
-            stop -= 1
+        stop_of_whole = stop - 1 if shortens_last else stop  # behind the last block that runs for all tokens
 
-        if first <= parting < stop:
+        # A state is let go of as soon as the next one is there, so that it does not stay in memory.
+        if first <= parting < stop_of_whole:
             state = context.run_all(blocks[first:parting], state)
             state = self._repeat_where_members_part(self.start.first_apart, state, context.member)
-            first = parting
-        state = context.run_all(blocks[first:stop], state)
+            state = context.run_all(blocks[parting:stop_of_whole], state)
+        else:
+            state = context.run_all(blocks[first:stop_of_whole], state)
         if shortens_last:
             return self._run_last_block_shortened(state, context)
         return state
@@ -374,7 +376,9 @@ class Chain:
         return any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions)
 
     def _runs_side_by_side(self, site: int, hidden: Tensor) -> bool:
-        """Return whether members run in the same operations from the block of a site on.
+        """Return whether all members run in the same operations from the block of a site on, not one after another.
+
+        The results are the same either way; this is about speed.
 
         Args:
             site: the first block that is not the same for all.
@@ -383,21 +387,20 @@ class Chain:
         # Gates and observers of heads are called for all members at once.
         if self.watched:
             return True
-        if self.side_by_side is not None:
+        if self.side_by_side is not None:  # somebody has decided
             return self.side_by_side
         if hidden.device.type != "cpu" or torch.compiler.is_compiling():
             return True
 
-        # With few rows a matrix product waits for its weights, which all members then use together; with many, for
-        # activations, of which one member's fit into a processor's caches better than those of all.
-        rows_of_member = hidden.shape[0] * hidden.shape[1]
-        has_rows_of_all_members = not self._members_part_at(site)
-        if has_rows_of_all_members:
-            rows_of_member //= self.members
-        few_rows = _FEW_ROWS
-        if not self._merged:
-            few_rows //= 2
-        return rows_of_member <= few_rows
+        # A row is a token of a sample. With few of them a CPU waits for the weights of a matrix product, and members
+        # that run together read shared weights once. With many it waits for the rows, and those of a single member
+        # fit into its caches better.
+        rows = hidden.shape[0] * hidden.shape[1]
+        is_common = self._members_part_at(site)
+        rows_of_member = rows if is_common else rows // self.members
+        # Members that were not merged have weights of their own, so there is less to read once.
+        most_rows = _FEW_ROWS if self._merged else _FEW_ROWS // 2
+        return rows_of_member <= most_rows
 
     def last_block(self, state: State, member: int | None = None) -> State:
         """Run the last block for those tokens only that are read out; for all tokens where all are.

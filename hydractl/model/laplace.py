@@ -318,10 +318,10 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
     """
     # The mean over prompts of the inputs, each divided by the length of its feature.
     weight = layer.weight.T  # [d, D]
-    x = with_one(x, layer.bias)  # [B, prompts, d]
-    features = x @ weight  # [B, prompts, D]
+    inputs = with_one(x, layer.bias)  # [B, prompts, d]
+    features = inputs @ weight  # [B, prompts, D]
     lengths = features.norm(dim=-1, keepdim=True)
-    scaled = x / lengths
+    scaled = inputs / lengths
     mean_input = scaled.mean(dim=1)  # [B, prompts, d] -> [B, d]
 
     # The Gaussian of its feature, divided by the length of the mean.

@@ -157,10 +157,9 @@ class SequentialEnsemble(nn.Module):
             numbered.append((f"model {index}", model.description))
         check_agreement(numbered)
         self.models = nn.ModuleList(models)
-        self.labels: list[str] | None = None
-        for model in models:
-            if self.labels is None:
-                self.labels = model.labels
+        # Those that know names have the same ones, as was checked.
+        known_labels = [model.labels for model in models if model.labels is not None]
+        self.labels: list[str] | None = known_labels[0] if known_labels else None
         self.eval()
 
     @property
@@ -316,12 +315,13 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     # Members of an ensemble must agree, and have the same class names.
     arguments = []
     for name, refs in split_texts:
-        sources = [source_of_ref[ref] for ref in refs]
-        is_ensemble = len(sources) > 1
+        opened_here = [source_of_ref[ref] for ref in refs]
+        sources = opened_here
+        is_ensemble = len(opened_here) > 1
         if is_ensemble:
-            members = [(source.name, source.description) for source in sources]
+            members = [(source.name, source.description) for source in opened_here]
             check_agreement(members)
-            sources = _with_class_names_of_first(sources, known=sources)
+            sources = _with_class_names_of_first(opened_here, known=opened_here)
         names_of_members = [source.name for source in sources]
         joined_name = "+".join(names_of_members)
         arguments.append(ModelArgument(name or joined_name, sources))
@@ -382,8 +382,9 @@ def _with_class_names_of_first(sources: Sequence[Source], known: Sequence[Source
     first = with_names[0]
     named_sources = []
     for source in sources:
-        if source.classes is None:
-            prompt = source.description.prompt or first.prompt or ()
-            source = with_labels(source, first.labels, prompt)
-        named_sources.append(source)
+        if source.classes is not None:
+            named_sources.append(source)
+            continue
+        prompt = source.description.prompt or first.prompt or ()
+        named_sources.append(with_labels(source, first.labels, prompt))
     return named_sources

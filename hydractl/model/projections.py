@@ -51,15 +51,19 @@ class Packing:
         return [query_rows, key_rows, key_rows]
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
-        """Split rows ``[n, ...]`` to queries ``[heads, head_dim, ...]``, keys and values alike or of fewer heads."""
+        """Split rows ``[n, ...]`` to those of queries, of keys and of values.
+
+        Returns:
+            Queries ``[heads, head_dim, ...]``; keys and values, alike or where they are shared of fewer heads.
+        """
         if self.keys is None:
             by_head = rows.unflatten(0, (self.heads, 3, self.head_dim))
             return by_head.unbind(1)
         query_rows = self.heads * self.head_dim
         key_and_value_rows = 2 * self.keys * self.head_dim
-        queries, pairs = rows.split([query_rows, key_and_value_rows])
-        queries = queries.unflatten(0, (self.heads, self.head_dim))
-        keys, values = pairs.unflatten(0, (self.keys, 2, self.head_dim)).unbind(1)
+        rows_of_queries, rows_of_pairs = rows.split([query_rows, key_and_value_rows])
+        queries = rows_of_queries.unflatten(0, (self.heads, self.head_dim))
+        keys, values = rows_of_pairs.unflatten(0, (self.keys, 2, self.head_dim)).unbind(1)
         return queries, keys, values
 
     def join(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -138,7 +142,13 @@ class HeadBank(nn.Module):
         self.normed = not norms_do_nothing
 
     def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
-        """Pack the biases of queries, keys and values as their weights, with zeros for one that is left out."""
+        """Pack the biases of queries, keys and values as their weights, with zeros for one that is left out.
+
+        Notes in ``_missing_biases`` which of them, 0 to 2, are left out.
+
+        Returns:
+            The packed biases; None where all three are left out.
+        """
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
         # A library may leave one of them out (EVA: that of the keys). It stays zero in training and is never stored.
         self._missing_biases = [index for index, bias in enumerate(biases) if bias is None]
@@ -216,7 +226,13 @@ class HeadBank(nn.Module):
         return q, k, v
 
     def project_whole(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project as :meth:`project` does, for all heads of a bank without shared keys and scales."""
+        """Project ``x [B, q, d_model]`` to queries, ``memory [B, T, d_model]`` (None: x) to keys and values.
+
+        For all heads at once, of a bank without shared keys and without scales.
+
+        Returns:
+            ``[B, heads, q, head_dim]`` and twice ``[B, heads, T, head_dim]``.
+        """
         weight = self.qkv
         bias = self.trained_bias()
         if memory is None:
@@ -230,17 +246,25 @@ class HeadBank(nn.Module):
         return q, k, v
 
     def relative(self, run: slice, q: Tensor, k: Tensor, relative: Relative) -> Tensor:
-        """Return what relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``."""
+        """Return what relative terms add to the scores of a run of n heads, ``[1 or B, n, q, T]``.
+
+        Either a table has a number for each distance and head, or distances have embeddings that queries and keys are
+        compared with.
+
+        Args:
+            run: which heads.
+            q: their queries ``[B, n, q, head_dim]``.
+            k: their keys ``[B, n, T, head_dim]``.
+            relative: the terms.
+        """
         if relative.embeddings is None:
             table = self._distance_table(run, relative)
             original_numbers = None if self.number is None else self.number[run]
             return relative.looked_up(table, original_numbers)
-        queries, keys = self._project_distances(run, relative.embeddings)
-        if not relative.to_content:
-            queries = None
-        if not relative.to_position:
-            keys = None
-        return relative.compared(q, k, queries, keys)
+        queries, keys = self._project_distances(run, relative.embeddings)  # of the distances
+        queries_of_distances = queries if relative.to_content else None
+        keys_of_distances = keys if relative.to_position else None
+        return relative.compared(q, k, queries_of_distances, keys_of_distances)
 
     def _distance_table(self, run: slice, relative: Relative) -> Tensor | None:
         """Return the numbers ``[n, R]`` that the heads of a run have for each distance; None where all are shared."""
@@ -362,15 +386,25 @@ def project_wanted(
 
 
 def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: int) -> tuple[Tensor, Tensor | None]:
-    """Return copies of the rows of some projections, of a weight and a bias as :func:`project_wanted` takes them."""
+    """Return copies of the rows of some of the three projections, head by head: queries, keys, values.
+
+    Args:
+        weight: of n heads, each with its three projections together, ``[..., n * 3 * head_dim, d_model]``.
+        bias: ``[..., n * 3 * head_dim]`` or None.
+        wanted: which of the three; ``kinds`` is how many these are.
+        head_dim: the width of a head.
+
+    Returns:
+        Their weight ``[..., n * kinds * head_dim, d_model]``, and their bias ``[..., n * kinds * head_dim]`` or None.
+    """
     *leading, rows, width = weight.shape
     heads = rows // (3 * head_dim)
     weight_by_head = weight.view(*leading, heads, 3, head_dim, width)
-    weight = weight_by_head[..., wanted, :, :].flatten(-4, -2)  # [..., n * kinds * dk, d_model]
-    if bias is not None:
-        bias_by_head = bias.view(*leading, heads, 3, head_dim)
-        bias = bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * dk]
-    return weight, bias
+    wanted_weight = weight_by_head[..., wanted, :, :].flatten(-4, -2)  # [..., n * kinds * dk, d_model]
+    if bias is None:
+        return wanted_weight, None
+    bias_by_head = bias.view(*leading, heads, 3, head_dim)
+    return wanted_weight, bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * dk]
 
 
 def project_all(
@@ -414,14 +448,14 @@ class MemberProjections(nn.Module):
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
         super().__init__()
         self.bank = bank
-        if positions is None:
-            positions = range(bank.heads)
-        self._positions = list(positions)
+        self._positions = list(range(bank.heads) if positions is None else positions)
         self.heads = len(self._positions)
         self.head_dim = bank.head_dim
         self.runs = runs_of(self._positions)
         has_all_heads = self.heads > 0 and self.runs == [slice(0, bank.heads)]
         self.plain = has_all_heads and bank.gate is None and bank.key_heads is None and bank.scale is None
+
+        # Where heads of the bank share keys and values: which of them each head of the member uses.
         key_of_head: list[int] = []
         if bank.key_heads is not None:
             key_of_head = [bank.key_heads[position] for position in sorted(self._positions)]
@@ -444,7 +478,12 @@ class MemberProjections(nn.Module):
         return torch.cat([number[run] for run in self.runs])
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return queries, keys, values of every run, as :meth:`HeadBank.project`; all as one where keys are shared."""
+        """Project ``x [B, q, d_model]`` to queries, ``memory [B, T, d_model]`` (None: x) to keys and values.
+
+        Returns:
+            Of each run of n heads ``[B, n, q, head_dim]`` and twice ``[B, n, T, head_dim]``; where heads share keys and
+            values, all of them as one run.
+        """
         if self.bank.key_heads is None or not self.heads:
             return [self.bank.project(run, x, memory) for run in self.runs]
         if memory is None:
@@ -546,14 +585,17 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
 
     Args:
         members: the heads of each.
+
+    Returns:
+        Each head that some member has, once.
     """
-    heads_of_group: dict[_Group, list[int]] = {}
+    heads_of_group: dict[_Group, list[int]] = {}  # a group: the members that have the same heads
     for head in sorted(set().union(*members)):
         group = frozenset(member for member, heads in enumerate(members) if head in heads)
         heads_of_group.setdefault(group, []).append(head)
     groups = sorted(heads_of_group, key=lambda group: (len(group), sorted(group)))
     best: list[_Group] = []
-    for first in groups[:_TRIED]:  # each in turn at one end
+    for first in groups[:_TRIED]:  # each in turn at one end; the order of the fewest runs is taken
         order = _ordered_from(first, groups)
         if not best or _count_runs(order) < _count_runs(best):
             best = order

@@ -128,11 +128,9 @@ class HydraModel(nn.Module):
             InputError: for a file without names or templates.
             UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
         """
-        if isinstance(labels, str):
-            labels = read_labels(labels, "labels")
-        if isinstance(prompt, str):
-            prompt = [prompt]
-        templates = read_prompts(prompt or [], "prompt")
+        class_names = read_labels(labels, "labels") if isinstance(labels, str) else labels
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        templates = read_prompts(prompts or [], "prompt")
         if not templates:
             templates = self._templates_so_far()
 
@@ -143,7 +141,7 @@ class HydraModel(nn.Module):
         if self._compiled_with is not None:
             args, options = self._compiled_with
             view.compile(*args, **options)
-        view._set_classes(labels, templates)
+        view._set_classes(class_names, templates)
 
         # What was fitted for the classes of the checkpoint is not for these.
         view.calibration = None
@@ -415,38 +413,41 @@ class HydraModel(nn.Module):
     ) -> Any:
         """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
 
-        Calibrated, where the checkpoint holds a calibration.
+        Calibrated, where the checkpoint holds a calibration. Inputs are given in one of three ways: as
+        :attr:`preprocess` makes them, or by the names of transformers as images or as tokens.
 
         Args:
             inputs: what :attr:`preprocess` gives.
-            pixel_values: images ``[B, C, H, W]``, by the name that transformers has for them.
-            input_ids: numbers of tokens ``[B, T]``, likewise.
-            attention_mask: 1 for tokens and 0 for padding, ``[B, T]``.
-            token_type_ids: of which of two texts a token is, ``[B, T]``.
+            pixel_values: images ``[B, C, H, W]``.
+            input_ids: numbers of tokens ``[B, T]``.
+            attention_mask: beside them, 1 for tokens and 0 for padding, ``[B, T]``.
+            token_type_ids: beside them, of which of two texts a token is, ``[B, T]``.
             labels: the numbers of the true classes, ``[B]``.
 
         Returns:
-            The tensor. Where inputs are given by name, ``{"logits": log p}``, which is how transformers' ``Trainer``
-            and pipelines read a model, and where labels are given, beside it ``loss``, the mean negative
-            log-likelihood.
+            The tensor for ``inputs`` alone. Else what transformers' ``Trainer`` and pipelines read,
+            ``{"logits": log p}``, and with ``labels`` ``loss`` as well, the mean negative log-likelihood.
 
         Raises:
-            UsageError: for no inputs, or both kinds.
+            UsageError: for inputs in none of the three ways, or in several.
         """
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         tokens_by_name = {name: tensor for name, tensor in tokens.items() if tensor is not None}
-        ways_of_giving_inputs = (inputs is not None, pixel_values is not None, bool(tokens_by_name))
-        if sum(ways_of_giving_inputs) != 1:
+        ways_used = (inputs is not None) + (pixel_values is not None) + bool(tokens_by_name)
+        if ways_used != 1:
             raise UsageError("a model takes its inputs, or pixel_values=, or input_ids= and what belongs to them")
 
+        if inputs is not None:
+            log_probs = self._log_probs(inputs)
+        elif pixel_values is not None:
+            log_probs = self._log_probs(pixel_values)
+        else:
+            log_probs = self._log_probs(tokens_by_name)
+
         # Inputs by name are answered by name, as transformers does; labels ask for the loss, which has a name too.
-        if inputs is None:
-            inputs_by_name = tokens_by_name if pixel_values is None else pixel_values
-            return self._outputs_by_name(self._log_probs(inputs_by_name), labels)
-        log_probs = self._log_probs(inputs)
-        if labels is None:
-            return log_probs
-        return self._outputs_by_name(log_probs, labels)
+        if inputs is None or labels is not None:
+            return self._outputs_by_name(log_probs, labels)
+        return log_probs
 
     def _log_probs(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``."""

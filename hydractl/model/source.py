@@ -259,9 +259,7 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
         InputError: for names of the classifier in another order.
     """
     description = source.description
-    names = description.labels
-    if labels is not None:
-        names = list(labels)
+    names = description.labels if labels is None else list(labels)
 
     # A zero-shot model takes any names, and prompts that ask for them.
     classes = source.family.classes(description.config)
@@ -276,8 +274,7 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
     doubt_about_order = None
     if names is not None and description.labels is not None:
         doubt_about_order = renaming_doubt(description.labels, names, source.name)
-    description = replace(description, labels=names)
-    return replace(source, description=description, renamed=doubt_about_order)
+    return replace(source, description=replace(description, labels=names), renamed=doubt_about_order)
 
 
 def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
@@ -422,14 +419,10 @@ def _with_cascade_option(source: Source, query: str, *, named: bool) -> Source:
     if not turns_cascade_off:
         hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
         raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
-    extra = dict(description.extra)
-    for key in ("cascade", "calibration", "threshold", "conformal", "reference"):
-        extra.pop(key, None)
-    name = source.name
-    if not named:
-        name = f"{source.name}.whole"
-    description = replace(description, extra=extra)
-    return replace(source, name=name, description=description)
+    fitted_to_cascade = ("cascade", "calibration", "threshold", "conformal", "reference")
+    extra = {key: value for key, value in description.extra.items() if key not in fitted_to_cascade}
+    name = source.name if named else f"{source.name}.whole"
+    return replace(source, name=name, description=replace(description, extra=extra))
 
 
 def _must_be_file(ref: str) -> bool:
@@ -494,18 +487,26 @@ def _parse_query(query: str) -> dict[str, object]:
 
 
 def _open_folder(path: Path, name: str | None) -> Source:
-    """Open a published folder by the first family that knows its form; it is called after the folder by default."""
+    """Open a published folder by the first family that knows its form.
+
+    Args:
+        path: the folder.
+        name: what to call the model; None: after the folder.
+
+    Raises:
+        InputError: no family knows it.
+    """
     for family in families_for_folders():
         loaded = family.load_folder(path)
         if loaded is None:  # another family may know it
             continue
-        name = name or path.resolve().name
+        model_name = name or path.resolve().name
         file = loaded.tensors
         if isinstance(file, FileTensors) and file.header.description is not None:
             # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
             description = Description.from_json(file.header.description, str(path))
-            return _source_of_described_file(file, description, name)
-        return _source_of_loaded(family.name, loaded, name)
+            return _source_of_described_file(file, description, model_name)
+        return _source_of_loaded(family.name, loaded, model_name)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
         hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors; one of "
@@ -540,14 +541,14 @@ def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed:
     # The model of this name without its weights, and these in their place.
     model_name, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
-    loaded = family.load_name(model_name, options, seed)
-    assert not isinstance(loaded, Path), "what is built by name is no file"
-    loaded = replace(loaded, tensors=tensors)
+    without_weights = family.load_name(model_name, options, seed)
+    assert not isinstance(without_weights, Path), "what is built by name is no file"
 
     # The training script of the library may have noted how it prepared images.
+    preprocess = without_weights.preprocess
     if isinstance(tensors, StateDict) and tensors.script == family_name:
-        preprocess = family.preprocess_of_script(tensors.arguments, model_name, loaded.preprocess)
-        loaded = replace(loaded, preprocess=preprocess)
+        preprocess = family.preprocess_of_script(tensors.arguments, model_name, without_weights.preprocess)
+    loaded = replace(without_weights, tensors=tensors, preprocess=preprocess)
     name_without_suffix, _, _ = path.name.removesuffix(".tar").rpartition(".")
     return _source_of_loaded(family_name, loaded, name or name_without_suffix)
 
@@ -681,7 +682,7 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     # A library that opens the folder knows the shapes of all heads only.
     family = get_family(description.family)
     mask = description.mask
-    tensors = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
+    with_zeros = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
     folder = output.temporary
     weights_file = family.export_folder(
         folder,
@@ -690,7 +691,7 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
         description.labels,
     )
     with open(folder / weights_file, "wb") as handle:
-        digest = write_tensors(handle, tensors, description.to_json())
+        digest = write_tensors(handle, with_zeros, description.to_json())
     output.commit()
     return digest
 

@@ -116,7 +116,16 @@ _moving = threading.Lock()
 
 
 def _make(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> KeptStack:
-    """Stack the weights and, where each belongs to one member, make the parameters views of the stack."""
+    """Stack the weights, and where that can be, make the parameters views of the stack.
+
+    There are three kinds of stacks: one weight that is the same for all members, expanded; the memory of the
+    parameters, which are its views from then on; and a copy, where a member takes a part of a parameter only, or
+    several members share one.
+
+    Args:
+        weights: the parameter of each member.
+        parts: what takes each member's part out of it; None: it takes the whole.
+    """
     # Outside inference mode: a parameter must not become a tensor of which there are no gradients.
     with torch.inference_mode(False), torch.no_grad():
         if parts is None and _are_one(weights):
@@ -304,6 +313,7 @@ class StacksOfTower:
         return seen.computing_with
 
     def _made(self) -> _SeenStacks:
+        """Make the stacks of all modules whose weights can be stacked, or find those that still fit."""
         orders: list[StackOrder] = []
         stacks: list[KeptStack] = []
         computing_with: dict[Any, Any] = {}
@@ -337,13 +347,17 @@ class _SeenStacks:
     def __init__(
         self, orders: Sequence[StackOrder], stacks: Sequence[KeptStack], computing_with: Mapping[Any, Any]
     ) -> None:
+        """Note everything that :meth:`are_current` compares."""
         self.computing_with = computing_with
+        # Each stack, and what keeps it until it is forgotten.
         self._keepers = [order.stack for order in orders]
         self._stacks = list(stacks)
+        # The parameters of all stacks: whose each is, by which name, itself, and where it lies in memory.
         self._owners: list[dict[str, nn.Parameter | None]] = []
         self._names: list[str] = []
         self._parameters: list[Tensor] = []
         self._addresses: list[int] = []
+        # Those of them that were copied to a stack, and how often each had been written to before.
         self._copied: list[Tensor] = []
         self._versions: list[int] = []
         for order, kept in zip(orders, stacks, strict=True):
@@ -353,7 +367,7 @@ class _SeenStacks:
                 self._names.append(order.name)
             self._parameters += parameters
             self._addresses += kept.addresses
-            if kept.versions is not None:
+            if kept.versions is not None:  # a copy; a view sees what is written to the parameters
                 self._copied += parameters
                 self._versions += kept.versions
 
@@ -409,11 +423,15 @@ class PerMember(nn.Module):
         context = context_of_run()
         if context.member is not None:
             return self._each[context.member](x)
+
+        # One product for all members: of stacks that were looked at for the whole run, else of those of this module.
         product = context.stacks_of(self)
         if product is None and self._stackable and context.batches(x.device):
             product = self._product()
         if product is not None:
             return product(x)
+
+        # One module after another.
         parts = apart(x, len(self._each))
         return torch.cat([module(part) for module, part in zip(self._each, parts, strict=True)])
 
@@ -499,6 +517,7 @@ class StackedProjections:
     """
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:
+        """Note what each member takes of the weights of its bank; nothing is stacked yet."""
         self._members = list(members)
         self._banks = [member.bank for member in members]
         self._pooled = pooled
@@ -526,6 +545,7 @@ class StackedProjections:
         return [_PartOfMember(member, dim, width) for member in self._members]
 
     def _is_possible(self, pooled: bool) -> bool:
+        """Return whether one batched product gives what the members give, without too many heads of zeros."""
         members = self._members
         if len(members) == 1 or self.heads == 0:
             return False
@@ -700,7 +720,13 @@ class StackedWeights:
         return projections.normed(q, "q_norm"), projections.normed(k, "k_norm"), v
 
     def _project_shared(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project as :meth:`project`, where heads share keys and values: these are repeated for each head."""
+        """Project ``x [M * B, q, d_model]`` to queries, ``memory [M * B, T, d_model]`` to keys and values.
+
+        Several heads share a head of keys and values, which is repeated for each of them.
+
+        Returns:
+            ``[M * B, heads, q, head_dim]`` and twice ``[M * B, heads, T, head_dim]``.
+        """
         assert self._qkv is not None, "a pool projects nothing"
         projections = self.projections
         query_rows = projections.heads * projections.head_dim

@@ -121,6 +121,7 @@ class EditedHeads:
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
             names_of_site = attention_names(family, names, sites, site)
+            # Edited once without numbers, which tells the names, dtypes and shapes after the edit.
             without_numbers = {name: meta_tensor(source.info(name)) for name in names_of_site}
             edited = self._edit_site(site, without_numbers)
             for name, tensor in edited.items():

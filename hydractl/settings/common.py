@@ -327,7 +327,9 @@ class Common:
             if name in self.unread or cause_is_misspelt:
                 continue  # which is complained about once, as what it is
             rank = self._rank(name)
-            if rank >= max(VERB_KEY, self._rank(cause)):
+            weighs_more_than_shared_key = rank >= VERB_KEY
+            weighs_as_much_as_cause = rank >= self._rank(cause)
+            if weighs_more_than_shared_key and weighs_as_much_as_cause:
                 beside = self._called_with_value(cause)
                 problems.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
             elif rank > 0:

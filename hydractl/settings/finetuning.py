@@ -445,16 +445,17 @@ class FinetuneSettings(Prescribed, SideBySide):
         if self.optimizer == "sgd":
             of_other_optimizer = ["betas", "eps"]
         unused |= dict.fromkeys(of_other_optimizer, "optimizer")
-        if self.loss == "contrastive":
+        if self.loss == "contrastive":  # of images with texts, without classes
             of_classes = ("label_smoothing", "reset_head", "compile", "shard")
             unused |= dict.fromkeys(of_classes, "loss")
         if self.shard:
             unused["compile"] = "shard"
-        has_floor = self.schedule == "cosine"
         if self.ensemble is not None:
             unused |= dict.fromkeys(self.ensemble.sets_aside(self), "ensemble")
-            has_floor = has_floor or self.ensemble.needs_cosine
-        if not has_floor:
+
+        # Some ensembles follow the cosine, whatever the schedule says.
+        ensemble_follows_cosine = self.ensemble is not None and self.ensemble.needs_cosine
+        if self.schedule != "cosine" and not ensemble_follows_cosine:
             unused["lr_floor"] = "schedule"
         return unused
 

@@ -111,15 +111,18 @@ def merge(
     config = find_config(folder, config_name or None)
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
-        gathered.sources[item.name] = "default"
-        winner = _weightiest_text(item, settings_type.verb, flags, environ, config)
-        if winner is not None:
-            gathered.add_text(item, winner)
+        gathered.sources[item.name] = "default"  # unless a value is added
+        text = _deciding_text(item, settings_type.verb, flags, environ, config)
+        if text is not None:
+            gathered.add_text(item, text)
     return gathered.settings(settings_type)
 
 
 def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, object]) -> SettingsT:
     """Return the checked settings of a verb that a Python program calls.
+
+    An option has the value of its argument, else that of the file of defaults, else its built-in one. Environment
+    variables are for the command line only.
 
     Args:
         settings_type: the settings dataclass of the verb.
@@ -134,11 +137,11 @@ def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, objec
     config = find_config(None, config_name)
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
-        gathered.sources[item.name] = "default"
+        gathered.sources[item.name] = "default"  # unless a value is added
         if item.name in arguments:
             gathered.add_argument(item, arguments[item.name])
             continue
-        text_of_file = _weightiest_text(item, settings_type.verb, {}, {}, config)
+        text_of_file = _text_of_file(item, settings_type.verb, config)
         if text_of_file is not None:
             gathered.add_text(item, text_of_file)
     return gathered.settings(settings_type)
@@ -158,12 +161,10 @@ class _TextWithSource(NamedTuple):
     rank: int
 
 
-def _weightiest_text(
+def _deciding_text(
     item: Option, verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str], config: Contents
 ) -> _TextWithSource | None:
     """Return the text that decides an option: of a flag, else of a variable, else of the file of defaults.
-
-    In the file, a key of the verb's own mapping weighs more than one for all verbs.
 
     Args:
         item: the option.
@@ -185,7 +186,14 @@ def _weightiest_text(
         if item.many and not item.split:  # of a list without commas, each item is a line
             raw = variable.splitlines()
         return _TextWithSource(raw, item.variable, VARIABLE)
+    return _text_of_file(item, verb, config)
 
+
+def _text_of_file(item: Option, verb: str, config: Contents) -> _TextWithSource | None:
+    """Return the text that the file of defaults has for an option of a verb; None if it has none.
+
+    A key of the verb's own mapping weighs more than one for all verbs.
+    """
     texts_of_verb = config.verbs.get(verb, {})
     if item.key in texts_of_verb:
         source = f"{config.name}:{verb}.{item.key}"

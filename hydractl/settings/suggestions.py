@@ -253,27 +253,27 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
     Args:
         name: as it was written, without what all names have there; ``-`` and ``_`` are the same.
         verb: the verb; None where it was given to all verbs.
-        door: where it was given.
+        door: where it was given: on the command line, in a file, a variable or a Python call.
     """
-    name = name.replace("_", "-").lower()
+    option_name = name.replace("_", "-").lower()
 
     # It was there once.
-    renamed = _find_renamed(name, verb)
+    renamed = _find_renamed(option_name, verb)
     if renamed is not None:
         return _about_renamed(renamed, door)
-    if (verb, name) in GONE:
+    if (verb, option_name) in GONE:
         return "; it is gone: docs/numbers/joint-circuits.md shows that it did not help"
 
     # It is there, but not for this verb, or not at this door.
     if verb is not None:
-        if door.needs_flags and _is_flagless(name, verb):
+        if door.needs_flags and _is_flagless(option_name, verb):
             return "; it is a key of a recipe or hydra.yaml"
-        others = door.verbs_with(name)
+        others = door.verbs_with(option_name)
         if others:
             return f"; see {door.verb(_listed(others))}"
 
     # It is near one that is there.
-    near_names = nearest(name, door.names(verb), SYNONYMS)
+    near_names = nearest(option_name, door.names(verb), SYNONYMS)
     return _did_you_mean(door.option(near_name, "") for near_name in near_names)
 
 

@@ -80,18 +80,20 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
     Raises:
         UsageError: if the file cannot be read, is no YAML, repeats a key or is not a mapping, with the line.
     """
+    if named is None:
+        has_default_file = folder is not None and (folder / DEFAULT_NAME).exists()
+        if not has_default_file:
+            return Contents(DEFAULT_NAME)
+
     if named is not None and named.startswith("{"):
         config = Contents("--config")
         root = _parse_yaml(named, config.name)
     else:
         config = Contents(named or DEFAULT_NAME)
         path = (folder or Path()) / config.name
-        if named is None:
-            has_default_file = folder is not None and path.exists()
-            if not has_default_file:
-                return config
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
+    # A key is a verb, whose mapping is for it alone, or an option for all verbs that have it.
     keys_of_any_verb: list[str] = []
     for settings_type in SETTINGS.values():
         keys_of_any_verb += _keys_of(settings_type)

@@ -108,7 +108,7 @@ class StateFile:
             write_checkpoint(output, DictTensors(saved.tensors), header)
 
     def load(self, log: Log) -> Saved:
-        """Read the state that was saved.
+        """Read the state that was saved; warn where that was in another environment, which may round otherwise.
 
         Raises:
             InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.

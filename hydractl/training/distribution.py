@@ -100,9 +100,9 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
         The share of this process in the loss of the step: the sum over processes is the whole.
     """
     value = 0.0
-    calls = list(calls)
-    for number, (samples, weight) in enumerate(calls, start=1):
-        is_last = number == len(calls)
+    all_calls = list(calls)
+    for number, (samples, weight) in enumerate(all_calls, start=1):
+        is_last = number == len(all_calls)
         with _gradient_exchange(loss, now=is_last):
             part = loss(samples)
             if weight != 1:

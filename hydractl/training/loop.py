@@ -675,7 +675,7 @@ def validate(
         loss += float(loss_of_batch)
         count += labelled
     if team.size > 1:
-        # The loss as text: a sum that is not finite is passed on as well.
+        # From here on the sums over all processes. The loss is told as text: one that is not finite is passed on, too.
         sums_by_process = team.gather([correct, loss.hex(), count])
         correct_by_process, losses_as_text, counts = zip(*sums_by_process, strict=True)
         correct = sum(correct_by_process)

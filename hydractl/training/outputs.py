@@ -174,7 +174,7 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, object], trained: Trained) -> list[str]:
-    """Write the model, or each of the several models, that a training leaves.
+    """Write what a training leaves: one model, the members that it trained together, or models of several of its steps.
 
     Args:
         outputs: one for each model.
@@ -191,16 +191,17 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     """
     run = trained.run
     model = run.model
-    details = dict(decisive)
-    details["lr"] = trained.lr
-    details["parent"] = dict(opened.source.description.provenance)
-    leaves_several = len(run.course.left_models()) > 0  # snapshots, say
-    if leaves_several:
-        return _write_left_models(outputs, opened, details, trained)
-    details.update(_results_of_one_model(trained))
+    parent = dict(opened.source.description.provenance)
+    details_of_any = {**decisive, "lr": trained.lr, "parent": parent}
+    if run.course.left_models():  # of several steps: snapshots, say
+        return _write_left_models(outputs, opened, details_of_any, trained)
+
+    details = {**details_of_any, **_results_of_one_model(trained)}
     if not isinstance(model, Together):
         stock = model.stock_tensors()
         return [_write_output(outputs[0], opened, run, stock, details)]
+
+    # The members that were trained together.
     digests = []
     for index, output in enumerate(outputs):
         member_details = {**details, "member": index + 1}
@@ -277,18 +278,6 @@ def _write_output(
         NonFiniteError: of weights that are not finite.
     """
     source = opened.source
-    # A published folder is read by other libraries, which know no missing heads: they are zeros there.
-    layout = "zeroed" if output.is_folder else "sliced"
-    seen = merged(source.description.seen, _entries_of_data(opened))
-    description = replace(
-        source.description,
-        layout=layout,
-        family_version=source.family.version,
-        extra={},
-        provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
-        seen=tuple(seen),
-    )
-
     # Every tensor in the dtype that it had before.
     typed = {}
     for name, tensor in stock.items():
@@ -297,10 +286,23 @@ def _write_output(
     tensors: TensorSource = DictTensors(typed)
     check_finite_weights(f"{source.name} after training", tensors)
 
-    # The count of weights that pruning has left may have changed.
+    # Of what was stored with the model before, only the count of weights that pruning has left still holds, and it may
+    # have changed.
+    extra: dict[str, object] = {}
     if source.description.params_nonzero is not None:
-        sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
-        description = replace(description, extra={**description.extra, "sparse": sparse})
+        extra["sparse"] = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
+
+    # A published folder is read by other libraries, which know no missing heads: they are zeros there.
+    layout = "zeroed" if output.is_folder else "sliced"
+    seen = merged(source.description.seen, _entries_of_data(opened))
+    description = replace(
+        source.description,
+        layout=layout,
+        family_version=source.family.version,
+        extra=extra,
+        provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
+        seen=tuple(seen),
+    )
     return write_model(output, description, tensors)
 
 

@@ -157,8 +157,7 @@ class FileLog:
         self.path = path
         self._log = log
         self._failed = False
-        if position is None:
-            position = 0
+        kept_bytes = 0 if position is None else position
         with storing(path):
             self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
             self._file.seek(0)
@@ -168,7 +167,7 @@ class FileLog:
                 raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
             # What a killed run logged behind the point where it is taken up happens again.
             size = self.position()
-            self._file.truncate(min(position, size))
+            self._file.truncate(min(kept_bytes, size))
         if self.position() > 0:
             self.event("resumed")
         else:

@@ -70,32 +70,34 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         UsageError: for a start that the model does not have.
     """
     _refuse_filling_zeros(source, options)
+    start = source
     if options.weights.init == "random":
-        source = drawn(source, options.seed)
+        start = drawn(source, options.seed)
     if options.loss.name == "contrastive":
-        return _open_contrastive(source, options)
+        return _open_contrastive(start, options)
 
-    # A zero-shot model takes the names of its classes from the data.
-    body = named_by_data(source, options.data.train, options.data.limit, "--train")
-    source, train_set = _open_with_classifier(body, options)
-    check_labels_are_classes(train_set, source)
-    class_names = _class_names(source, train_set, options.data.train)
-    source = replace(source, description=replace(source.description, labels=class_names))
+    # The classifier, its classes named. A zero-shot model takes their names from the data.
+    body = named_by_data(start, options.data.train, options.data.limit, "--train")
+    classifier, train_set = _open_with_classifier(body, options)
+    check_labels_are_classes(train_set, classifier)
+    class_names = _class_names(classifier, train_set, options.data.train)
+    named = replace(classifier, description=replace(classifier.description, labels=class_names))
 
-    members: tuple[Source, ...] = (source,)
+    # Several of it where members are trained together.
+    members: tuple[Source, ...] = (named,)
     if options.together is not None:
-        members = options.together.sources(source, options.seed)
-    opened = Opened(
+        members = options.together.sources(named, options.seed)
+    without_validation = Opened(
         source=members[0],
         train_set=train_set,
         val_set=None,
-        drawn=_drawn_names(body, source, options.weights),
+        drawn=_drawn_names(body, named, options.weights),
         members=members,
     )
-    validation = _open_validation(source, options.data, train_set, class_names)
+    validation = _open_validation(named, options.data, train_set, class_names)
     if validation is None:
-        return opened
-    return replace(opened, val_set=validation.dataset, left_out=validation.left_out)
+        return without_validation
+    return replace(without_validation, val_set=validation.dataset, left_out=validation.left_out)
 
 
 def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
@@ -138,18 +140,20 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
             need_classifier(body)  # raises: nothing says that it is to get one
         return _open_with_new_classifier(body, options)
 
-    source = body
+    # The model's own classifier, whose classes `--labels` may name anew.
+    classifier = body
     if weights.labels is not None:
-        nameless = replace(source, description=replace(source.description, labels=None))
-        source = with_labels(nameless, weights.labels)
-    class_names = source.description.labels
-    train_set = _open_labelled(options.data.train, "--train", source, options.data, class_names)
-    if weights.classes not in (None, source.classes):
+        # Names in another order than those before would be refused, so they are taken away first.
+        nameless = replace(body, description=replace(body.description, labels=None))
+        classifier = with_labels(nameless, weights.labels)
+    class_names = classifier.description.labels
+    train_set = _open_labelled(options.data.train, "--train", classifier, options.data, class_names)
+    if weights.classes not in (None, classifier.classes):
         hint = "add --reset-head for a classifier of another size"
-        raise UsageError(f"--classes {weights.classes}: {source.name} has {source.classes}", hint=hint)
+        raise UsageError(f"--classes {weights.classes}: {classifier.name} has {classifier.classes}", hint=hint)
     if weights.init == "head":
-        source = with_drawn_head(source, options.seed)
-    return source, train_set
+        return with_drawn_head(classifier, options.seed), train_set
+    return classifier, train_set
 
 
 def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
@@ -231,14 +235,15 @@ def _open_contrastive(source: Source, options: TrainOptions) -> Opened:
     data = options.data
     train_set = open_pairs(source, data, options.per_step)
     if options.weights.init == "head":
-        source = with_drawn_head(source, options.seed)  # raises: such a model has no classifier
+        with_drawn_head(source, options.seed)  # raises: such a model has no classifier
+    named_source = source
     if data.val is not None:
-        source = named_by_data(source, data.val, data.limit, "--val")
-    class_names = source.description.labels
-    validation = _open_validation(source, data, train_set, class_names)
+        named_source = named_by_data(source, data.val, data.limit, "--val")
+    class_names = named_source.description.labels
+    validation = _open_validation(named_source, data, train_set, class_names)
     if validation is None:
-        return Opened(source, train_set, None)
-    return Opened(source, train_set, validation.dataset, left_out=validation.left_out)
+        return Opened(named_source, train_set, None)
+    return Opened(named_source, train_set, validation.dataset, left_out=validation.left_out)
 
 
 def _open_labelled(
@@ -299,8 +304,7 @@ def drawn(source: Source, seed: int) -> Source:
     present = sliced(initial, source.family, source.sites, all_heads, description.mask)
     extra = dict(description.extra)
     extra.pop("sparse", None)  # it is of the weights before
-    description = replace(description, extra=extra)
-    return replace(source, description=description, tensors=present, drawn_by=seed)
+    return replace(source, description=replace(description, extra=extra), tensors=present, drawn_by=seed)
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
@@ -316,25 +320,23 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
         UsageError: for a zero-shot model whose library has no such classifier.
     """
     is_zero_shot = source.family.classes(source.description.config) is None
-    if is_zero_shot:
-        source = _image_tower(source, classes)
-    family = source.family
-    config = family.with_classes(source.description.config, classes)
+    body = _image_tower(source, classes) if is_zero_shot else source
+    family = body.family
+    config = family.with_classes(body.description.config, classes)
     expected = family.build(config).state_dict()
-    head = _classifier_tensors(source, expected, "--reset-head")
+    head = _classifier_tensors(body, expected, "--reset-head")
     new_tensors = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
+
     # What a body lacks beside the classifier itself is drawn: from zeros it could not learn.
-    names_before = set(source.tensors.names())
+    names_before = set(body.tensors.names())
     lacking = expected.keys() - names_before - head.keys()
     if lacking:
         initial = family.initial(config, seed)
         for name in lacking:
             new_tensors[name] = initial[name]
-    if labels is not None:
-        labels = list(labels)
-    description = replace(source.description, config=config, labels=labels)
-    tensors = _with_new_tensors(source, new_tensors)
-    return replace(source, description=description, tensors=tensors)
+    description = replace(body.description, config=config, labels=None if labels is None else list(labels))
+    tensors = _with_new_tensors(body, new_tensors)
+    return replace(body, description=description, tensors=tensors)
 
 
 def _image_tower(source: Source, classes: int) -> Source:
@@ -354,7 +356,7 @@ def _image_tower(source: Source, classes: int) -> Source:
     shared_names = names_of_classifier & set(source.tensors.names())
     infos = {name: source.tensors.info(name) for name in shared_names}
     tensors = MappedTensors(infos, source.tensors.read)
-    description = replace(
+    description_of_tower = replace(
         description,
         arch=arch,
         config=config,
@@ -363,7 +365,7 @@ def _image_tower(source: Source, classes: int) -> Source:
         kind="dense" if mask.is_full else "pruned",
         prompt=None,
     )
-    return replace(source, description=description, tensors=tensors)
+    return replace(source, description=description_of_tower, tensors=tensors)
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:

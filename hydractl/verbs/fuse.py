@@ -104,17 +104,18 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     with Output(path, force=settings.force) as output:
         device = resolve_device(settings.device)
         checked = plan_checked(sources, settings.merge, device, settings.seed, log)
-        plan = checked.plan
-        measured = _Measured(checked.check, checked.averaging)
+        description = checked.plan.description
+        on_data = None
+        cascade = None
         if validation is not None:
             run_options = settings.fill(MembersRunOptions)
-            on_data = measure_on(validation.inside, plan, validation.named, run_options, log)
-            measured = replace(measured, on_data=on_data)
+            on_data = measure_on(validation.inside, checked.plan, validation.named, run_options, log)
             if settings.cascade:
-                cascade = validation.fit(settings, plan.description, plan.tensors, log)
-                measured = replace(measured, cascade=cascade)
-                plan = replace(plan, description=validation.with_seen(plan.description))
-        return _write(settings, plan, sources, measured, output, doubts, log)
+                cascade = validation.fit(settings, checked.plan.description, checked.plan.tensors, log)
+                description = validation.with_seen(checked.plan.description)
+        measured = _Measured(checked.check, checked.averaging, on_data, cascade)
+        plan = replace(checked.plan, description=description)
+        return _report_and_write(settings, plan, sources, measured, output, doubts, log)
 
 
 @dataclass(frozen=True)
@@ -143,15 +144,15 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
 
     With ``--merge auto`` they do not tell whether members are averaged; the plan is that where they are, with a note.
     """
-    plan = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
+    answer = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
     if settings.merge != AUTO:
-        plan = replace(plan, note=_AT_MOST)
-        return Outcome(plan.to_json())
+        with_note = replace(answer, note=_AT_MOST)
+        return Outcome(with_note.to_json())
     members_whole = plan_fusion(sources, [], headers_only=True)
     most_parameters = parameters(members_whole.tensors)
     note = _UNDECIDED.format(count_text(most_parameters))
-    plan = replace(plan, averaging={"asked": "auto"}, note=note)
-    return Outcome(plan.to_json())
+    undecided = replace(answer, averaging={"asked": "auto"}, note=note)
+    return Outcome(undecided.to_json())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _write(
+def _report_and_write(
     settings: FuseSettings,
     plan: FusionPlan,
     sources: list[Source],
@@ -293,32 +294,39 @@ def _write(
     doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
-    """Write the model with what was measured of it, say what was found, and return the answer.
+    """Say what was found of the fused model, write it to its file, and return the answer of the verb.
 
     Args:
         settings: of the verb.
-        plan: of the fused model.
+        plan: the tensors and the description of the fused model.
         sources: the models that are fused.
-        measured: what was measured of it.
-        output: its file.
-        doubts: what is odd about the data, which was said before.
+        measured: what was measured of the fused model, which its file and the answer tell.
+        output: the file.
+        doubts: warnings of odd data, which the log has heard already; the answer has them too.
         log: hears what was found.
     """
-    answer = replace(
+    answer_without_file = replace(
         _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False),
         self_check=measured.self_check,
         averaging=measured.averaging,
         on_data=measured.on_data,
         cascade=measured.cascade,
     )
-    warnings = [*doubts, *_say_what_was_found(answer, plan, log)]
-    origins = [source.sha256 for source in sources]
-    details = {"merge": plan.description.merge}
-    made_by = provenance("fuse", settings.seed, origins, details)
-    description = replace(plan.description, extra=measured.to_extra(), provenance=made_by)
+    warnings = [*doubts, *_say_what_was_found(answer_without_file, plan, log)]
+    description = _description_of_file(settings, plan, sources, measured)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
-    answer = replace(answer, warnings=warnings or None, sha256=digest)
+    answer = replace(answer_without_file, warnings=warnings or None, sha256=digest)  # an empty list is not shown
     return Outcome(answer.to_json(), files=[output.path])
+
+
+def _description_of_file(
+    settings: FuseSettings, plan: FusionPlan, sources: Sequence[Source], measured: _Measured
+) -> Description:
+    """Return the description of the planned model with what was measured of it, and how it was made of its sources."""
+    digests = [source.sha256 for source in sources]
+    details = {"merge": plan.description.merge}
+    made_by = provenance("fuse", settings.seed, digests, details)
+    return replace(plan.description, extra=measured.to_extra(), provenance=made_by)
 
 
 def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:

@@ -276,20 +276,21 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     for name, tensor in header.tensors.items():
         if not name.startswith(BESIDE):
             weights.append(tensor)
+    description = header.description
+    schema = None
+    if description is not None:
+        schema = description.get("schema")
     info = InfoAnswer(
         schema=INFO_SCHEMA,
         file=str(path),
-        holds="safetensors",
+        holds="safetensors" if description is None else schema,
         bytes=path.stat().st_size,
         tensors=len(weights),
         parameters=sum(tensor.numel for tensor in weights),
         dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
     )
-    description = header.description
     if description is None:
         return replace(info, note="does not describe itself; use it with --arch")
-    schema = description.get("schema")
-    info = replace(info, holds=schema)
     if str(schema).startswith("hydractl.predictions/"):
         return replace(info, content=_prediction_facts(path))
     if schema == FEATURES_SCHEMA:
@@ -307,34 +308,53 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         description: of the model, from the header of the file.
 
     Returns:
-        The answer with what the model is, what it was fitted to, has seen and comes from. A single model has a
-        ``head_map``. Several members have ``head_maps``, and the overlap of each two of them, or a note that they are
-        too many to be compared.
+        The answer with what the model is, what it was fitted to, has seen and comes from, and with the heads that its
+        members keep.
     """
-    seen = []
+    about_model = replace(
+        info,
+        content=_model_facts(description),
+        results=_stored_results(description),
+        seen=_texts_of_seen(description),
+        training=_training_texts(description),
+        source=dict(description.provenance),
+    )
+    return _with_heads_of_members(about_model, description.masks)
+
+
+def _with_heads_of_members(info: InfoAnswer, masks: Sequence[HeadMask]) -> InfoAnswer:
+    """Return the answer with the heads that the members of a model keep.
+
+    Args:
+        info: the answer.
+        masks: of the members, in their order.
+
+    Returns:
+        With one member, the answer with a ``head_map``. With several, the answer with ``head_maps`` and the overlap of
+        each two of them, or a note that they are too many to be compared.
+    """
+    head_maps = [_kept_sites(mask) for mask in masks]
+    if len(head_maps) == 1:
+        return replace(info, head_map=head_maps[0])
+    if not _few_enough_to_compare(masks):
+        note = f"{len(head_maps)} members of many heads, too many to be compared"
+        return replace(info, head_maps=head_maps, note=note)
+    with_maps = replace(info, head_maps=head_maps)
+    overlaps = []
+    for first, second in combinations(_named_masks(with_maps), 2):
+        overlaps.append(_overlap_of_masks(first, second))
+    return replace(with_maps, overlap=overlaps)
+
+
+def _texts_of_seen(description: Description) -> list[str]:
+    """Return a line for each set of samples that a model was fitted to: how many, for what purpose, by which verb."""
+    texts = []
     for entry in description.seen:
         samples = entry["n"]
         purpose = entry["as"]
         verb = entry["by"]
-        seen.append(f"{samples} samples ({purpose}) by {verb}")
-    info = replace(
-        info,
-        content=_model_facts(description),
-        results=_stored_results(description),
-        seen=seen,
-        training=_training_texts(description),
-        source=dict(description.provenance),
-    )
-    head_maps = [_kept_sites(mask) for mask in description.masks]
-    if len(head_maps) == 1:
-        return replace(info, head_map=head_maps[0])
-    info = replace(info, head_maps=head_maps)
-    if not _few_enough_to_compare(description.masks):
-        return replace(info, note=f"{len(head_maps)} members of many heads, too many to be compared")
-    overlaps = []
-    for first, second in combinations(_named_masks(info), 2):
-        overlaps.append(_overlap_of_masks(first, second))
-    return replace(info, overlap=overlaps)
+        texts.append(f"{samples} samples ({purpose}) by {verb}")
+    return texts
 
 
 def _model_facts(description: Description) -> ModelFacts:

@@ -38,6 +38,7 @@ class Concatenated:
     """
 
     def __init__(self, parts: Sequence[Predictions]) -> None:
+        """Check that the files are of the same data and settings, and join what their headers say."""
         self._parts = list(parts)
         self.origin = "+".join(part.origin for part in parts)
         problems: list[str] = []

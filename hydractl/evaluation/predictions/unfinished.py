@@ -42,6 +42,7 @@ class UnfinishedPredictions:
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, object], *, resume: bool) -> None:
+        """Open the file: with ``resume`` where a stopped run of the same settings left it, else empty."""
         self.path = path
         self.stop: int | None = None
         self.predicted = 0

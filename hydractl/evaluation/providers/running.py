@@ -312,10 +312,11 @@ class RunningModel(LogitsProvider):
 
         # Some scores need no training data: they can be had although the checkpoint lacks them.
         missing = [name for name in names if name not in stored.names]
-        if missing:
-            added = self._fitted_detector(missing, data, neighbours, kept)
-            stored = stored.with_scores(added)
-        self.detector = stored
+        if not missing:
+            self.detector = stored
+            return
+        added = self._fitted_detector(missing, data, neighbours, kept)
+        self.detector = stored.with_scores(added)
 
     def _fitted_detector(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None

@@ -159,36 +159,41 @@ def _angles_by_kind(
 
 
 def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
-    """Return which tokens each token sees, bool ``[B, 1, T, T]``; None: all.
+    """Return which tokens (keys) each token (query) sees: bool ``[B, 1, T, T]``, queries before keys.
 
     Args:
-        ids: ``[B, T]``.
+        ids: numbers of tokens, ``[B, T]``.
         tokens: which of them are no padding, ``[B, T]``; None: all.
-        causal: whether a token sees only those before it.
-        window: how many tokens it sees at most, itself included; None: all.
+        causal: whether a token sees only itself and those before it.
+        window: how many tokens it sees at most, itself included; None: no limit. It counts only where ``causal``.
+
+    Returns:
+        The mask, whose dimension of 1 is that of heads; None: every token sees all.
     """
     samples, length = ids.shape
     unpadded = None
     if tokens is not None:
-        keys = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
-        unpadded = keys.expand(-1, -1, length, -1)  # the same for every query
+        unpadded_keys = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
+        unpadded = unpadded_keys.expand(-1, -1, length, -1)  # [B, 1, T, T]: the same keys for every query
     if not causal:
         return unpadded
 
+    # The keys in reach of each query, which are the same for every sample.
     positions = torch.arange(length, device=ids.device)
     distance = positions[:, None] - positions[None]  # [T, T]: how far a key stands before a query
-    visible = distance >= 0
+    in_reach = distance >= 0
     if window is not None:
-        visible = visible & (distance < window)
-    visible = visible.expand(samples, 1, -1, -1)
+        in_reach = in_reach & (distance < window)
+    in_reach_of_samples = in_reach.expand(samples, 1, -1, -1)  # [B, 1, T, T]
     if unpadded is None:
-        return visible
-    visible = visible & unpadded
+        return in_reach_of_samples
+    visible = in_reach_of_samples & unpadded
 
-    # Padding before a text would see nothing, which not every kernel can do: it sees itself. Nothing is read from it.
+    # Padding in front of a text has only padding in reach, so it would see nothing, which not every kernel can
+    # compute. It sees itself instead. This changes no text: no other token sees padding.
     sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
-    itself = distance == 0
-    return visible | (itself & sees_nothing)
+    is_itself = distance == 0  # [T, T]
+    return visible | (is_itself & sees_nothing)
 
 
 def _last_positions(config: Any, ids: Tensor) -> Tensor:

@@ -127,20 +127,24 @@ def _fill_causal_mask(holder: Any) -> None:
 
 
 def drawn_clip(config: LibraryConfig) -> Any:
-    """Build the library's model of a configuration, on the default device, with weights of its own initialisation."""
+    """Build the library's model of a configuration, on the default device, with weights of its own initialisation.
+
+    Its entries are the arguments of the library's class, but for two: ``custom_text``, which chooses the class, and
+    ``hf_config``, the configuration of a text tower of transformers.
+    """
     model_class = open_clip.CustomTextCLIP if _is_custom(config) else open_clip.CLIP
-    settings = dict(config)
-    settings.pop("custom_text", None)
-    settings.pop("hf_config", None)
+    arguments = {name: value for name, value in config.items() if name not in ("custom_text", "hf_config")}
     vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
     if "timm_model_name" in vision_cfg:  # the library would ask the hub for weights
-        settings["vision_cfg"] = {**vision_cfg, "timm_model_pretrained": False}
+        arguments["vision_cfg"] = {**vision_cfg, "timm_model_pretrained": False}
+
     hf_config = None
     if "hf_config" in config:
         hf_config = object_in(config, "hf_config", _ORIGIN)
+    # The library reads `hf_config` from a folder only, which is there until the model is built.
     with text_cfg_with_folder(text_cfg_of(config), hf_config) as text_cfg:
-        settings["text_cfg"] = text_cfg
-        return model_class(**settings, cast_dtype=None)
+        arguments["text_cfg"] = text_cfg
+        return model_class(**arguments, cast_dtype=None)
 
 
 def _is_custom(config: LibraryConfig) -> bool:
@@ -217,29 +221,45 @@ def _problems_of_sizes(config: LibraryConfig) -> list[str]:
 
 
 def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
-    """Yield the reasons why the heads of a built model cannot be separated, or its features not be compared.
+    """Yield the reasons why a model cannot be used: why its heads cannot be separated, or its features be compared.
 
     Args:
-        model: of the library, on the meta device.
-        config: it was built of.
+        model: of the library, on the meta device; each of its two towers, for images and for texts, is open_clip's
+            own or one of another library: timm's for images, transformers' for texts.
+        config: the configuration that it was built of.
     """
     visual = model.visual
-    if isinstance(visual, TimmModel):
-        yield from _trunk_obstacles(visual, config["embed_dim"])
-    elif type(visual) is not VisionTransformer:
+    is_of_timm = isinstance(visual, TimmModel)
+    is_of_open_clip = type(visual) is VisionTransformer
+    if not is_of_timm and not is_of_open_clip:
         yield f"its visual tower is a {type(visual).__name__}"
-        return  # nothing is known of what it is made of
-    elif visual.pool_type == "none":
-        pooling = "no pooling" if visual.attn_pool is None else "an AttentionalPooler for tokens"
-        yield f"its VisionTransformer has {pooling}, so there is no one feature of an image"
+        return  # nothing is known of what it is made of, and its blocks cannot be listed below
+
+    # Images.
+    if is_of_timm:
+        yield from _trunk_obstacles(visual, config["embed_dim"])
+    else:
+        yield from _pooling_obstacles(visual)
+
+    # Texts.
     encoder = hf_text(model)
     if encoder is not None:
         yield from hf_text_obstacles(encoder)
     else:
         yield from _text_obstacles(text_tower(model), config)
+
+    # The blocks of open_clip's own towers: those of the other libraries have been checked with their towers.
     for path, block in blocks_of(model):
         if not is_of_transformers(path):
             yield from _block_obstacles(path, block)
+
+
+def _pooling_obstacles(visual: VisionTransformer) -> Iterator[str]:
+    """Yield the reason, if there is one, why an image tower of open_clip's own does not give one feature an image."""
+    if visual.pool_type != "none":
+        return
+    pooling = "no pooling" if visual.attn_pool is None else "an AttentionalPooler for tokens"
+    yield f"its VisionTransformer has {pooling}, so there is no one feature of an image"
 
 
 def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
