@@ -76,8 +76,8 @@ _OPENOOD = "OpenOOD v1.5, scripts/download/download.py of https://github.com/Jin
 _CLASSIC, _LARGE = "images_classic", "images_largescale"
 
 
-def _openood(
-    benchmark: str, name: str, group: str | None, folder: str, *lists: str, official: bool = False
+def _openood_set(
+    benchmark: str, name: str, group: str | None, *, folder: str, lists: Sequence[str], official: bool = False
 ) -> SuiteMember:
     """Return a set of an OpenOOD benchmark.
 
@@ -86,8 +86,8 @@ def _openood(
         name: of the set in the answer.
         group: ``near``, ``far``, or None for one that is for validation only.
         folder: of its images, below the root.
-        official: whether it is taken only when asked for.
         lists: possible names of the list; the first that is there is taken.
+        official: whether it is taken only when asked for.
     """
     name_of_download = "texture" if name == "textures" else name
     files = [f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists]
@@ -140,14 +140,14 @@ def _parts_of_benchmark(
     """
     parts: dict[str, Sequence[SuiteMember]] = {}
     for part in ("train", "val", "test"):
-        id_set = _openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")
+        id_set = _openood_set(benchmark, benchmark, None, folder=folder, lists=[f"{part}_{benchmark}"])
         parts[part] = [id_set]
     parts["ood-val"] = [ood_val]
     if not shifted:
         return parts
     shifted_sets = {}
     for name, lists in shifted.items():
-        shifted_sets[name] = _openood(benchmark, name, None, folder, *lists)
+        shifted_sets[name] = _openood_set(benchmark, name, None, folder=folder, lists=lists)
     parts[FULL_SPECTRUM] = [*parts["test"], *shifted_sets.values()]
     for name, shifted_set in shifted_sets.items():
         parts[name] = [shifted_set]
@@ -156,16 +156,16 @@ def _parts_of_benchmark(
 
 def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
     """Return the benchmark of ImageNet, or of some of its classes; ``test`` and ``val`` are numbers of ``images``."""
-    ood_val = _openood(benchmark, "openimage_o", None, _LARGE, "val_openimage_o")
+    ood_val = _openood_set(benchmark, "openimage_o", None, folder=_LARGE, lists=["val_openimage_o"])
     return OodBenchmark(
         samples="images",
         members=(
             ood_val,
-            _openood(benchmark, "ssb_hard", NEAR, _LARGE, "test_ssb_hard"),
-            _openood(benchmark, "ninco", NEAR, _LARGE, "test_ninco"),
-            _openood(benchmark, "inaturalist", FAR, _LARGE, "test_inaturalist"),
-            _openood(benchmark, "textures", FAR, _CLASSIC, "test_textures", "test_texture"),
-            _openood(benchmark, "openimage_o", FAR, _LARGE, "test_openimage_o", official=True),
+            _openood_set(benchmark, "ssb_hard", NEAR, folder=_LARGE, lists=["test_ssb_hard"]),
+            _openood_set(benchmark, "ninco", NEAR, folder=_LARGE, lists=["test_ninco"]),
+            _openood_set(benchmark, "inaturalist", FAR, folder=_LARGE, lists=["test_inaturalist"]),
+            _openood_set(benchmark, "textures", FAR, folder=_CLASSIC, lists=["test_textures", "test_texture"]),
+            _openood_set(benchmark, "openimage_o", FAR, folder=_LARGE, lists=["test_openimage_o"], official=True),
         ),
         id_lists=_id_lists(benchmark, test, val, images),
         parts=_parts_of_benchmark(benchmark, _LARGE, ood_val, shifted),
@@ -175,18 +175,25 @@ def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping
 
 
 def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
-    """Return the benchmark of one of the two CIFAR sets, for which the ``other`` one is a near OOD set."""
-    ood_val = _openood(benchmark, "tin", None, _CLASSIC, "val_tin")
+    """Return the benchmark of one of the two CIFAR sets.
+
+    Args:
+        benchmark: its name, ``cifar10`` or ``cifar100``.
+        other: the name of the other one, which is a near OOD set of it.
+        classes: how many it has.
+        shifted: by covariate-shifted set, the possible names of its list; the first that is there is taken.
+    """
+    ood_val = _openood_set(benchmark, "tin", None, folder=_CLASSIC, lists=["val_tin"])
     return OodBenchmark(
         samples="images",
         members=(
             ood_val,
-            _openood(benchmark, other, NEAR, _CLASSIC, f"test_{other}"),
-            _openood(benchmark, "tin", NEAR, _CLASSIC, "test_tin", official=True),
-            _openood(benchmark, "mnist", FAR, _CLASSIC, "test_mnist"),
-            _openood(benchmark, "svhn", FAR, _CLASSIC, "test_svhn"),
-            _openood(benchmark, "texture", FAR, _CLASSIC, "test_texture", "test_textures"),
-            _openood(benchmark, "places365", FAR, _CLASSIC, "test_places365"),
+            _openood_set(benchmark, other, NEAR, folder=_CLASSIC, lists=[f"test_{other}"]),
+            _openood_set(benchmark, "tin", NEAR, folder=_CLASSIC, lists=["test_tin"], official=True),
+            _openood_set(benchmark, "mnist", FAR, folder=_CLASSIC, lists=["test_mnist"]),
+            _openood_set(benchmark, "svhn", FAR, folder=_CLASSIC, lists=["test_svhn"]),
+            _openood_set(benchmark, "texture", FAR, folder=_CLASSIC, lists=["test_texture", "test_textures"]),
+            _openood_set(benchmark, "places365", FAR, folder=_CLASSIC, lists=["test_places365"]),
         ),
         id_lists=_id_lists(benchmark, 9_000, 1_000, f"test images of CIFAR-{classes}"),
         parts=_parts_of_benchmark(benchmark, _CLASSIC, ood_val, shifted),

@@ -136,33 +136,15 @@ class TimmViT(ModelFamily):
             InputError: for a model that timm does not have, cannot build, or does not publish as safetensors.
             UsageError: for options that are none of the model's.
         """
-        options = dict(options)
-        pretrained = options.pop("pretrained", True)
+        arguments = dict(options)
+        pretrained = arguments.pop("pretrained", True)
         if not _is_known(name):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
-        if pretrained:
-            hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
-            refuse_options(f"timm:{name} with pretrained weights", options, hint)
-            return self._download(name)
-
-        foreign = sorted(_NOT_THE_MODEL & set(options))
-        if foreign:
-            raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
-        _check_depth(name, options)
-        # Of images of another size than the published one nothing is cut off.
-        crop = 1.0 if "img_size" in options else None
-        with refused_as(f"timm cannot build {name} with {options}"):
-            with seeded(seed):
-                model = timm.create_model(name, pretrained=False, **options).eval()
-            check_timm_model(model)
-            config = _published_config(model, options)
-        return LoadedModel(
-            arch=str(config["architecture"]),
-            config=config,
-            tensors=DictTensors(model.state_dict()),
-            preprocess=_preprocess_of(model, name, crop=crop),
-            labels=None,
-        )
+        if not pretrained:
+            return _draw_weights(name, arguments, seed)
+        hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
+        refuse_options(f"timm:{name} with pretrained weights", arguments, hint)
+        return self._download(name)
 
     def _download(self, name: str) -> LoadedModel:
         """Load the published folder of a pretrained model; safetensors only.
@@ -423,6 +405,39 @@ class TimmViT(ModelFamily):
         if not isinstance(_meta_model(config), timm_relative.Swin):
             rates["pos_drop_rate"] = rate
         return _with_arguments(config, rates)
+
+
+def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> LoadedModel:
+    """Build a model of timm with random weights.
+
+    Args:
+        name: of the model; timm has it.
+        arguments: of timm's factory.
+        seed: of the weights.
+
+    Raises:
+        InputError: for a model that timm cannot build, or whose heads cannot be pruned.
+        UsageError: for arguments of the factory that are none of the model's.
+    """
+    foreign = sorted(_NOT_THE_MODEL & set(arguments))
+    if foreign:
+        raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
+    _check_depth(name, arguments)
+    with refused_as(f"timm cannot build {name} with {arguments}"):
+        with seeded(seed):
+            model = timm.create_model(name, pretrained=False, **arguments).eval()
+        check_timm_model(model)
+        config = _published_config(model, arguments)
+    crop = None  # the published share
+    if "img_size" in arguments:
+        crop = 1.0  # nothing is cut off: the share was published for images of another size
+    return LoadedModel(
+        arch=str(config["architecture"]),
+        config=config,
+        tensors=DictTensors(model.state_dict()),
+        preprocess=_preprocess_of(model, name, crop),
+        labels=None,
+    )
 
 
 def _is_known(name: str) -> bool:

@@ -644,17 +644,18 @@ def _source_of_described_file(file: FileTensors, description: Description, name:
 
 
 def member_source(source: Source, member: int) -> Source:
-    """Return one member of a fused checkpoint as a model of its own.
+    """Return one member of a fused checkpoint as a model of its own, with only the heads of its mask.
 
     Returns:
         A pruned model that holds what the fused model holds for this member, averaged weights included.
     """
     masks = source.description.masks
     mask = masks[member]
-    stored_once = sites_stored_once(source.tensors, source.family, source.sites)
-    stored_mask = held_mask(masks, member, stored_once)
-    tensors_of_member = MemberTensors(source.tensors, member)
-    tensors = sliced(tensors_of_member, source.family, source.sites, stored_mask, mask)
+    # Where members share the tensors of a site, the heads of all of them stand there: more than this member has.
+    shared_sites = sites_stored_once(source.tensors, source.family, source.sites)
+    mask_in_file = held_mask(masks, member, shared_sites)
+    tensors_in_file = MemberTensors(source.tensors, member)
+    tensors = sliced(tensors_in_file, source.family, source.sites, present=mask_in_file, kept=mask)
     description = replace(
         source.description,
         kind="dense" if mask.is_full else "pruned",
@@ -668,29 +669,37 @@ def member_source(source: Source, member: int) -> Source:
 
 
 def write_model(output: Output, description: Description, tensors: TensorSource) -> str:
-    """Write and commit a model of one member, its removed heads sliced away: a file or a published folder.
+    """Write and commit a model of one member: a file, or a published folder.
 
-    In a folder these heads are zeros.
+    Args:
+        output: the file or the folder.
+        description: of the model, with the mask of the heads that it has.
+        tensors: of these heads only. A file holds them as they are, a folder has zeros in the places of other heads.
 
     Returns:
         The SHA-256 of the weights.
     """
-    if not output.is_folder:
-        return write_checkpoint(output, tensors, description.to_json())
+    if output.is_folder:
+        return _write_published_folder(output, description, tensors)
+    return write_checkpoint(output, tensors, description.to_json())  # commits as well
 
-    # A library that opens the folder knows the shapes of all heads only.
+
+def _write_published_folder(output: Output, description: Description, tensors: TensorSource) -> str:
+    """Write and commit a published folder; arguments and answer are those of :func:`write_model`."""
     family = get_family(description.family)
+    sites = family.sites(description.config)
+    # A library that opens the folder knows the shapes of all heads only. The heads that the tensors hold all keep their
+    # effect, so the mask is given twice.
     mask = description.mask
-    tensors = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
-    folder = output.temporary
+    tensors_of_all_heads = zeroed(tensors, family, sites, present=mask, kept=mask)
     weights_file = family.export_folder(
-        folder,
+        output.temporary,
         description.config,
         description.preprocess,
         description.labels,
     )
-    with open(folder / weights_file, "wb") as handle:
-        digest = write_tensors(handle, tensors, description.to_json())
+    with open(output.temporary / weights_file, "wb") as handle:
+        digest = write_tensors(handle, tensors_of_all_heads, description.to_json())
     output.commit()
     return digest
 
