@@ -267,12 +267,11 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     height, width, channels = x.shape
 
     number = random.randint(len(photographs))
-    photograph = photographs[number]
     mode = "L" if channels == 1 else "RGB"
-    photograph = in_mode(photograph, mode)
-    photograph = _covering(photograph, stride * width, stride * height)
+    photograph = in_mode(photographs[number], mode)
+    large_photograph = _covering(photograph, stride * width, stride * height)
     middle = stride // 2
-    pixels = np.asarray(photograph)[middle::stride, middle::stride]
+    pixels = np.asarray(large_photograph)[middle::stride, middle::stride]
     part = _random_part(pixels, height, width, random)
     frosted = part.reshape(x.shape)  # [height, width] of a grey one -> [height, width, 1]
     return image_share * x + frost_share * frosted / 255
@@ -593,7 +592,7 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
         return mean + amplitude * noise
 
     half = step // 2
-    corners = field[::step, ::step]
+    corners = field[::step, ::step]  # [size / step, size / step], as all below
 
     # The middle of each square.
     lower_corners = np.roll(corners, -1, axis=0)
@@ -604,16 +603,14 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
 
     # The middle of each horizontal edge: its ends, and the squares below and above.
     right_corners = np.roll(corners, -1, axis=1)
-    ends = corners + right_corners
+    horizontal_ends = corners + right_corners
     squares_above = np.roll(centres, 1, axis=0)
-    total = ends + centres + squares_above
-    field[::step, half::step] = noisy_mean(total)
+    field[::step, half::step] = noisy_mean(horizontal_ends + centres + squares_above)
 
     # The middle of each vertical edge: its ends, and the squares to its right and left.
-    ends = corners + lower_corners
+    vertical_ends = corners + lower_corners
     squares_to_the_left = np.roll(centres, 1, axis=1)
-    total = ends + centres + squares_to_the_left
-    field[half::step, ::step] = noisy_mean(total)
+    field[half::step, ::step] = noisy_mean(vertical_ends + centres + squares_to_the_left)
 
 
 def to_pixels(image: Image.Image) -> Pixels:

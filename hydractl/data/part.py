@@ -136,6 +136,9 @@ class ChosenRows:
     def places(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
         """Return the places of the samples in the set, ascending.
 
+        The settings apply one after another: ``from`` and ``take``, ``fraction``, then ``part`` and ``without``, which
+        both count the samples that the others leave.
+
         Args:
             labels: of all samples as they stand in the data, ``[total]``; None where there are none.
             total: number of samples that were read.
@@ -143,19 +146,18 @@ class ChosenRows:
         Raises:
             InputError: where the set has fewer samples, or nothing is left.
         """
-        rows = self._take_from_start(total)
-        rows = self._draw_share(rows, labels, total)
+        places_from_start = self._take_from_start(total)
+        places = self._draw_share(places_from_start, labels, total)
         part, parts = self.part
-        if part > len(rows):
-            raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
-        # What is left out is counted among all of these, before the part is taken of them.
-        is_left = self._is_left(len(rows))
-        in_part = slice(part - 1, None, parts)
-        rows_of_part = rows[in_part]
-        chosen = rows_of_part[is_left[in_part]]
+        if part > len(places):
+            raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(places)} samples")
+        is_left = self._is_left(len(places))
+        in_part = slice(part - 1, None, parts)  # every so many samples, from the one of its number on
+        places_of_part = places[in_part]
+        chosen = places_of_part[is_left[in_part]]
         if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
-        return [int(row) for row in chosen]
+        return [int(place) for place in chosen]
 
     def _take_from_start(self, total: int) -> np.ndarray:
         """Return the places from ``start`` on, ``count`` of them or all, in a set of ``total`` samples.

@@ -453,13 +453,13 @@ def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
     for name, suite in SUITES.items():
         if suite.parts:
             benchmarks[name.removeprefix("openood-")] = suite.parts
-    parts = benchmarks.get(benchmark)
-    if parts is None:
-        hint = f"there are {', '.join(benchmarks)}"
-    elif part not in parts:
+    parts = benchmarks.get(benchmark, {})
+    if part in parts:
+        return parts[part]
+    if benchmark in benchmarks:
         hint = f"{benchmark} has {', '.join(parts)}"
     else:
-        return parts[part]
+        hint = f"there are {', '.join(benchmarks)}"
     raise UsageError(f"{spec.where}: OpenOOD has no {spec.path!r} here", hint=f"openood:NAME/PART; {hint}")
 
 

@@ -273,13 +273,14 @@ def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) ->
         shorter: whether they are shorter than the example, else longer, where the model takes longer ones.
     """
     length = _other_length(inputs["input_ids"].shape[1], longest, shorter)
-    texts = {}
+    texts = {}  # [B, length] each: the example twice over, cut at the length
     for name, tensor in inputs.items():
         twice = torch.cat([tensor, tensor], dim=1)
         texts[name] = twice[:, :length].contiguous()
     if "attention_mask" in texts:
         padding = length // 2
-        texts["attention_mask"][0, length - padding :] = 0
+        first_text = texts["attention_mask"][0]  # a view
+        first_text[length - padding :] = 0
     return texts
 
 

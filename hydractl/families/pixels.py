@@ -75,15 +75,19 @@ def _channels_last(sample: Any) -> np.ndarray:
     import numpy as np
 
     is_tensor = hasattr(sample, "detach")
-    if is_tensor and sample.is_floating_point():
-        sample = sample.detach().cpu().float()  # numpy has no bfloat16
-    elif is_tensor:
-        sample = sample.cpu()
-    pixels = np.asarray(sample)
+    if not is_tensor:
+        pixels = np.asarray(sample)
+    elif sample.is_floating_point():
+        pixels = np.asarray(sample.detach().cpu().float())  # numpy has no bfloat16
+    else:
+        pixels = np.asarray(sample.cpu())
+
+    # Tensors have their channels first.
     if is_tensor and pixels.ndim == 3:
         pixels = pixels.transpose(1, 2, 0)  # [C, height, width] -> [height, width, C]
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]
+    has_one_channel = pixels.ndim == 3 and pixels.shape[2] == 1
+    if has_one_channel:
+        return pixels[:, :, 0]
     return pixels
 
 

@@ -177,13 +177,13 @@ def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: in
 
     positions = torch.arange(length, device=ids.device)
     distance = positions[:, None] - positions[None]  # [T, T]: how far a key stands before a query
-    visible = distance >= 0
+    in_reach = distance >= 0
     if window is not None:
-        visible = visible & (distance < window)
-    visible = visible.expand(samples, 1, -1, -1)
+        in_reach = in_reach & (distance < window)
+    in_reach_of_samples = in_reach.expand(samples, 1, -1, -1)  # [B, 1, T, T], the same for every sample
     if unpadded is None:
-        return visible
-    visible = visible & unpadded
+        return in_reach_of_samples
+    visible = in_reach_of_samples & unpadded
 
     # Padding before a text would see nothing, which not every kernel can do: it sees itself. Nothing is read from it.
     sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
@@ -274,17 +274,17 @@ def pooled_logits(model: Any, base: Any, state: State) -> Tensor:
     Its ``classifier_pooling`` says what is classified: the first token (``bos``), the mean of tokens (``mean``), or the
     mean of what a layer makes of each of them (``late``).
     """
-    hidden = last_norm(base, state)
+    hidden = last_norm(base, state)  # [B, T, d_model]
     tokens = state.context["tokens"]
-    pools_late = model.classifier_pooling == "late"
-    if pools_late:  # the library takes the mean of logits, which are linear in these features
-        hidden = model.activation(model.dense(hidden))
+    if model.classifier_pooling == "late":
+        # The library takes the mean of logits, which are linear in these features: so their mean is classified.
+        features_of_tokens = model.activation(model.dense(hidden))
+        return model.classifier(mean_of_tokens(features_of_tokens, tokens))
     if model.classifier_pooling == "bos":
-        features = hidden[:, 0]
+        pooled = hidden[:, 0]
     else:
-        features = mean_of_tokens(hidden, tokens)
-    if not pools_late:
-        features = model.activation(model.dense(features))
+        pooled = mean_of_tokens(hidden, tokens)
+    features = model.activation(model.dense(pooled))
     return model.classifier(features)
 
 
