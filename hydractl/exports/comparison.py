@@ -217,15 +217,18 @@ def _largest_logit(expected: Sequence[Expectation]) -> float:
 def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
     """Return what an answer says of a check: None for outputs that the graph has not, and for tolerances not held."""
     outputs = expected[0].outputs
+    has_score = OOD_SCORE in outputs
     tolerance = None
-    if worst.exact:
+    if worst.exact:  # else the weights are rounded, and no tolerance is held
         tolerance = _three_digits(worst.allowed)
-    score = score_max_abs = score_tolerance = None
-    if OOD_SCORE in outputs:
+    score_tolerance = None
+    if worst.exact and has_score:
+        score_tolerance = _three_digits(worst.score_allowed)
+    score = None
+    score_max_abs = None
+    if has_score:
         score = worst.chosen.score
         score_max_abs = _three_digits(worst.score)
-        if worst.exact:
-            score_tolerance = _three_digits(worst.score_allowed)
     flags_changed = None
     if IS_OOD in outputs:
         flags_changed = worst.flags

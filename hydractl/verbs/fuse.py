@@ -145,13 +145,13 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
     """
     plan = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
     if settings.merge != AUTO:
-        plan = replace(plan, note=_AT_MOST)
-        return Outcome(plan.to_json())
+        decided_plan = replace(plan, note=_AT_MOST)
+        return Outcome(decided_plan.to_json())
     members_whole = plan_fusion(sources, [], headers_only=True)
     most_parameters = parameters(members_whole.tensors)
     note = _UNDECIDED.format(count_text(most_parameters))
-    plan = replace(plan, averaging={"asked": "auto"}, note=note)
-    return Outcome(plan.to_json())
+    undecided_plan = replace(plan, averaging={"asked": "auto"}, note=note)
+    return Outcome(undecided_plan.to_json())
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         purpose = entry["as"]
         verb = entry["by"]
         seen.append(f"{samples} samples ({purpose}) by {verb}")
-    info = replace(
+    info_on_model = replace(
         info,
         content=_model_facts(description),
         results=_stored_results(description),
@@ -327,14 +327,15 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     )
     head_maps = [_kept_sites(mask) for mask in description.masks]
     if len(head_maps) == 1:
-        return replace(info, head_map=head_maps[0])
-    info = replace(info, head_maps=head_maps)
+        return replace(info_on_model, head_map=head_maps[0])
     if not _few_enough_to_compare(description.masks):
-        return replace(info, note=f"{len(head_maps)} members of many heads, too many to be compared")
+        note = f"{len(head_maps)} members of many heads, too many to be compared"
+        return replace(info_on_model, head_maps=head_maps, note=note)
+    info_on_members = replace(info_on_model, head_maps=head_maps)
     overlaps = []
-    for first, second in combinations(_named_masks(info), 2):
+    for first, second in combinations(_named_masks(info_on_members), 2):
         overlaps.append(_overlap_of_masks(first, second))
-    return replace(info, overlap=overlaps)
+    return replace(info_on_members, overlap=overlaps)
 
 
 def _model_facts(description: Description) -> ModelFacts:

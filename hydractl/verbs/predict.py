@@ -172,10 +172,9 @@ def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
     if settings.device.startswith("cuda:"):
         hint = "--device cuda gives each process its own"
         raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
-    settings = replace(settings, device=local_device(settings.device))
-    if restarted():
-        settings = replace(settings, resume=True)
-    return settings
+    device = local_device(settings.device)
+    resume = settings.resume or restarted()
+    return replace(settings, device=device, resume=resume)
 
 
 def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
@@ -278,8 +277,9 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
         UsageError, InputError: the model or the inputs cannot be opened, or do not suit each other.
     """
     model = _open_model(settings)
-    inputs = list(settings.inputs)
-    if not inputs:
+    if settings.inputs:
+        inputs = list(settings.inputs)
+    else:
         assert settings.data is not None  # a rule of the settings
         inputs = [settings.data]  # which may hold samples of a Python program
     dataset = open_inputs(
@@ -655,8 +655,8 @@ def _sum_up(
     output_name = None
     if path is not None:
         output_name = str(path)
-    answer = tally.answer(plan.model.record(), output_name)
-    answer = replace(answer, part=settings.part)
+    answer_of_tally = tally.answer(plan.model.record(), output_name)
+    answer = replace(answer_of_tally, part=settings.part)
     log.info(_summary_in_words(answer))
     if answer.watched is not None:
         say = log.info

@@ -821,6 +821,8 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPla
 def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
     """Run those of the commands that wait for no other one, then those that waited for them, and so on.
 
+    Those that measure time, of ``bench``, run by themselves, when no other command is ready.
+
     Raises:
         KeyboardInterrupt: a signal came.
         HydraError: that of the first command that failed.
@@ -830,13 +832,14 @@ def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
     with Interruptions() as signals:
         while left:
             ready = [step for step in left if not _waits_for_another(step, left)]
-            devices = settings.places
             untimed = [step for step in ready if step.verb != "bench"]
             if untimed:
-                ready = untimed
+                steps_now = untimed
+                devices = settings.places
             else:
+                steps_now = ready
                 devices = settings.places[:1]  # timings run alone, one after another
-            commands = {_command_name(step): _command_for_device(step) for step in ready}
+            commands = {_command_name(step): _command_for_device(step) for step in steps_now}
             ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt
