@@ -580,14 +580,20 @@ def _check_depth(name: object, arguments: object) -> None:
     """
     if not isinstance(arguments, Mapping):
         return
-    depths: Any = [arguments.get("depth", 1)]
-    if "depths" in arguments:  # of a model with stages
-        depths = arguments["depths"]
-    depth = depths
-    if isinstance(depths, list) and are_whole_numbers(depths, 0):
-        depth = sum(depths)
+    depth: Any
+    if "depths" not in arguments:
+        depth = _total_depth([arguments.get("depth", 1)])
+    else:  # of a model with stages
+        depth = _total_depth(arguments["depths"])
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
+
+
+def _total_depth(depths: object) -> object:
+    """Return the blocks of all stages together; what is no list of whole numbers as it is."""
+    if isinstance(depths, list) and are_whole_numbers(depths, 0):
+        return sum(depths)
+    return depths
 
 
 def check_timm_model(model: Any) -> None:

@@ -304,20 +304,21 @@ def _write(
         doubts: what is odd about the data, which was said before.
         log: hears what was found.
     """
-    answer = replace(
+    answer_before_writing = replace(
         _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False),
         self_check=measured.self_check,
         averaging=measured.averaging,
         on_data=measured.on_data,
         cascade=measured.cascade,
     )
-    warnings = [*doubts, *_say_what_was_found(answer, plan, log)]
+    warnings_on_model = _say_what_was_found(answer_before_writing, plan, log)
+    warnings = [*doubts, *warnings_on_model]
     origins = [source.sha256 for source in sources]
     details = {"merge": plan.description.merge}
     made_by = provenance("fuse", settings.seed, origins, details)
     description = replace(plan.description, extra=measured.to_extra(), provenance=made_by)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
-    answer = replace(answer, warnings=warnings or None, sha256=digest)
+    answer = replace(answer_before_writing, warnings=warnings or None, sha256=digest)
     return Outcome(answer.to_json(), files=[output.path])
 
 

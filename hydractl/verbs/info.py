@@ -438,12 +438,13 @@ def _named_masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_Name
         file: begins the names: ``FILE``, or ``FILE member 0`` and so on; without it ``member 0`` and so on.
         index: of the document among those that are compared.
     """
-    maps_by_name = {file: info.head_map or ()}
+    maps_by_name: dict[str, Sequence[KeptSite]] = {}
     if info.head_maps:
-        maps_by_name = {}
         for member, sites in enumerate(info.head_maps):
             name = f"{file} member {member}"
             maps_by_name[name.lstrip()] = sites
+    else:
+        maps_by_name[file] = info.head_map or ()
     masks = []
     for name, sites in maps_by_name.items():
         mask = _mask_of_head_map(sites)

@@ -432,12 +432,13 @@ def check_counts(config: Any, name: str) -> None:
     if not are_whole_numbers(heads_by_stage, 1):
         raise InputError(f"{name} has {shown(heads)} attention heads")
 
-    positions = getattr(config, "max_position_embeddings", 1)
     image = getattr(config, "image_size", None)
     patch = getattr(config, "patch_size", None)
     if type(image) is int and is_whole_number(patch, 1):
         patches_of_side = image // patch
         positions = patches_of_side**2
+    else:
+        positions = getattr(config, "max_position_embeddings", 1)
     if not is_whole_number(positions, 1, _MOST_POSITIONS):
         raise InputError(f"{name} takes {shown(positions)} tokens")
 

@@ -527,9 +527,11 @@ def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[flo
     else:
         dropout = core.dropout
     rate_of_weights = getattr(dropout, "p", dropout)  # some classes hold a rate, others a module with one
-    rate_of_output = getattr(core, "residual_dropout", 0.0)
+    residual_rate = getattr(core, "residual_dropout", 0.0)
     if hasattr(core, "out_drop"):
-        rate_of_output = getattr(core.out_drop, "p", rate_of_output)
+        rate_of_output = getattr(core.out_drop, "p", residual_rate)  # which may be a module without a rate
+    else:
+        rate_of_output = residual_rate
     return float(rate_of_weights), float(rate_of_output)
 
 

@@ -242,10 +242,11 @@ def run_relative_layer(layer: Any, state: State) -> State:
 
     # Else the library's own is called, by its names of the arguments.
     arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    name_of_shared = "attention_mask"
     if is_data2vec:
         del arguments["attention_mask"]  # which it does not know
         name_of_shared = "relative_position_bias"
+    else:
+        name_of_shared = "attention_mask"  # BEiT adds it to the scores by this name
     if shared is not None:
         arguments[name_of_shared] = shared[None]
     output = layer(state.hidden, **arguments)
