@@ -101,9 +101,10 @@ def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> 
     """Blur with a disk, itself smoothed a little at its edge; (radius and sigma of the smoothing in pixels)."""
     radius, smoothing = constants
     # The sizes of the two kernels are the authors'.
-    disk_reach = 8
-    bell_reach = 1
-    if radius > 8:
+    if radius <= 8:
+        disk_reach = 8
+        bell_reach = 1
+    else:
         disk_reach = int(radius)
         bell_reach = 2
     disk = _disk(radius, disk_reach)
@@ -364,11 +365,13 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
     side = min(height, width)
     moved = _randomly_mapped(x, side * affine, random)
 
-    shifts = random.uniform(-1, 1, size=(2, height, width))  # to the right, and down
+    noise = random.uniform(-1, 1, size=(2, height, width))  # to the right, and down
     if smoothness > 0:
         sigma = side * smoothness
         sigmas = (0, sigma, sigma)  # none between the two directions
-        shifts = ndimage.gaussian_filter(shifts, sigmas, mode="reflect", truncate=3)
+        shifts = ndimage.gaussian_filter(noise, sigmas, mode="reflect", truncate=3)
+    else:
+        shifts = noise
     right, down = shifts * (side * strength)
 
     rows, columns = _grid(height, width)

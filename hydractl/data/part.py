@@ -177,32 +177,32 @@ class ChosenRows:
             raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
         return np.arange(self.start, end)
 
-    def _draw_share(self, rows: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
+    def _draw_share(self, places: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
         """Return the share of some places that ``fraction=A:B`` asks for, drawn by ``seed``, ascending.
 
         All places are put into an order that is drawn, and those from A to B in it are taken: shares that do not
         overlap have no sample in common.
 
         Args:
-            rows: the places.
+            places: of samples in the set.
             labels: of all samples, ``[total]``; None where there are none.
             total: number of samples of the set.
 
         Raises:
             InputError: where the share is of no sample.
         """
-        count = len(rows)
+        count = len(places)
         low, high = self.share
         start = round(low * count)
         end = round(high * count)
         is_everything = start == 0 and end == count
         if is_everything:
-            return rows
-        labels_of_rows = None
+            return places
+        labels_of_places = None
         if labels is not None:
-            labels_of_rows = np.asarray(labels)[rows]
-        order = _stratified_order(labels_of_rows, count, self.seed)
-        chosen = rows[order[start:end]]
+            labels_of_places = np.asarray(labels)[places]
+        order = _stratified_order(labels_of_places, count, self.seed)
+        chosen = places[order[start:end]]
         if not len(chosen):
             raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
         return np.sort(chosen)

@@ -183,12 +183,14 @@ def expectations(
             expected.append(_expectation(model, {IMAGES: images}, inputs_of_model))
             continue
         example = model.example_inputs(batch, seed=seed + turn)
-        inputs = named_inputs(example)
-        if "spatial_shapes" in inputs:
+        named_example = named_inputs(example)
+        if "spatial_shapes" in named_example:
             raise UsageError(f"{model.description.arch} looks at the rows of its images: no graph can be made of it")
-        if longest is not None:
+        if longest is None:
+            inputs = named_example
+        else:
             # First shorter texts than a graph is traced with, then longer ones.
-            inputs = _texts_of_other_length(inputs, longest, shorter=turn == 0)
+            inputs = _texts_of_other_length(named_example, longest, shorter=turn == 0)
         expected.append(_expectation(model, inputs, unnamed_inputs(inputs)))
     return expected
 

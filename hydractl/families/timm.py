@@ -540,6 +540,7 @@ def fill_timm_buffers(model: nn.Module) -> None:
             module._buffers[name] = torch.empty_like(buffer, device="cpu")
         if isinstance(module, BatchNorm2d):
             module.reset_running_stats()
+            # Of a class that training leaves in eval mode.
             module.__class__ = _FrozenNormAct if isinstance(module, BatchNormAct2d) else _FrozenNorm
 
     if isinstance(model, timm_relative.Swin):

@@ -141,9 +141,10 @@ def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple
     """
     network = source.family.build(source.description.config)
     sites_of(source, tower)  # refuses a tower that is not there
-    prefixes: tuple[str, ...] = ("",)  # which every name starts with
-    if tower not in (None, "both"):
-        prefixes = ()
+    prefixes: tuple[str, ...] = ()
+    if tower in (None, "both"):
+        prefixes = ("",)  # which every name starts with
+    else:
         for stages in source.family.stages(network):
             if stages.tower == tower:
                 prefixes += tuple(stages.prefixes)

@@ -136,14 +136,15 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     sets = study_sets(settings, source)
     sets.tell(log)
 
-    log = SayOnce(log, sets.warnings)
+    # What was said of the data here is not said again by each step.
+    log_once = SayOnce(log, sets.warnings)
     if settings.dry_run:
-        return _dry_run(sets, source, folder, log)
-    announce_reading([source], log)
+        return _dry_run(sets, source, folder, log_once)
+    announce_reading([source], log_once)
     try:
-        plan = _claim_folder(settings, sets, source, folder, log)
+        plan = _claim_folder(settings, sets, source, folder, log_once)
         with keeping_batches(_KEPT_BYTES):
-            return _carry_out(plan, sets.settings, source, log)
+            return _carry_out(plan, sets.settings, source, log_once)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 
@@ -583,7 +584,7 @@ def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder:
     if plan_file.exists():
         scale = _read_scale(plan_file, decisive, sets)
     else:
-        scale = _begin(plan_file, decisive, sets, source, folder, log)
+        scale = _decide_scale_and_write_plan(plan_file, decisive, sets, source, folder, log)
     plan = _plan_study(sets.settings, source, folder, scale)
     return replace(plan, warnings=sets.warnings)
 
@@ -645,10 +646,19 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
 
 
-def _begin(
+def _decide_scale_and_write_plan(
     path: Path, decisive: Mapping[str, object], sets: StudySets, source: Source, folder: Path, log: Log
 ) -> Scale:
-    """Decide the scale of a new study, say how long it takes, and write its plan to ``path``; return the scale."""
+    """Begin a new study: decide its scale (which rows it has and how large its search is), and write its plan.
+
+    Args:
+        path: the file of the plan, by which a study that was stopped goes on.
+        decisive: the model and the settings that decide what the study finds.
+        sets: its data.
+        source: the studied model.
+        folder: of the study.
+        log: hears how long it takes, and what was cut to stay within ``--time``.
+    """
     settings = sets.settings
     scale, seconds = _scale_within_time(settings, source, folder, log)
     condition = ""

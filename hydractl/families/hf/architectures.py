@@ -316,14 +316,15 @@ def drawn_model(config: LibraryConfig) -> Any:
     """
     name = class_name(config)
     settings: dict[str, Any] = without_traces(config)
-    labels = settings.get("num_labels")
-    if name in TWO_TOWERS:  # which have none, while every configuration of the library has some
-        labels = 2
+    if name in TWO_TOWERS:
+        labels = 2  # it has none, while every configuration of the library has some
+    else:
+        labels = settings.get("num_labels")
     # The library would make up a name for each of them.
     if type(labels) is not int or labels > _MOST_LABELS:
         raise InputError(f"{name} has {shown(labels)} labels")
     is_body = labels == 0
-    settings["num_labels"] = 2 if is_body else labels
+    settings["num_labels"] = 2 if is_body else labels  # a classifier is built first, and taken out of a body below
     model_class = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
         library_config = model_class.config_class.from_dict(settings)

@@ -199,13 +199,13 @@ def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
     if most_patches is None:
         return random_pixels([channels, height, width], batch, seed)
     patch = settings["patch_size"]
-    rows = height // patch
-    is_patch = torch.arange(most_patches) < rows**2  # the others are padding
+    side = height // patch  # of the square, in patches
+    is_patch = torch.arange(most_patches) < side**2  # the others are padding
     mask = is_patch.int().repeat(batch, 1)
     return {
         "pixel_values": random_pixels([most_patches, channels * patch**2], batch, seed),
         "pixel_attention_mask": mask,
-        "spatial_shapes": torch.full((batch, 2), rows),
+        "spatial_shapes": torch.full((batch, 2), side),
     }
 
 

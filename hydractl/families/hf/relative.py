@@ -420,10 +420,12 @@ def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages
         prefix: its name within the model.
         norm: of a layer, the norm that its attention reads through; empty: none.
     """
+    # For each layer: how it runs, what its attention reads, its share of all tokens and the number of its windows. For
+    # those that merge tokens, by number, the name of the module.
     blocks = []
     attention_inputs = []
-    merging = {}
     spans = []
+    merging = {}
     all_tokens = math.prod(base.embeddings.patch_grid)
     for index, swin_layer in enumerate(swin_layers(base)):
         merge = None

@@ -322,8 +322,9 @@ class OpenClip(ModelFamily):
             return
         block = model.get_submodule(site.path.removesuffix(".attn"))
         if isinstance(block, ResidualAttentionBlock):  # which calls nn.MultiheadAttention
-            attention = MultiheadStandIn(attention)
-        super().install(model, site, attention)
+            super().install(model, site, MultiheadStandIn(attention))
+        else:
+            super().install(model, site, attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model into the visual tower, which reads images, and the text tower, which reads prompts."""
