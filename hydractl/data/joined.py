@@ -147,7 +147,7 @@ def open_inputs(
                 )
             parts.append(part)
 
-    # Checked and set for all, as only open_data does either.
+    # What open_data opens is checked and prepared already; image files and standard input are not.
     for part in parts:
         if part.kind != kind_read:
             raise InputError(f"{part.where} holds {part.kind}s, and {model} reads {kind_read}s")
@@ -186,8 +186,8 @@ def _read_standard_input(kind_read: str, limit: int | None) -> Dataset:
         raise InputError("INPUT - : standard input is closed")
     # As bytes: the name of a file may be no text.
     all_lines = [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
-    lines = [line for line in all_lines if line.strip()]
-    lines = lines[:limit]
+    filled_lines = [line for line in all_lines if line.strip()]
+    lines = filled_lines[:limit]
     if not lines:
         raise InputError("INPUT - : standard input is empty", hint="give a path or a text in each line")
     if kind_read != "text":

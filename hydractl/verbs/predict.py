@@ -290,9 +290,10 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
         seed=settings.seed,
         on_bad=settings.on_bad,
     )
+    part_to_predict = part
     if settings.part is not None:
-        part = Part(*parse_part(settings.part))
-    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
+        part_to_predict = Part(*parse_part(settings.part))
+    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part_to_predict)
     form = LineForm(top=settings.top, members=settings.members)
     return _Plan(model, dataset, samples, form)
 
