@@ -89,11 +89,10 @@ class ParquetImages(EncodedImages):
         if place >= len(images):  # a damaged file may hold fewer than it says
             return b""
         value = images[place]
-        if isinstance(value, dict):
-            value = value.get("bytes")
-        if not isinstance(value, bytes):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
             return b""
-        return value
+        return content
 
     def _images_of_group(self, number: int) -> list[Any]:
         """Return the images of a group of rows; the last group that was read is kept."""

@@ -276,7 +276,7 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     for name, tensor in header.tensors.items():
         if not name.startswith(BESIDE):
             weights.append(tensor)
-    info = InfoAnswer(
+    any_safetensors = InfoAnswer(
         schema=INFO_SCHEMA,
         file=str(path),
         holds="safetensors",
@@ -287,9 +287,9 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     )
     description = header.description
     if description is None:
-        return replace(info, note="does not describe itself; use it with --arch")
+        return replace(any_safetensors, note="does not describe itself; use it with --arch")
     schema = description.get("schema")
-    info = replace(info, holds=schema)
+    info = replace(any_safetensors, holds=schema)
     if str(schema).startswith("hydractl.predictions/"):
         return replace(info, content=_prediction_facts(path))
     if schema == FEATURES_SCHEMA:

@@ -624,11 +624,10 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
         OutputError: it was begun with other settings or data; lists the differences.
     """
     document = read_json_file(str(path))
-    if not isinstance(document, dict):
-        document = {}
-    decisive_before = document.get("settings")
-    if not isinstance(decisive_before, dict) or document.get("schema") != PLAN:
+    is_plan = isinstance(document, dict) and document.get("schema") == PLAN
+    if not is_plan or not isinstance(document.get("settings"), dict):
         raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
+    decisive_before = document["settings"]
 
     changed_settings = differences(decisive_before, decisive, "in the folder")
     if changed_settings:
@@ -725,9 +724,10 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
         blocks: how many blocks the model has.
     """
     settings = plan.settings
-    device = settings.places[0]
     if settings.slurm:
         device = "auto"  # the probe runs on this machine, which may lack the devices of the cluster
+    else:
+        device = settings.places[0]
     steps = in_order(map(plan.choosing_step, plan.rows))
 
     # The searches.
@@ -744,9 +744,10 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     samples = _samples_of_a_row(plan)
     forward_passes = 0
     for row in plan.rows:
-        passes_a_sample = 2  # a row takes about twice the single model's time
         if "mc_dropout" in row.options:
             passes_a_sample = 10
+        else:
+            passes_a_sample = 2  # a row takes about twice the single model's time
         forward_passes += passes_a_sample * samples
     for step in steps:
         if step.verb == "finetune":

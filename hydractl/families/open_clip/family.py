@@ -407,9 +407,10 @@ class OpenClip(ModelFamily):
         """
         tower = visual_stages(model)
         is_of_timm = tower.stem_prefixes[0].startswith(TRUNK)
-        names = ("ls_1", "ls_2")
         if is_of_timm:
             names = ("drop_path1", "drop_path2")
+        else:
+            names = ("ls_1", "ls_2")
         for path in tower.block_paths:
             block = model.get_submodule(path)
             for name in names:
