@@ -660,9 +660,7 @@ def _sum_up(
     answer = replace(answer_of_tally, part=settings.part)
     log.info(_summary_in_words(answer))
     if answer.watched is not None:
-        say = log.info
-        if answer.watched.alarms:
-            say = log.warn
+        say = log.warn if answer.watched.alarms else log.info
         for line in watch_lines(answer.watched):
             say(line)
     report_skipped(plan.dataset, log)
