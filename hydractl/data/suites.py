@@ -578,11 +578,9 @@ def _find_image_list(folder: str, lists: Sequence[str], below_root: str) -> tupl
             if not os.path.isfile(path):
                 continue
             first_image = _first_path_in(path)
-            if not first_image:
-                first_image = "(none)"
-            elif os.path.isfile(os.path.join(images_folder, first_image)):
+            if first_image and os.path.isfile(os.path.join(images_folder, first_image)):
                 return f"{path}?root={setting_value(images_folder)}", ""
-            missing_image = os.path.join(below_root, first_image)
+            missing_image = os.path.join(below_root, first_image or "(none)")
             why = f"{name} is there, and its first image is not: {missing_image}"
     return None, why
 

@@ -50,10 +50,11 @@ def image_of(sample: Any) -> Image.Image:
         raise InputError(f"an image is a PIL image, an array or a tensor, not {type(sample).__name__}")
     import numpy as np
 
-    pixels = _channels_last(sample)
-    are_floats = pixels.dtype.kind == "f" and pixels.size > 0
-    if are_floats and pixels.min() >= 0 and pixels.max() <= 1:
-        levels = np.round(pixels * 255)
+    given_pixels = _channels_last(sample)
+    pixels = given_pixels
+    are_floats = given_pixels.dtype.kind == "f" and given_pixels.size > 0
+    if are_floats and given_pixels.min() >= 0 and given_pixels.max() <= 1:
+        levels = np.round(given_pixels * 255)
         pixels = levels.astype(np.uint8)
     is_empty = 0 in pixels.shape
     is_grey = pixels.ndim == 2

@@ -737,11 +737,10 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
     None where there are none, or not as many as the model has classes.
     """
     pretrained = object_or_empty(config, "pretrained_cfg")
-    names = config.get("label_names")
-    if not names:
-        names = pretrained.get("label_names")
-    if isinstance(names, Mapping):
-        names = _as_list(names, model.num_classes)
+    published = config.get("label_names") or pretrained.get("label_names")  # a list, or by number
+    names = published
+    if isinstance(published, Mapping):
+        names = _as_list(published, model.num_classes)
     if isinstance(names, list):
         if len(names) != model.num_classes:
             return None

@@ -121,8 +121,8 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         UsageError: the options need several processes, or do not suit them.
     """
     if settings.several or settings.slurm:
-        log = SayOnce(log)  # the trainings share their data, so each would say the same of them
-        return train_members(settings, log, _check_training, _answer_of_finished)
+        log_once = SayOnce(log)  # the trainings share their data, so each would say the same of them
+        return train_members(settings, log_once, _check_training, _answer_of_finished)
     if settings.devices:
         settings = on_first_device(settings)
     if restarted():  # torchrun has started all processes again after one had failed
@@ -426,12 +426,12 @@ def _build_member(prepared: Prepared, source: Source) -> HydraModel:
     """Return a model, or a member of several, on its device, adapted and sharded as the settings say."""
     settings = prepared.settings
     options = prepared.options
-    source = with_dropout(source, settings.dropout)
+    source_with_dropout = with_dropout(source, settings.dropout)
     device = resolve_device(local_device(settings.device))
     device_to_build_on = str(device)
     if settings.shard:
         device_to_build_on = "cpu"  # the whole model need not fit on one device
-    model = build_model(source, device_to_build_on, settings.dtype)
+    model = build_model(source_with_dropout, device_to_build_on, settings.dtype)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     if settings.shard:

@@ -394,18 +394,19 @@ def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _Opene
             f"exported files run on the CPU, in float32 and as they were written: {file.name}",
             hint="give the checkpoint that it was made of",
         )
+    opened = file
     if settings.max_length is not None:
-        file = file.at_length(settings.max_length)
+        opened = file.at_length(settings.max_length)
     return _OpenedModel(
-        name=file.name,
-        chosen=file.chosen,
-        members=file.members,
-        labels=file.labels,
-        classes=file.classes,
-        reads=file.reads,
-        facts={"max_length": file.preprocess.get("max_length")},
-        digest=lambda: file.sha256,
-        build=lambda log: file.build(),
+        name=opened.name,
+        chosen=opened.chosen,
+        members=opened.members,
+        labels=opened.labels,
+        classes=opened.classes,
+        reads=opened.reads,
+        facts={"max_length": opened.preprocess.get("max_length")},
+        digest=lambda: opened.sha256,
+        build=lambda log: opened.build(),
     )
 
 

@@ -485,8 +485,9 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
     layout = tower.layout
     config = tower.base.config
     block = layer.get_submodule(layout.block)
-    heads = config.num_attention_heads
-    if not isinstance(heads, int):  # more in every stage
+    if isinstance(config.num_attention_heads, int):
+        heads = config.num_attention_heads
+    else:  # more in every stage
         heads = block.get_submodule(layout.core).num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None)
     if not key_heads:  # every head of queries has its own

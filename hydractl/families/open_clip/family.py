@@ -188,13 +188,13 @@ class OpenClip(ModelFamily):
             UsageError: for a setting that it does not have.
         """
         arch, _, tag = name.partition("/")
-        config = _known_config(arch)
+        config_of_arch = _known_config(arch)
         published: Mapping[str, object] = {}
         if tag:
             published = _published_entry(arch, tag)
-        if published.get("quick_gelu"):
-            config["quick_gelu"] = True
-        config = _with_settings(config, options, name)
+        if published.get("quick_gelu"):  # the weights of this tag were trained with another activation
+            config_of_arch["quick_gelu"] = True
+        config = _with_settings(config_of_arch, options, name)
         if not own_tokenizer(config):
             raise InputError(
                 f"open_clip:{name} reads texts by a tokenizer of transformers, which random weights do not come with: "
