@@ -316,6 +316,7 @@ def drawn_model(config: LibraryConfig) -> Any:
     """
     name = class_name(config)
     settings: dict[str, Any] = without_traces(config)
+    labels: Any
     if name in TWO_TOWERS:
         labels = 2  # it has none, while every configuration of the library has some
     else:
