@@ -14,7 +14,7 @@ from torch import Tensor
 from hydractl.circuit.counting import Values, values_of
 from hydractl.circuit.objective import shares_of
 from hydractl.circuit.samples import SearchBatch
-from hydractl.circuit.tower import SearchedTower, Trace, agreeing
+from hydractl.circuit.tower import Kept, SearchedTower, Trace, agreeing
 from hydractl.circuit.winners import CandidateHead
 from hydractl.distributed import Processes
 from hydractl.families.base import State
@@ -347,7 +347,7 @@ class Evaluator:
         trace_bytes = [self._models_at_a_time * size * states_of_trace for size in stem_bytes]
         self._trace_bytes = sum(trace_bytes)
         traces_that_fit = left_bytes // self._trace_bytes
-        self._kept_traces = max(1, min(self._lanes, traces_that_fit))
+        self._most_traces = max(1, min(self._lanes, traces_that_fit))
         return _chunks_within(left_bytes, trace_bytes)
 
     def _read_stems(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
@@ -376,7 +376,7 @@ class Evaluator:
         """The approximate number of bytes that are kept at a time."""
         largest_chunk = max(len(chunk) for chunk in self.chunks)
         bytes_of_chunk = self._trace_bytes * largest_chunk / len(self.batches)
-        all_bytes = self._stem_bytes + self._kept_traces * bytes_of_chunk
+        all_bytes = self._stem_bytes + self._most_traces * bytes_of_chunk
         return int(all_bytes)
 
     def _stem_of(self, batch: int) -> State:
@@ -399,55 +399,49 @@ class Evaluator:
         return stems
 
     def _trace_of_current_model(self, batch: int) -> Trace:
-        """Return the trace of one batch under the model as it is, and keep it.
+        """Return the trace of one batch under the model that the tower is at, and store it.
 
-        A known trace of the same model is returned. Otherwise the batch runs, from the first block at which its model
-        differs from that of the most similar known trace.
+        A stored trace of the same model is returned. Otherwise the batch runs, from the first block at which the model
+        differs from that of the most similar stored trace.
+
+        The traces of models that are searched are stored in ``_traces``, several a batch. That of a model that is only
+        tried is stored in ``_tried``, one a batch, until the batch is asked for again.
         """
-        tower = self.sample_tower
-        kept_traces = self._traces.setdefault(batch, [])
-        tried = self._tried.pop(batch, None)
-        known = list(kept_traces)
-        if tried is not None:
-            known.append(tried)
+        heads = self.sample_tower.kept
+        searched_traces = self._traces.setdefault(batch, [])
+        stored_traces = list(searched_traces)
+        # Taken out: it is of this model and stored again below, or of one that was tried before and is over.
+        tried_trace = self._tried.pop(batch, None)
+        if tried_trace is not None:
+            stored_traces.append(tried_trace)
 
-        def leading_blocks_in_common(trace: Trace) -> int:
-            return agreeing(trace.kept, tower.kept)
+        trace = _most_similar(stored_traces, heads)
+        if trace is None or trace.kept != heads:
+            trace = self.sample_tower.trace(self._stem_of(batch), known=trace)
 
-        nearest = max(known, key=leading_blocks_in_common, default=None)
-        if nearest is not None and nearest.kept == tower.kept:
-            trace = nearest
-        else:
-            trace = tower.trace(self._stem_of(batch), nearest)
-
-        # The trace of a model that is only tried stands beside the others, until the next one is tried.
         if self._is_aside:
             self._tried[batch] = trace
             return trace
-        is_kept = any(other is trace for other in kept_traces)
-        if not is_kept:
-            self._keep_trace(trace, kept_traces)
+        is_stored = any(searched is trace for searched in searched_traces)
+        if not is_stored:
+            self._store_trace(trace, searched_traces)
         return trace
 
-    def _keep_trace(self, trace: Trace, kept_traces: list[Trace]) -> None:
+    def _store_trace(self, trace: Trace, searched_traces: list[Trace]) -> None:
         """Add a trace to those of its batch, in the place of one that is no longer needed.
 
         Args:
             trace: of the model as it is.
-            kept_traces: those that are kept of the batch, the oldest first; changed in place.
+            searched_traces: those that are stored of the batch, the oldest first; changed in place.
         """
-
-        def leading_blocks_in_common(other: Trace) -> int:
-            return agreeing(other.kept, trace.kept)
-
-        nearest = max(kept_traces, key=leading_blocks_in_common, default=None)
-        # A model with more heads removed takes the place of the one it comes from; others are kept beside it.
+        nearest = _most_similar(searched_traces, trace.kept)
+        # A model with more heads removed takes the place of the one it comes from; others are stored beside it.
         if nearest is not None and _has_only_heads_of(trace, nearest):
-            kept_traces.remove(nearest)
+            searched_traces.remove(nearest)
         # Where the memory does not suffice for one more, the oldest go.
-        while kept_traces and len(kept_traces) >= self._kept_traces:
-            kept_traces.pop(0)
-        kept_traces.append(trace)
+        while searched_traces and len(searched_traces) >= self._most_traces:
+            searched_traces.pop(0)
+        searched_traces.append(trace)
 
     def drop_traces(self, batches: Sequence[int]) -> None:
         """Drop the traces of a chunk, where not all of them fit into memory."""
@@ -532,6 +526,18 @@ def _samples_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, in
         else:
             n_id += batch.size
     return n_id, n_ood
+
+
+def _most_similar(traces: Sequence[Trace], heads: Kept) -> Trace | None:
+    """Return the trace whose model has the same heads as ``heads`` at the most leading sites; None where there is none.
+
+    Of equally similar traces it is the first.
+    """
+
+    def leading_sites_in_common(trace: Trace) -> int:
+        return agreeing(trace.kept, heads)
+
+    return max(traces, key=leading_sites_in_common, default=None)
 
 
 def _has_only_heads_of(trace: Trace, other: Trace) -> bool:

@@ -42,37 +42,42 @@ class Headmap(GreedySearch):
         self.kept = dict(kept)
 
     def run(self, objectives: Sequence[str], budget: int | None = None) -> dict[str, ObjectiveRanking]:
-        """Go over the sites of the candidates once.
+        """Choose heads site after site, and rank those that were not chosen.
+
+        At each site every head is tried: masked alone, together with the heads chosen at the sites before. The heads
+        whose masking scores lowest are chosen, as many as ``kept`` says. A chosen head stays masked for the rest of the
+        pass, and is kept in the result; the others are what the result removes.
 
         Args:
-            objectives: their scores are the opposites of losses, so the heads with the lowest scores are chosen.
-            budget: without effect: all heads that ``kept`` leaves over are removed.
+            objectives: whose scores, the opposites of losses, are compared; each chooses heads of its own.
+            budget: not read, as ``kept`` decides how many heads are removed; there because every search takes it.
 
         Returns:
-            For each objective the heads that were not chosen, the highest score first, of equal ones the lowest site
-            and then the lowest head, each with the counts when it was masked.
+            For each objective its ranking, which is also left in :attr:`rankings`: the heads that were not chosen, the
+            highest score first, of equal ones the lowest site and then the lowest head, each with the counts when it
+            was masked.
         """
-        base = self._counts_of_whole_model()
+        counts_of_whole_model = self._counts_of_whole_model()
         self.rankings = {}
         chosen: dict[str, list[CandidateHead]] = {}
         for objective in objectives:
-            self.rankings[objective] = ObjectiveRanking(base)
+            self.rankings[objective] = ObjectiveRanking(counts_of_whole_model)
             chosen[objective] = []
 
-        # One step a site: the heads of the site are tried, beside those chosen before.
         sites = dict.fromkeys(site for site, _ in self.heads)  # each once, in model order
         for step, site in enumerate(sites, start=1):
-            # Objectives that have chosen the same heads mask the same model, so one step serves all of them.
+            # Objectives that have chosen the same heads mask the same model, so one trial of a head serves all of them.
             groups = objectives_by_removed_heads(chosen)
             heads_left = [head for head in self.heads if head.site >= site]
             self._show_evaluations_left(len(groups) * len(heads_left))
-            for masked, group in groups.items():
-                trials = self._try_site(group, step, masked, site)
+            for chosen_before, group in groups.items():
+                trials = self._try_site(group, step, chosen_before, site)
                 for objective in group:
-                    chosen_at_site, left_over = self._split_site(objective, site, trials)
-                    chosen[objective] += chosen_at_site
-                    self.rankings[objective].steps += left_over
+                    chosen_here, trials_of_others = self._split_site(objective, site, trials)
+                    chosen[objective] += chosen_here
+                    self.rankings[objective].steps += trials_of_others
 
+        # The steps stand site after site so far.
         self._sort_rankings()
         return self.rankings
 

@@ -345,12 +345,13 @@ class Race:
         """Judge a candidate that has seen one more batch.
 
         Its best case is lowered to what is still possible; objectives that it can then no longer win are dropped, and
-        those that it has all counts for are noted as counted.
+        those that it has all counts for are noted as counted. Where nothing is left to count, it is done.
         """
         n_id = self.evaluator.n_id
         n_ood = self.evaluator.n_ood
         counts = contestant.tally.counts()
-        contestant.best_case = counts.most.best_case(n_id, n_ood, contestant.tally.seen_pairs)
+        with_rounding_in_its_favour = counts.most
+        contestant.best_case = with_rounding_in_its_favour.best_case(n_id, n_ood, contestant.tally.seen_pairs)
         self._drop_lost_objectives(contestant)
 
         # Accuracy and losses are counted once all ID samples are; an objective that reads OOD samples needs these too.
@@ -359,9 +360,11 @@ class Race:
         for objective in self.objectives:
             if not contestant.still_runs_for(objective):
                 continue
-            lacks_ood = self._needs_ood(objective) and not has_all_ood
-            if has_all_id and not lacks_ood:
-                self._enter_counted(contestant, objective)
+            has_all_counts = has_all_id
+            if self._needs_ood(objective):
+                has_all_counts = has_all_id and has_all_ood
+            if has_all_counts:
+                self._enter_counted(contestant, objective)  # may put other candidates out of reach
         self._finish_if_nothing_left(contestant)
 
     def _enter_counted(self, contestant: RacingHead, objective: str) -> None:

@@ -389,9 +389,10 @@ def _labels_of_rows(
         return RawLabels(None, names)
     labels = all_labels[list(rows)]
     are_strings = labels.dtype.kind == "U"
+    if are_strings and names is None:
+        names_in_labels = sorted(set(all_labels.tolist()))  # of all samples, so that they do not depend on the rows
+        return RawLabels(labels.tolist(), names_in_labels)
     if are_strings:
-        if names is None:
-            names = sorted(set(all_labels.tolist()))
         return RawLabels(labels.tolist(), names)
     are_unsigned = labels.dtype.kind == "u"
     if are_unsigned and int(labels.max()) > np.iinfo(np.int64).max:

@@ -116,16 +116,17 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
     import torch
 
     dataset = reader.dataset
-    results: Iterator[_Result] = map(reader.read, range(len(reader)))
+    results: Iterator[_Result]
     if workers:
         results = _read_in_workers(reader, workers)
+    else:
+        results = map(reader.read, range(len(reader)))
     yielded = 0
     for indices, (inputs, unreadable) in zip(reader.indices_by_batch, results, strict=True):
-        readable = indices
         if unreadable:
             assert dataset.skipped is not None  # else the reader raises
             dataset.skipped.update(unreadable)
-            readable = [i for i in indices if i not in unreadable]
+        readable = [i for i in indices if i not in unreadable]
         if not readable:
             continue
         labels = None

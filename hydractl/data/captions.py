@@ -192,8 +192,8 @@ def _read_texts(
     for row in rows:
         try:
             if row.problem:
-                raise ValueError(row.problem)
-            if not columns:
+                raise ValueError(row.problem)  # noted below, as the others are
+            if not columns:  # the first row that can be read decides for all
                 columns = _choose_columns(spec, list(row.values), "key")
             texts_of_row = {key: _text_of_row(row, column, key) for key, column in columns.items()}
         except ValueError as error:

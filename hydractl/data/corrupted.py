@@ -55,17 +55,18 @@ class CorruptedImages(Dataset):
         """Take over ids and labels of the clean images; photographs of frost are read now, the images later."""
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
-        spec = with_setting(clean.spec, f"corruption={name}&severity={severity}")
+        settings = f"corruption={name}&severity={severity}"
         if photographs is not None:
-            spec = with_setting(spec, f"photographs={setting_value(photographs)}")
-        super().__init__(spec, clean.where, clean.ids)
+            settings += f"&photographs={setting_value(photographs)}"
+        super().__init__(with_setting(clean.spec, settings), clean.where, clean.ids)
         self.clean = clean
         self.name = name
         self.severity = severity
         self.labels = clean.labels
         self.label_names = clean.label_names
-        if clean.skipped is not None:
-            self.skipped = {}
+        skips_bad_samples = clean.skipped is not None
+        if skips_bad_samples:
+            self.skipped = {}  # by index, filled when samples are read
 
         # Frost alone has photographs.
         self.photographs: list[Image.Image] | None = None

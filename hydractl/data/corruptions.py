@@ -101,9 +101,10 @@ def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> 
     """Blur with a disk, itself smoothed a little at its edge; (radius and sigma of the smoothing in pixels)."""
     radius, smoothing = constants
     # The sizes of the two kernels are the authors'.
-    disk_reach = 8
-    bell_reach = 1
-    if radius > 8:
+    if radius <= 8:
+        disk_reach = 8
+        bell_reach = 1
+    else:
         disk_reach = int(radius)
         bell_reach = 2
     disk = _disk(radius, disk_reach)
@@ -267,12 +268,11 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     height, width, channels = x.shape
 
     number = random.randint(len(photographs))
-    photograph = photographs[number]
     mode = "L" if channels == 1 else "RGB"
-    photograph = in_mode(photograph, mode)
-    photograph = _covering(photograph, stride * width, stride * height)
+    photograph = in_mode(photographs[number], mode)
+    large_photograph = _covering(photograph, stride * width, stride * height)
     middle = stride // 2
-    pixels = np.asarray(photograph)[middle::stride, middle::stride]
+    pixels = np.asarray(large_photograph)[middle::stride, middle::stride]
     part = _random_part(pixels, height, width, random)
     frosted = part.reshape(x.shape)  # [height, width] of a grey one -> [height, width, 1]
     return image_share * x + frost_share * frosted / 255
@@ -365,11 +365,13 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
     side = min(height, width)
     moved = _randomly_mapped(x, side * affine, random)
 
-    shifts = random.uniform(-1, 1, size=(2, height, width))  # to the right, and down
+    noise = random.uniform(-1, 1, size=(2, height, width))  # to the right, and down
     if smoothness > 0:
         sigma = side * smoothness
         sigmas = (0, sigma, sigma)  # none between the two directions
-        shifts = ndimage.gaussian_filter(shifts, sigmas, mode="reflect", truncate=3)
+        shifts = ndimage.gaussian_filter(noise, sigmas, mode="reflect", truncate=3)
+    else:
+        shifts = noise
     right, down = shifts * (side * strength)
 
     rows, columns = _grid(height, width)
@@ -593,7 +595,7 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
         return mean + amplitude * noise
 
     half = step // 2
-    corners = field[::step, ::step]
+    corners = field[::step, ::step]  # [size / step, size / step], as all below
 
     # The middle of each square.
     lower_corners = np.roll(corners, -1, axis=0)
@@ -604,16 +606,14 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
 
     # The middle of each horizontal edge: its ends, and the squares below and above.
     right_corners = np.roll(corners, -1, axis=1)
-    ends = corners + right_corners
+    horizontal_ends = corners + right_corners
     squares_above = np.roll(centres, 1, axis=0)
-    total = ends + centres + squares_above
-    field[::step, half::step] = noisy_mean(total)
+    field[::step, half::step] = noisy_mean(horizontal_ends + centres + squares_above)
 
     # The middle of each vertical edge: its ends, and the squares to its right and left.
-    ends = corners + lower_corners
+    vertical_ends = corners + lower_corners
     squares_to_the_left = np.roll(centres, 1, axis=1)
-    total = ends + centres + squares_to_the_left
-    field[half::step, ::step] = noisy_mean(total)
+    field[half::step, ::step] = noisy_mean(vertical_ends + centres + squares_to_the_left)
 
 
 def to_pixels(image: Image.Image) -> Pixels:

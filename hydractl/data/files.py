@@ -280,18 +280,20 @@ def split_line(line: str) -> tuple[str, str | None]:
     ``a.jpg 3`` is (``a.jpg``, ``3``); ``my cat.jpg`` is the path alone, with None for the label; behind a tab there is
     always a label.
     """
-    line = line.strip(" \r")
-    if "\t" in line:
-        path, _, label = line.rpartition("\t")
+    text = line.strip(" \r")
+    if "\t" in text:
+        path, _, label = text.rpartition("\t")
         return path.strip(), label.strip() or None
-    path, _, last_field = line.rpartition(" ")
-    if not path:
-        return line, None
+
+    before_last_space, _, last_field = text.rpartition(" ")
+    has_space = bool(before_last_space)
+    if not has_space:
+        return text, None
     is_number = INTEGER.fullmatch(last_field) is not None
-    ends_like_image = line.lower().endswith(IMAGE_SUFFIXES)
+    ends_like_image = text.lower().endswith(IMAGE_SUFFIXES)
     if ends_like_image and not is_number:  # a space within the name of a file
-        return line, None
-    return path.rstrip(), last_field
+        return text, None
+    return before_last_space.rstrip(), last_field
 
 
 def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
@@ -305,7 +307,7 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
         The labels; nothing where no entry has one; problems alone where some entries have none, or some labels are
         integers and others names.
     """
-    labels = [entry.label for entry in entries if entry.label is not None]
+    labels = [entry.label for entry in entries if entry.label is not None]  # as many as entries, or it is a problem
     if not labels:
         return RawLabels()
     has_integers = any(INTEGER.fullmatch(label) for label in labels)

@@ -89,11 +89,10 @@ class ParquetImages(EncodedImages):
         if place >= len(images):  # a damaged file may hold fewer than it says
             return b""
         value = images[place]
-        if isinstance(value, dict):
-            value = value.get("bytes")
-        if not isinstance(value, bytes):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
             return b""
-        return value
+        return content
 
     def _images_of_group(self, number: int) -> list[Any]:
         """Return the images of a group of rows; the last group that was read is kept."""
@@ -473,14 +472,15 @@ def _load_table(spec: Spec) -> Any:
         ) from error
     name, config, split = _name_config_split(spec)
     is_folder = name.startswith(_HERE)
+    name_or_folder = name
     if is_folder:
-        name = os.path.expanduser(name)
-        if not os.path.isdir(name):
-            raise InputError(f"{spec.where}: no such folder: {name}")
-        _refuse_files_elsewhere(spec, Path(name))
+        name_or_folder = os.path.expanduser(name)
+        if not os.path.isdir(name_or_folder):
+            raise InputError(f"{spec.where}: no such folder: {name_or_folder}")
+        _refuse_files_elsewhere(spec, Path(name_or_folder))
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(name, config, split=split)
+        return datasets.load_dataset(name_or_folder, config, split=split)
     # The library says what is wrong with errors of many kinds.
     except Exception as error:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error

@@ -7,7 +7,6 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,9 @@ class JoinedSets(Dataset):
         self._ends = list(itertools.accumulate(sizes))
         if any(part.labels is not None for part in parts):
             self.labels = np.concatenate([_labels_or_minus_one(part) for part in parts])
-        if first.skipped is not None:
-            self.skipped = {}
+        skips_bad_samples = first.skipped is not None
+        if skips_bad_samples:
+            self.skipped = {}  # by index over all sets, filled when samples are read
 
     def _place(self, i: int) -> tuple[Dataset, int]:
         """Return the set that has sample ``i``, and its place there."""
@@ -110,7 +110,7 @@ def open_inputs(
     Args:
         texts: image files, SPECs, and ``-`` for standard input: the path of an image in each line, or a text for a
             model that reads texts. An only SPEC is opened as it is, with the ids that it has everywhere.
-        reads: the name of the model, and what it reads.
+        reads: the name of the model, and what it reads, ``image`` or ``text``; one entry.
         labels: the names of its classes; empty where it has none.
         limit: only so many samples of each input; image files one after another are one.
         seed: draws them of a set sorted by class.
@@ -122,33 +122,39 @@ def open_inputs(
     Raises:
         UsageError, InputError: as :func:`hydractl.data.open_data`, or nothing is in standard input.
     """
-    ((model, wanted),) = reads.items()
-    open_spec = partial(
-        open_data,
-        option="INPUT",
-        limit=limit,
-        seed=seed,
-        labels=labels,
-        ignore_labels=True,
-        reads=reads,
-        on_bad=on_bad,
-        read_once=True,
-    )
+    ((model, kind_read),) = reads.items()
     parts: list[Dataset] = []
-    for are_files, group in itertools.groupby(texts, key=_is_image_file):
-        neighbours = list(group)
-        if are_files:
-            parts.append(_open_image_files(neighbours[:limit]))
+    # Image files one after another become one set, to which the limit applies as a whole.
+    for are_image_files, neighbours in itertools.groupby(texts, key=_is_image_file):
+        if are_image_files:
+            paths = list(neighbours)
+            parts.append(_open_image_files(paths[:limit]))
             continue
         for text in neighbours:
             if text == STANDARD_INPUT:
-                parts.append(_read_standard_input(wanted, limit))
+                part = _read_standard_input(kind_read, limit)
             else:
-                parts.append(open_spec(text))
+                part = open_data(
+                    text,
+                    option="INPUT",
+                    limit=limit,
+                    seed=seed,
+                    labels=labels,
+                    ignore_labels=True,
+                    reads=reads,
+                    on_bad=on_bad,
+                    read_once=True,
+                )
+            parts.append(part)
+
+    # What open_data opens is checked and prepared already; image files and standard input are not.
     for part in parts:
-        if part.kind != wanted:
-            raise InputError(f"{part.where} holds {part.kind}s, and {model} reads {wanted}s")
-        part.skipped = {} if on_bad == "skip" else None
+        if part.kind != kind_read:
+            raise InputError(f"{part.where} holds {part.kind}s, and {model} reads {kind_read}s")
+        if on_bad == "skip":
+            part.skipped = {}  # by index, filled when samples are read
+        else:
+            part.skipped = None  # a sample that cannot be read is an error
     if len(parts) == 1:
         return parts[0]
     return JoinedSets(parts)
@@ -166,11 +172,11 @@ def _open_image_files(paths: Sequence[str]) -> FileImages:
     return FileImages("files", "INPUT", ids, paths)
 
 
-def _read_standard_input(wanted: str, limit: int | None) -> Dataset:
+def _read_standard_input(kind_read: str, limit: int | None) -> Dataset:
     """Open what standard input lists: paths of images, or texts, one a line; empty lines are passed over.
 
     Args:
-        wanted: what the model reads: ``text`` for texts, else images.
+        kind_read: what the model reads: ``text`` for texts, else images.
         limit: so many lines, the first ones; None: all.
 
     Raises:
@@ -180,11 +186,11 @@ def _read_standard_input(wanted: str, limit: int | None) -> Dataset:
         raise InputError("INPUT - : standard input is closed")
     # As bytes: the name of a file may be no text.
     all_lines = [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
-    lines = [line for line in all_lines if line.strip()]
-    lines = lines[:limit]
+    filled_lines = [line for line in all_lines if line.strip()]
+    lines = filled_lines[:limit]
     if not lines:
         raise InputError("INPUT - : standard input is empty", hint="give a path or a text in each line")
-    if wanted != "text":
+    if kind_read != "text":
         paths = [os.fsdecode(line) for line in lines]
         return _open_image_files(paths)
     texts = []

@@ -133,25 +133,26 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
         if kind == "missing":
             missing += 1
 
+    first_missing = first_of_kind.get("missing")
+    first_other = first_of_kind.get("other")
+    first_too_large = first_of_kind.get("too large")
+    first_name = first_of_kind.get("name")
+    has_integers = "integer" in first_of_kind or first_too_large is not None
+
     problems = []
-    if "missing" in first_of_kind:
-        first = first_of_kind["missing"]
-        problem = f"no label for sample {ids[first]}"
+    if first_missing is not None:
+        problem = f"no label for sample {ids[first_missing]}"
         if missing > 1:
             problem += f", and for {missing - 1} more"
         problems.append(problem)
-    if "other" in first_of_kind:
-        first = first_of_kind["other"]
-        label = shown(values[first])
-        problems.append(f"label {label} of sample {ids[first]} is neither an integer nor a name")
-    if "too large" in first_of_kind:
-        first = first_of_kind["too large"]
-        problems.append(f"the label of sample {ids[first]} is beyond 2^63")
-    has_integers = "integer" in first_of_kind or "too large" in first_of_kind
-    if "name" in first_of_kind and has_integers:
-        first = first_of_kind["name"]
-        label = shown(values[first])
-        problems.append(f"label {label} of sample {ids[first]} is a name, others are numbers")
+    if first_other is not None:
+        label = shown(values[first_other])
+        problems.append(f"label {label} of sample {ids[first_other]} is neither an integer nor a name")
+    if first_too_large is not None:
+        problems.append(f"the label of sample {ids[first_too_large]} is beyond 2^63")
+    if first_name is not None and has_integers:
+        name = shown(values[first_name])
+        problems.append(f"label {name} of sample {ids[first_name]} is a name, others are numbers")
     return problems
 
 
@@ -234,20 +235,22 @@ def _class_indices(
     """
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
+    values = raw.values
+    data_names = raw.names
     if raw.texts is not None and labels and set(raw.texts) <= set(labels):
-        # Five stars are the class named "5", not the class at position 5.
-        raw = RawLabels(raw.texts, sorted(set(raw.texts)))
-    if raw.values is None:
+        # Numbers that are names of the checkpoint: five stars are the class named "5", not the class at position 5.
+        values = raw.texts
+        data_names = sorted(set(raw.texts))
+    if values is None:
         return None
 
     # First as indices into the data's own names, where there are such, else into the checkpoint's.
-    data_names = raw.names
-    if isinstance(raw.values, list):
+    if isinstance(values, list):
         if data_names is None:
-            data_names = sorted(set(raw.values))
-        indices = _index_names(raw.values, data_names, ids, where)
+            data_names = sorted(set(values))
+        indices = _index_names(values, data_names, ids, where)
     else:
-        indices = raw.values
+        indices = values
     class_names = labels if data_names is None else data_names
     class_count = len(class_names) if class_names else None  # None: of a checkpoint without names
     _check_range(indices, class_count, ids, where)

@@ -136,6 +136,9 @@ class ChosenRows:
     def places(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
         """Return the places of the samples in the set, ascending.
 
+        The settings apply one after another: ``from`` and ``take``, ``fraction``, then ``part`` and ``without``, which
+        both count the samples that the others leave.
+
         Args:
             labels: of all samples as they stand in the data, ``[total]``; None where there are none.
             total: number of samples that were read.
@@ -143,19 +146,18 @@ class ChosenRows:
         Raises:
             InputError: where the set has fewer samples, or nothing is left.
         """
-        rows = self._take_from_start(total)
-        rows = self._draw_share(rows, labels, total)
+        places_from_start = self._take_from_start(total)
+        places = self._draw_share(places_from_start, labels, total)
         part, parts = self.part
-        if part > len(rows):
-            raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
-        # What is left out is counted among all of these, before the part is taken of them.
-        is_left = self._is_left(len(rows))
-        in_part = slice(part - 1, None, parts)
-        rows_of_part = rows[in_part]
-        chosen = rows_of_part[is_left[in_part]]
+        if part > len(places):
+            raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(places)} samples")
+        is_left = self._is_left(len(places))
+        in_part = slice(part - 1, None, parts)  # every so many samples, from the one of its number on
+        places_of_part = places[in_part]
+        chosen = places_of_part[is_left[in_part]]
         if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
-        return [int(row) for row in chosen]
+        return [int(place) for place in chosen]
 
     def _take_from_start(self, total: int) -> np.ndarray:
         """Return the places from ``start`` on, ``count`` of them or all, in a set of ``total`` samples.
@@ -175,32 +177,32 @@ class ChosenRows:
             raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
         return np.arange(self.start, end)
 
-    def _draw_share(self, rows: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
+    def _draw_share(self, places: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
         """Return the share of some places that ``fraction=A:B`` asks for, drawn by ``seed``, ascending.
 
         All places are put into an order that is drawn, and those from A to B in it are taken: shares that do not
         overlap have no sample in common.
 
         Args:
-            rows: the places.
+            places: of samples in the set.
             labels: of all samples, ``[total]``; None where there are none.
             total: number of samples of the set.
 
         Raises:
             InputError: where the share is of no sample.
         """
-        count = len(rows)
+        count = len(places)
         low, high = self.share
         start = round(low * count)
         end = round(high * count)
         is_everything = start == 0 and end == count
         if is_everything:
-            return rows
-        labels_of_rows = None
+            return places
+        labels_of_places = None
         if labels is not None:
-            labels_of_rows = np.asarray(labels)[rows]
-        order = _stratified_order(labels_of_rows, count, self.seed)
-        chosen = rows[order[start:end]]
+            labels_of_places = np.asarray(labels)[places]
+        order = _stratified_order(labels_of_places, count, self.seed)
+        chosen = places[order[start:end]]
         if not len(chosen):
             raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
         return np.sort(chosen)

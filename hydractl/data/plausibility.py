@@ -100,9 +100,10 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
             sample = dataset[index]
         except UnreadableSample:
             continue
-        image = sample
         if dataset.kind == PAIRS:
             image, _ = sample
+        else:
+            image = sample
         assert isinstance(image, Image.Image)
         # One image at a time: a large one takes much of the memory there is.
         extrema = np.ravel(grey_or_rgb(image).getextrema())  # of every channel

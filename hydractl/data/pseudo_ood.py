@@ -49,19 +49,34 @@ def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     width = max(1, image_width // _TILES)
     result = pixels.copy()
     without_margin = result[: rows * height, : columns * width]  # a view: what is written to it is in the result
-
-    # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows, columns, h, w, C] -> [tiles, h, w, C]
-    grid = without_margin.reshape(rows, height, columns, width, -1)
-    tiles_in_grid = grid.swapaxes(1, 2)
-    tiles = tiles_in_grid.reshape(rows * columns, height, width, -1)
+    tiles = _cut_into_tiles(without_margin, rows, columns)
     order = _reordered(np.arange(len(tiles)), random)
-    moved_tiles = tiles[order]
-
-    # And back.
-    moved_in_grid = moved_tiles.reshape(tiles_in_grid.shape)
-    moved_grid = moved_in_grid.swapaxes(1, 2)
-    without_margin[...] = moved_grid.reshape(without_margin.shape)
+    joined = _join_tiles(tiles[order], rows, columns)
+    without_margin[...] = joined.reshape(without_margin.shape)  # [H, W, 1] -> [H, W], where there is no C
     return result
+
+
+def _cut_into_tiles(pixels: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
+    """Return the tiles of an image, row after row, ``[rows * columns, h, w, C]``; C is 1 of an image without channels.
+
+    Args:
+        pixels: ``[rows * h, columns * w]`` or ``[rows * h, columns * w, C]``.
+        rows, columns: the tiles in each direction.
+    """
+    image_height, image_width = pixels.shape[:2]
+    height = image_height // rows
+    width = image_width // columns
+    cut = pixels.reshape(rows, height, columns, width, -1)  # [rows, h, columns, w, C]
+    tiles_in_rows = cut.swapaxes(1, 2)  # [rows, columns, h, w, C]
+    return tiles_in_rows.reshape(rows * columns, height, width, -1)
+
+
+def _join_tiles(tiles: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
+    """Return the image of tiles, ``[rows * h, columns * w, C]``: the reverse of :func:`_cut_into_tiles`."""
+    _, height, width, channels = tiles.shape
+    tiles_in_rows = tiles.reshape(rows, columns, height, width, channels)
+    cut = tiles_in_rows.swapaxes(1, 2)  # [rows, h, columns, w, C]
+    return cut.reshape(rows * height, columns * width, channels)
 
 
 def _noise(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
@@ -169,7 +184,7 @@ class PseudoOod(Dataset):
 
     Args:
         clean: ID images or texts.
-        kind: one of :data:`PSEUDO_OOD_KINDS`, or ``auto``: as many samples of each kind that fits the data.
+        ood_kind: one of :data:`PSEUDO_OOD_KINDS`, or ``auto``: as many samples of each kind that fits the data.
         seed: of all that is drawn.
         where: what messages call it; None: what they call ``clean``.
 
@@ -178,23 +193,24 @@ class PseudoOod(Dataset):
         InputError: for fewer than two samples where two are needed.
     """
 
-    def __init__(self, clean: Dataset, kind: str, seed: int = 0, where: str | None = None) -> None:
+    def __init__(self, clean: Dataset, ood_kind: str, seed: int = 0, where: str | None = None) -> None:
         """Note which kinds of OOD samples are made; each sample is made when it is read."""
         if where is None:
             where = clean.where
-        names = _names_of_kind(clean, kind, where)
+        names = _names_of_kind(clean, ood_kind, where)
         needs_two = any(PSEUDO_OOD_KINDS[name].two for name in names)
         if needs_two and len(clean) < 2:
-            raise InputError(f"{where}: ?ood={kind} needs two samples")
-        spec = with_setting(clean.spec, f"ood={kind}")
-        ids = [f"{clean_id}?ood={kind}" for clean_id in clean.ids]
+            raise InputError(f"{where}: ?ood={ood_kind} needs two samples")
+        spec = with_setting(clean.spec, f"ood={ood_kind}")
+        ids = [f"{clean_id}?ood={ood_kind}" for clean_id in clean.ids]
         super().__init__(spec, where, ids)
-        self.kind = clean.kind
+        self.kind = clean.kind  # image or text, as before
         self.clean = clean
         self.seed = seed
-        if clean.skipped is not None:
-            self.skipped = {}
         self._names = names
+        skips_bad_samples = clean.skipped is not None
+        if skips_bad_samples:
+            self.skipped = {}  # by index, filled when samples are read
 
     @cached_property
     def _kinds(self) -> npt.NDArray[np.intp]:

@@ -241,11 +241,11 @@ class _Index:
         Raises:
             ValueError: where there is none, or more than one.
         """
-        known_endings = _IMAGES
         asked = self.spec.query.get("image")
-        if asked is not None:
-            known_endings = (asked.lower(),)
-        endings = [ending for ending in sample.members if ending in known_endings]
+        if asked is None:
+            endings = [ending for ending in sample.members if ending in _IMAGES]
+        else:
+            endings = [ending for ending in sample.members if ending == asked.lower()]
         if not endings:
             raise ValueError(f"{printable(key)} has no image")
         if len(endings) > 1:

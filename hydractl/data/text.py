@@ -126,17 +126,20 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
         InputError: naming the columns there are, for one that is not there, is there twice, or cannot be decided.
     """
     query = spec.query
-    text = query.get("text")
-    if text is None:
+    if "text" in query:
+        text: str | None = query["text"]
+    else:
         text = _only_one_there(spec, _FIRST, available, what, "text")
     if text is None:
         raise _no_text_column(spec, available, what)
-    text_b = query.get("text_b")
-    others: tuple[str, ...] = ()
-    may_be_pairs = text_b is None and "text" not in query
-    if may_be_pairs:
-        others = _SECOND
+
+    text_b: str | None
+    if "text_b" in query or "text" in query:
+        text_b = query.get("text_b")
+        others: tuple[str, ...] = ()
+    else:
         text_b = _only_one_there(spec, _SECOND, available, what, "text_b")
+        others = _SECOND
     label = query.get("label", _LABEL)
 
     asked = {"text": text, "text_b": text_b}

@@ -95,9 +95,9 @@ def _json_rows(spec: Spec) -> Iterator[TextRow]:
         try:
             document = parse_json(line.rstrip("\r\n"), place)
         except InputError as error:
-            problem = error.message.removeprefix(f"{place} ")
+            without_place = error.message.removeprefix(f"{place} ")
             # A line has no lines of its own to count.
-            problem = problem.replace(" at line 1, column ", " at column ")
+            problem = without_place.replace(" at line 1, column ", " at column ")
             yield TextRow(place, problem=problem)
             continue
         if isinstance(document, dict):

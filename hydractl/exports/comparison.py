@@ -60,19 +60,16 @@ class _Differences:
         size = _size_in_words(expectation.inputs)
         self._check_shapes(wanted, outputs, size)
 
-        difference = self._checked_difference(PROBABILITIES, wanted, outputs, size)
-        self.probabilities = max(self.probabilities, difference)
-        difference = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
-        self.member_logits = max(self.member_logits, difference)
+        of_probabilities = self._checked_difference(PROBABILITIES, wanted, outputs, size)
+        of_member_logits = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
+        self.probabilities = max(self.probabilities, of_probabilities)
+        self.member_logits = max(self.member_logits, of_member_logits)
         if OOD_SCORE in outputs:
-            scores = outputs[OOD_SCORE]
-            self._compare_scores(expectation, scores, size)
+            self._add_scores(expectation, outputs[OOD_SCORE], size)
         if IS_OOD in outputs:
-            flags = outputs[IS_OOD]
-            self._compare_flags(wanted, flags, size)
+            self._add_flags(wanted, outputs[IS_OOD], size)
         if CONFORMAL_SET in outputs:
-            sets = outputs[CONFORMAL_SET]
-            self._compare_sets(wanted, sets, size)
+            self._add_sets(wanted, outputs[CONFORMAL_SET], size)
 
     def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
         """Return the largest difference of one output, once it is known to be allowed."""
@@ -96,8 +93,14 @@ class _Differences:
         """Return the error of a file that runs and is not what its model is."""
         return _failed(self.path, f"in {self.runtime}, {why}")
 
-    def _compare_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
-        """Compare OOD scores ``[B]``, each of which may differ by a share of its size."""
+    def _add_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
+        """Compare OOD scores ``[B]``, each of which may differ by a share of its size, and keep the largest difference.
+
+        Args:
+            expectation: what the model gave.
+            scores: what the file gave.
+            size: of the inputs, for messages.
+        """
         wanted = expectation.outputs[OOD_SCORE]
         allowed = _allowed_of_scores(wanted)
         differences = (scores - wanted).abs()
@@ -115,8 +118,14 @@ class _Differences:
         self.score = max(self.score, largest_difference)
         self.score_allowed = max(self.score_allowed, largest_allowed)
 
-    def _compare_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
-        """Compare flags ``[B]``: they may differ for samples whose score is next to the threshold."""
+    def _add_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
+        """Compare flags ``[B]``, and count those that differ, which only those of scores next to the threshold may.
+
+        Args:
+            wanted: the outputs of the model.
+            flags: what the file gave.
+            size: of the inputs, for messages.
+        """
         threshold = self.chosen.threshold
         assert threshold is not None
         changed = flags != wanted[IS_OOD]
@@ -127,12 +136,18 @@ class _Differences:
         if self.exact and bool(wrongly_changed.any()):
             raise self._failed_in_runtime(f"{IS_OOD} on {size} differs from the model")
 
-    def _compare_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
-        """Compare prediction sets ``[B, classes]``: they may differ in classes whose score is next to the threshold."""
+    def _add_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
+        """Compare prediction sets, and count those that differ, which they may in classes next to the threshold.
+
+        Args:
+            wanted: the outputs of the model.
+            sets: what the file gave, bool ``[B, classes]``.
+            size: of the inputs, for messages.
+        """
         conformal = self.chosen.conformal
         assert conformal is not None
-        changed = sets != wanted[CONFORMAL_SET]
-        samples_changed = changed.any(dim=1)
+        changed = sets != wanted[CONFORMAL_SET]  # [B, classes]
+        samples_changed = changed.any(dim=1)  # [B]
         self.sets += int(samples_changed.sum())
         probabilities = wanted[PROBABILITIES].double().numpy()
         scores = nonconformity(probabilities, conformal.method)
@@ -217,15 +232,18 @@ def _largest_logit(expected: Sequence[Expectation]) -> float:
 def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
     """Return what an answer says of a check: None for outputs that the graph has not, and for tolerances not held."""
     outputs = expected[0].outputs
+    has_score = OOD_SCORE in outputs
     tolerance = None
-    if worst.exact:
+    if worst.exact:  # else the weights are rounded, and no tolerance is held
         tolerance = _three_digits(worst.allowed)
-    score = score_max_abs = score_tolerance = None
-    if OOD_SCORE in outputs:
+    score_tolerance = None
+    if worst.exact and has_score:
+        score_tolerance = _three_digits(worst.score_allowed)
+    score = None
+    score_max_abs = None
+    if has_score:
         score = worst.chosen.score
         score_max_abs = _three_digits(worst.score)
-        if worst.exact:
-            score_tolerance = _three_digits(worst.score_allowed)
     flags_changed = None
     if IS_OOD in outputs:
         flags_changed = worst.flags

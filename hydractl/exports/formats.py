@@ -192,9 +192,10 @@ class Onnx:
         proto.producer_name = "hydractl"
         proto.producer_version = __version__
         proto.ClearField("metadata_props")
+        entries = dict(metadata)
         if data is not None:
-            metadata = {**metadata, DATA_SHA256: data.sha256}
-        for key, value in metadata.items():
+            entries[DATA_SHA256] = data.sha256
+        for key, value in entries.items():
             proto.metadata_props.add(key=f"{_OURS}{key}", value=value)
         handle.write(proto.SerializeToString(deterministic=True))
 

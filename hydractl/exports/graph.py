@@ -183,12 +183,14 @@ def expectations(
             expected.append(_expectation(model, {IMAGES: images}, inputs_of_model))
             continue
         example = model.example_inputs(batch, seed=seed + turn)
-        inputs = named_inputs(example)
-        if "spatial_shapes" in inputs:
+        named_example = named_inputs(example)
+        if "spatial_shapes" in named_example:
             raise UsageError(f"{model.description.arch} looks at the rows of its images: no graph can be made of it")
-        if longest is not None:
+        if longest is None:
+            inputs = named_example
+        else:
             # First shorter texts than a graph is traced with, then longer ones.
-            inputs = _texts_of_other_length(inputs, longest, shorter=turn == 0)
+            inputs = _texts_of_other_length(named_example, longest, shorter=turn == 0)
         expected.append(_expectation(model, inputs, unnamed_inputs(inputs)))
     return expected
 
@@ -273,13 +275,14 @@ def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) ->
         shorter: whether they are shorter than the example, else longer, where the model takes longer ones.
     """
     length = _other_length(inputs["input_ids"].shape[1], longest, shorter)
-    texts = {}
+    texts = {}  # [B, length] each: the example twice over, cut at the length
     for name, tensor in inputs.items():
         twice = torch.cat([tensor, tensor], dim=1)
         texts[name] = twice[:, :length].contiguous()
     if "attention_mask" in texts:
         padding = length // 2
-        texts["attention_mask"][0, length - padding :] = 0
+        first_text = texts["attention_mask"][0]  # a view
+        first_text[length - padding :] = 0
     return texts
 
 
@@ -295,7 +298,9 @@ def _other_length(length: int, longest: int, shorter: bool) -> int:
 
 @torch.no_grad()
 def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | None = None) -> Graph:
-    """Trace a model. Afterwards it is frozen, and a zero-shot model has no tower of the labels any more.
+    """Trace a model, which is good for nothing else afterwards.
+
+    It is frozen, runs in one way whatever the batch, and a zero-shot model has no tower of the labels any more.
 
     Args:
         model: on the CPU, in float32, with classes.
@@ -305,18 +310,9 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
     Raises:
         HydraError: for a model that torch.export cannot make a graph of.
     """
-    answer = graph_answer_of(model)
-    module = _OfImages(model, answer)
-    example = named_inputs(model.example_inputs(EXAMPLE_BATCH))
-    if image_format is not None:
-        module = _OfPixels(model, answer, image_format)
-        example = {IMAGES: random_uint8_images(image_format, EXAMPLE_BATCH, seed=0)}
-    elif longest:
-        module = _OfTexts(model, answer)
-    module.eval().requires_grad_(False)
-    model.side_by_side = True  # what is faster depends on the batch, of which a graph knows nothing
-    model.batched = False  # stacked weights would be in the file once more
-    _settle_labels(model)  # after eval(), which makes the model forget the features of its classes
+    module = _module_to_trace(model, takes_texts=longest is not None, image_format=image_format)
+    example = _example_to_trace_with(model, image_format)
+    _freeze_for_tracing(module)
 
     dimensions_of_any_size = {0: torch.export.Dim("batch")}
     if longest is not None:
@@ -329,8 +325,34 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
             program = torch.export.export(module, (), dict(example), dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         raise HydraError(f"torch cannot export {model.description.arch}: {first_line(error)}") from error
-    _forget_sources(program)
+    _forget_sources(program)  # in place
     return Graph(program, example, dynamic, outputs)
+
+
+def _module_to_trace(model: HydraModel, *, takes_texts: bool, image_format: ImageFormat | None) -> _OfImages:
+    """Return the model as a module with inputs and outputs by name: of texts, uint8 images or preprocessed images."""
+    answer = graph_answer_of(model)
+    if image_format is not None:
+        return _OfPixels(model, answer, image_format)
+    if takes_texts:
+        return _OfTexts(model, answer)
+    return _OfImages(model, answer)
+
+
+def _example_to_trace_with(model: HydraModel, image_format: ImageFormat | None) -> dict[str, Tensor]:
+    """Return inputs of the module by name, a batch of :data:`EXAMPLE_BATCH`."""
+    if image_format is not None:
+        return {IMAGES: random_uint8_images(image_format, EXAMPLE_BATCH, seed=0)}
+    return named_inputs(model.example_inputs(EXAMPLE_BATCH))
+
+
+def _freeze_for_tracing(module: _OfImages) -> None:
+    """Change a module, and the model in it, in place to what a graph is to hold: no training, no copies, no prompts."""
+    model = module.model
+    module.eval().requires_grad_(False)
+    model.side_by_side = True  # what is faster depends on the batch, of which a graph knows nothing
+    model.batched = False  # stacked weights would be in the file once more
+    _settle_labels(model)  # after eval(), which makes the model forget the features of its classes
 
 
 def _settle_labels(model: HydraModel) -> None:

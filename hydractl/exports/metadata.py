@@ -115,8 +115,10 @@ def read_metadata(path: Path) -> dict[str, str]:
     has_needed_keys = metadata.keys() >= set(_NEEDED)
     if not has_needed_keys or metadata["schema"] != EXPORT_SCHEMA:
         raise InputError(f"{path} does not say what it is made of", hint=hint)
-    problems = _metadata_problems(metadata, path)
-    if not problems:  # else shapes cannot be told from them
+    problems_of_values = _metadata_problems(metadata, path)
+    if problems_of_values:
+        problems = problems_of_values  # shapes cannot be told from such values
+    else:
         problems = _shape_problems(metadata, shapes, path)
     if problems:
         raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)

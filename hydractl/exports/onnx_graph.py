@@ -55,12 +55,11 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
         raise InputError(f"{path} is no .onnx file: it has no graph", hint=_HINT)
     if problems:
         first = problems[0]
-        if len(problems) == 1:
-            problems = []  # the message says it all
+        listed = problems if len(problems) > 1 else []  # a single one is in the message
         raise InputError(
             f"{path} is not opened, for it holds what hydractl never exports: {first}",
             hint=_HINT,
-            problems=problems,
+            problems=listed,
         )
     return model, content
 

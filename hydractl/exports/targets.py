@@ -260,13 +260,13 @@ class Claim:
         chosen = Chosen.of(reference.model.description.extra)
         check = compare_with_model(target.path, run, runtime, reference.expected, chosen, exact=exact)
         data = reference.data
+        on_data = None
         if data is not None and not exact:
             rounded = reference.model_of_file(run)
             answers = data.measure(rounded, log)
             on_data = data.compared(chosen, reference.answers, answers)
-            check = replace(check, on_data=on_data)
         log.detail(f"{target.path}: {runtime} runs it as the model does")
-        return check
+        return replace(check, on_data=on_data)
 
     def _write_temporary(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
         """Write the files of one target under their temporary names, by which they also find each other."""

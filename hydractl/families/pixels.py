@@ -50,10 +50,11 @@ def image_of(sample: Any) -> Image.Image:
         raise InputError(f"an image is a PIL image, an array or a tensor, not {type(sample).__name__}")
     import numpy as np
 
-    pixels = _channels_last(sample)
-    are_floats = pixels.dtype.kind == "f" and pixels.size > 0
-    if are_floats and pixels.min() >= 0 and pixels.max() <= 1:
-        levels = np.round(pixels * 255)
+    given_pixels = _channels_last(sample)
+    pixels = given_pixels
+    are_floats = given_pixels.dtype.kind == "f" and given_pixels.size > 0
+    if are_floats and given_pixels.min() >= 0 and given_pixels.max() <= 1:
+        levels = np.round(given_pixels * 255)
         pixels = levels.astype(np.uint8)
     is_empty = 0 in pixels.shape
     is_grey = pixels.ndim == 2
@@ -75,15 +76,19 @@ def _channels_last(sample: Any) -> np.ndarray:
     import numpy as np
 
     is_tensor = hasattr(sample, "detach")
-    if is_tensor and sample.is_floating_point():
-        sample = sample.detach().cpu().float()  # numpy has no bfloat16
-    elif is_tensor:
-        sample = sample.cpu()
-    pixels = np.asarray(sample)
+    if not is_tensor:
+        pixels = np.asarray(sample)
+    elif sample.is_floating_point():
+        pixels = np.asarray(sample.detach().cpu().float())  # numpy has no bfloat16
+    else:
+        pixels = np.asarray(sample.cpu())
+
+    # Tensors have their channels first.
     if is_tensor and pixels.ndim == 3:
         pixels = pixels.transpose(1, 2, 0)  # [C, height, width] -> [height, width, C]
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]
+    has_one_channel = pixels.ndim == 3 and pixels.shape[2] == 1
+    if has_one_channel:
+        return pixels[:, :, 0]
     return pixels
 
 

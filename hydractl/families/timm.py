@@ -136,33 +136,15 @@ class TimmViT(ModelFamily):
             InputError: for a model that timm does not have, cannot build, or does not publish as safetensors.
             UsageError: for options that are none of the model's.
         """
-        options = dict(options)
-        pretrained = options.pop("pretrained", True)
+        arguments = dict(options)
+        pretrained = arguments.pop("pretrained", True)
         if not _is_known(name):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
-        if pretrained:
-            hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
-            refuse_options(f"timm:{name} with pretrained weights", options, hint)
-            return self._download(name)
-
-        foreign = sorted(_NOT_THE_MODEL & set(options))
-        if foreign:
-            raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
-        _check_depth(name, options)
-        # Of images of another size than the published one nothing is cut off.
-        crop = 1.0 if "img_size" in options else None
-        with refused_as(f"timm cannot build {name} with {options}"):
-            with seeded(seed):
-                model = timm.create_model(name, pretrained=False, **options).eval()
-            check_timm_model(model)
-            config = _published_config(model, options)
-        return LoadedModel(
-            arch=str(config["architecture"]),
-            config=config,
-            tensors=DictTensors(model.state_dict()),
-            preprocess=_preprocess_of(model, name, crop=crop),
-            labels=None,
-        )
+        if not pretrained:
+            return _draw_weights(name, arguments, seed)
+        hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
+        refuse_options(f"timm:{name} with pretrained weights", arguments, hint)
+        return self._download(name)
 
     def _download(self, name: str) -> LoadedModel:
         """Load the published folder of a pretrained model; safetensors only.
@@ -425,6 +407,39 @@ class TimmViT(ModelFamily):
         return _with_arguments(config, rates)
 
 
+def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> LoadedModel:
+    """Build a model of timm with random weights.
+
+    Args:
+        name: of the model; timm has it.
+        arguments: of timm's factory.
+        seed: of the weights.
+
+    Raises:
+        InputError: for a model that timm cannot build, or whose heads cannot be pruned.
+        UsageError: for arguments of the factory that are none of the model's.
+    """
+    foreign = sorted(_NOT_THE_MODEL & set(arguments))
+    if foreign:
+        raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
+    _check_depth(name, arguments)
+    with refused_as(f"timm cannot build {name} with {arguments}"):
+        with seeded(seed):
+            model = timm.create_model(name, pretrained=False, **arguments).eval()
+        check_timm_model(model)
+        config = _published_config(model, arguments)
+    crop = None  # the published share
+    if "img_size" in arguments:
+        crop = 1.0  # nothing is cut off: the share was published for images of another size
+    return LoadedModel(
+        arch=str(config["architecture"]),
+        config=config,
+        tensors=DictTensors(model.state_dict()),
+        preprocess=_preprocess_of(model, name, crop),
+        labels=None,
+    )
+
+
 def _is_known(name: str) -> bool:
     """Return whether timm has a model of this name, which may have a tag behind a dot."""
     architecture = name.split(".")[0]
@@ -525,6 +540,7 @@ def fill_timm_buffers(model: nn.Module) -> None:
             module._buffers[name] = torch.empty_like(buffer, device="cpu")
         if isinstance(module, BatchNorm2d):
             module.reset_running_stats()
+            # Of a class that training leaves in eval mode.
             module.__class__ = _FrozenNormAct if isinstance(module, BatchNormAct2d) else _FrozenNorm
 
     if isinstance(model, timm_relative.Swin):
@@ -565,14 +581,20 @@ def _check_depth(name: object, arguments: object) -> None:
     """
     if not isinstance(arguments, Mapping):
         return
-    depths: Any = [arguments.get("depth", 1)]
-    if "depths" in arguments:  # of a model with stages
-        depths = arguments["depths"]
-    depth = depths
-    if isinstance(depths, list) and are_whole_numbers(depths, 0):
-        depth = sum(depths)
+    depth: Any
+    if "depths" not in arguments:
+        depth = _total_depth([arguments.get("depth", 1)])
+    else:  # of a model with stages
+        depth = _total_depth(arguments["depths"])
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
+
+
+def _total_depth(depths: object) -> object:
+    """Return the blocks of all stages together; what is no list of whole numbers as it is."""
+    if isinstance(depths, list) and are_whole_numbers(depths, 0):
+        return sum(depths)
+    return depths
 
 
 def check_timm_model(model: Any) -> None:
@@ -715,11 +737,10 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
     None where there are none, or not as many as the model has classes.
     """
     pretrained = object_or_empty(config, "pretrained_cfg")
-    names = config.get("label_names")
-    if not names:
-        names = pretrained.get("label_names")
-    if isinstance(names, Mapping):
-        names = _as_list(names, model.num_classes)
+    published = config.get("label_names") or pretrained.get("label_names")  # a list, or by number
+    names = published
+    if isinstance(published, Mapping):
+        names = _as_list(published, model.num_classes)
     if isinstance(names, list):
         if len(names) != model.num_classes:
             return None

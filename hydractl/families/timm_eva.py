@@ -73,14 +73,14 @@ class RotaryStandIn(nn.Module):
         Args:
             rope: sines and cosines side by side, ``[..., T - prefix, 2 * head_dim]``, see :meth:`forward`.
         """
-        sin, cos = rope.chunk(2, dim=-1)  # [..., T - prefix, head_dim] each
+        patch_sin, patch_cos = rope.chunk(2, dim=-1)  # [..., T - prefix, head_dim] each
         # The tokens of the prefix (class, registers) are not turned: their angle is 0.
-        *leading, _, width = cos.shape
+        *leading, _, width = patch_cos.shape
         prefix_shape = (*leading, self.prefix, width)
-        prefix_sin = sin.new_zeros(prefix_shape)
-        prefix_cos = cos.new_ones(prefix_shape)
-        sin = torch.cat((prefix_sin, sin), dim=-2)
-        cos = torch.cat((prefix_cos, cos), dim=-2)
+        prefix_sin = patch_sin.new_zeros(prefix_shape)
+        prefix_cos = patch_cos.new_ones(prefix_shape)
+        sin = torch.cat((prefix_sin, patch_sin), dim=-2)  # [..., T, head_dim]
+        cos = torch.cat((prefix_cos, patch_cos), dim=-2)
         # One dimension more for the samples, and for the heads where all have the same angles.
         if rope.dim() == 2:  # [T, head_dim] -> [1, 1, T, head_dim]
             sin = sin[None, None]

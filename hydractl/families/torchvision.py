@@ -135,18 +135,19 @@ class TorchvisionViT(ModelFamily):
             InputError: for an unknown name, and for pretrained weights.
             UsageError: for other options.
         """
-        options = dict(options)
         if name not in _NAMES:
             raise InputError(f"torchvision has no vision transformer {name!r}", hint=f"one of {', '.join(_NAMES)}")
-        if options.pop("pretrained", True):
+        sizes = dict(options)
+        pretrained = sizes.pop("pretrained", True)
+        if pretrained:
             raise InputError(
                 f"torchvision publishes {name} as a pickle only, which hydractl never opens",
                 hint=f"download it and give the file with --arch torchvision:{name}: its numbers are read as data",
             )
-        foreign = sorted(options.keys() - {*_SIZE_NAMES, "representation_size"})
+        foreign = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
         if foreign:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(foreign)}")
-        config = {**_config_of(name), **options}
+        config = {**_config_of(name), **sizes}
         _meta_model(config)  # refuses sizes that do not fit each other
         return LoadedModel(
             arch=name,

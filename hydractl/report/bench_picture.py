@@ -54,9 +54,7 @@ def draw_bench(answer: BenchAnswer, handle: IO[bytes], form: str) -> None:
             draw_on = partial(draw, rows=rows_of_dtype, labels=labels)
             panels.append(Panel(draw_on, dtype, width, height))
     # What would differ from one drawing of the same bench to the next.
-    changing = "Software"
-    if form == ".svg":
-        changing = "Date"
+    changing = "Date" if form == ".svg" else "Software"
     with styled():
         figure = compose(panels, 2)
         figure.savefig(handle, format=form.removeprefix("."), metadata={changing: None})

@@ -621,12 +621,12 @@ class _RiskCurve(NamedTuple):
 
 def _draw_risk_curves(axes: Axes, curves: Sequence[_RiskCurve], sizes: str) -> None:
     """Draw curves of risk over coverage, on an axis from 0 to a little above the highest risk."""
-    highest = 0.0
+    risks = [0.0]
     for series, label, curve in curves:
         look = line_look(series, len(curve.coverage))
         axes.plot(curve.coverage, curve.risk, label=label, **look)
-        highest = max(highest, *curve.risk)
-    highest = min(highest, 1)
+        risks += curve.risk
+    highest = min(max(risks), 1)
     top = 1.06 * highest
     if not top:
         top = 1  # without any error: an axis from 0 to 0 cannot be drawn

@@ -635,20 +635,17 @@ def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
     caption = f"by severity; {corrupted_sizes(rows)}"
     for kind in distinct_entries(row.corruptions for row in rows):
-        places = {}
-        severities = distinct_entries(row.corruptions.get(kind, {}) for row in rows)
-        for severity in sorted(severities):
-            places[severity] = corruption_place(kind, severity)
-        shown = _severity_columns(places)
-        if shown:
-            yield metric_table(rows, shown, caption, shown_name(kind))
-    places = {}
+        severities_of_kind = distinct_entries(row.corruptions.get(kind, {}) for row in rows)
+        places_of_kind = {severity: corruption_place(kind, severity) for severity in sorted(severities_of_kind)}
+        columns_of_kind = _severity_columns(places_of_kind)
+        if columns_of_kind:
+            yield metric_table(rows, columns_of_kind, caption, shown_name(kind))
+
     severities = distinct_entries(row.corruption_avg for row in rows)
-    for severity in sorted(severities):
-        places[severity] = severity_place(severity)
-    shown = _severity_columns(places)
-    if shown:
-        yield metric_table(rows, shown, caption, "Mean over the corruptions")
+    places_of_mean = {severity: severity_place(severity) for severity in sorted(severities)}
+    columns_of_mean = _severity_columns(places_of_mean)
+    if columns_of_mean:
+        yield metric_table(rows, columns_of_mean, caption, "Mean over the corruptions")
 
 
 def _severity_columns(place_of_severity: Mapping[str, Place]) -> list[Column]:

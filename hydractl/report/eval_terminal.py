@@ -245,9 +245,11 @@ def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
     with_short_names = tables.Table("", every.heads, lines, every.title)
 
     longest_set = max(map(len, short_names))
+    # Between the fewest and the most letters that names of models may have.
     left_for_models = width - _BESIDE_NAMES - longest_set
-    letters = min(_LETTERS_OF_NAME[0], left_for_models)
-    letters = max(_LETTERS_OF_NAME[-1], letters)
+    most_letters = _LETTERS_OF_NAME[0]
+    fewest_letters = _LETTERS_OF_NAME[-1]
+    letters = max(fewest_letters, min(most_letters, left_for_models))
     return _terminal_table(with_short_names, letters, left=3)
 
 

@@ -328,13 +328,12 @@ def _list_view(answer: ListAnswer, width: int) -> RenderableType:
     """Return a line for each entry: name, what it is, and what it needs or how many of its kind there are."""
     rows = []
     for entry in answer.entries:
-        last = entry.needs
-        if entry.count is not None:
-            last = str(entry.count)
+        last = entry.needs if entry.count is None else str(entry.count)
         rows.append([entry.name, entry.about, last])
-    titles = ("name", "", "needs")
-    if answer.kind is None:
+    if answer.kind is None:  # a list of the kinds that there are
         titles = ("kind", "", "number")
+    else:
+        titles = ("name", "", "needs")
     drawn = plain_table("", titles, rows, left=3)
     for column in drawn.columns:
         column.overflow = "fold"

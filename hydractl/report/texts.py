@@ -174,14 +174,14 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     First the dotted parts go that all names end with, then those they begin with; then a name is cut on its left, and
     where that makes two names one, all are numbered.
     """
-    names = _without_shared_parts(names, width, _LAST)
-    names = _without_shared_parts(names, width, _FIRST)
-    cut = [_end_of(name, width) for name in names]
-    still_differ = len(set(cut)) == len(set(names))
+    names_without_ending = _without_shared_parts(names, width, _LAST)
+    distinct_parts = _without_shared_parts(names_without_ending, width, _FIRST)
+    cut = [_end_of(name, width) for name in distinct_parts]
+    still_differ = len(set(cut)) == len(set(distinct_parts))
     if still_differ:
         return cut
     numbered = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(distinct_parts):
         number = f"{index} "
         letters_left = width - len(number)
         numbered.append(number + _end_of(name, letters_left))

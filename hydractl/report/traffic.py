@@ -153,9 +153,7 @@ def draw_traffic(answer: TrafficAnswer, handle: IO[bytes], form: str) -> None:
         draw_on = partial(_draw_quantity, files=answer.files, quantity=quantity)
         panels.append(Panel(draw_on, quantity.words, width, 2.2))
     # What would differ from one drawing of the same runs to the next.
-    changing = "Software"
-    if form == ".svg":
-        changing = "Date"
+    changing = "Date" if form == ".svg" else "Software"
     with styled():
         figure = compose(panels, 1)
         figure.savefig(handle, format=form.removeprefix("."), metadata={changing: None})

@@ -216,24 +216,31 @@ def _needs_labels(settings: StudySettings) -> bool:
 
 
 def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
-    """Refuse test samples that anything was fitted to or chosen by, in this study or when the model was made.
+    """Refuse test samples that stand in training or validation data of this study, or that the model has seen.
+
+    Args:
+        sets: the sets of the study.
+        source: the studied model, which says what it has seen.
+        limit: the value of ``--limit``, for the hint; None without it.
 
     Raises:
-        InputError: there are some; it lists the pairs of sets.
+        InputError: there are such samples; with a line for each pair of sets, and for each set that the model has seen.
     """
-    findings = compare_fitted(sets.fitted, sets.tested)
-    seen = source.description.seen
-    for given_set in sets.tested:
-        dataset = given_set.dataset
-        seen_by_model = marked(seen, dataset)
-        count = int(seen_by_model.sum())
+    shared_with_fitted = compare_fitted(sets.fitted, sets.tested)
+    problems = list(shared_with_fitted.problems)
+    seen_by_model = source.description.seen
+    for test_set in sets.tested:
+        dataset = test_set.dataset
+        are_seen = marked(seen_by_model, dataset)  # [N]
+        count = int(are_seen.sum())
         if count:
-            findings.problems.append(
-                f"{count} of {len(dataset)} samples of {given_set.option} have been seen by {source.name} "
-                f"({who_saw(seen, dataset)})"
+            problems.append(
+                f"{count} of {len(dataset)} samples of {test_set.option} have been seen by {source.name} "
+                f"({who_saw(seen_by_model, dataset)})"
             )
-    if findings.problems:
-        findings.refuse(_hint_without_shared_samples(sets, seen, limit))
+    if problems:
+        hint = _hint_without_shared_samples(sets, seen_by_model, limit)
+        Findings(problems=problems).refuse(hint)  # raises
 
 
 def _hint_without_shared_samples(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:

@@ -117,16 +117,22 @@ class Child:
             log.info(f"{ended.name}: {line}")
 
     def finish(self) -> Ended:
-        """Wait until the process is gone, which has closed its standard error; return how it ended."""
+        """Wait until the process is gone, which has closed its standard error; return :attr:`ended`, now complete.
+
+        What the process said on its standard error is noted there already; its exit code and its answer are added, and
+        for one that a signal ended without a word a message.
+        """
         ended = self.ended
         code = self.wait()
-        self._thread.join()
+        self._thread.join()  # which reads standard error
         with self._output as output:
             output.seek(0)
             ended.answer = output.read().decode("utf-8", "replace")
         if code >= 0:
             ended.code = code
             return ended
+
+        # Ended by a signal: the exit code that a shell gives for it.
         signal_number = -code
         ended.code = 128 + signal_number
         if ended.message is None:

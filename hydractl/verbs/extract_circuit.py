@@ -89,13 +89,12 @@ def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
 def _announce_search(scope: Scope, options: SearchOptions, log: Log) -> None:
     """Say how many heads are removed, and how many evaluations that takes."""
     heads = len(scope.heads)
-    count = heads  # of headmap, which measures each head once
     if options.algorithm == "greedy":
         count = evaluations(heads, scope.budget)
+    else:
+        count = heads  # headmap measures each head once
     may_end_early = bool(options.subject_to) or options.max_drop is not None
-    up_to = ""
-    if may_end_early:
-        up_to = "up to "
+    up_to = "up to " if may_end_early else ""
     objectives = ", ".join(options.objective)
     log.info(
         f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "

@@ -78,32 +78,33 @@ class Prepared:
 
     @cached_property
     def decisive(self) -> dict[str, object]:
-        """The settings and data that decide the result, by key, for the provenance; computing it reads all data."""
+        """The settings and data that decide the result, by key, for the provenance; computing it reads all data.
+
+        Values are as JSON has them; None stands for what there is not.
+        """
         source = self.opened.source
         settings = self.settings
 
-        # The settings, as JSON has them.
-        decisive: dict[str, object] = {name: getattr(settings, name) for name in DECISIVE}
-        decisive["ensemble"] = None
+        # The settings.
+        facts: dict[str, object] = {name: getattr(settings, name) for name in DECISIVE}
         if settings.ensemble is not None:
-            decisive["ensemble"] = settings.ensemble.to_json()
+            facts["ensemble"] = settings.ensemble.to_json()
         if len(settings.lr) == 1:
-            decisive["lr"] = settings.lr[0]
+            facts["lr"] = settings.lr[0]
 
         # What they mean for this model.
-        names_of_new_head = self.options.weights.labels or ()
-        decisive["max_length"] = source.description.preprocess.get("max_length")
-        decisive["drawn"] = list(self.opened.drawn) or None
-        decisive["labels"] = list(names_of_new_head) or None
-        decisive.update(asked_classes(source, settings.tower))
+        drawn_tensors = list(self.opened.drawn)
+        names_of_new_head = list(self.options.weights.labels or ())
+        facts["max_length"] = source.description.preprocess.get("max_length")
+        facts["drawn"] = drawn_tensors or None
+        facts["labels"] = names_of_new_head or None
+        facts.update(asked_classes(source, settings.tower))  # a zero-shot model has labels of its own
 
         # The data.
         val_set = self.opened.val_set
-        decisive["train"] = self.opened.train_set.fingerprint()
-        decisive["val"] = None
-        if val_set is not None:
-            decisive["val"] = val_set.fingerprint()
-        return decisive
+        facts["train"] = self.opened.train_set.fingerprint()
+        facts["val"] = val_set.fingerprint() if val_set is not None else None
+        return facts
 
     @property
     def fingerprint(self) -> dict[str, object]:
@@ -120,8 +121,8 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
         UsageError: the options need several processes, or do not suit them.
     """
     if settings.several or settings.slurm:
-        log = SayOnce(log)  # the trainings share their data, so each would say the same of them
-        return train_members(settings, log, _check_training, _answer_of_finished)
+        log_once = SayOnce(log)  # the trainings share their data, so each would say the same of them
+        return train_members(settings, log_once, _check_training, _answer_of_finished)
     if settings.devices:
         settings = on_first_device(settings)
     if restarted():  # torchrun has started all processes again after one had failed
@@ -425,12 +426,12 @@ def _build_member(prepared: Prepared, source: Source) -> HydraModel:
     """Return a model, or a member of several, on its device, adapted and sharded as the settings say."""
     settings = prepared.settings
     options = prepared.options
-    source = with_dropout(source, settings.dropout)
+    source_with_dropout = with_dropout(source, settings.dropout)
     device = resolve_device(local_device(settings.device))
     device_to_build_on = str(device)
     if settings.shard:
         device_to_build_on = "cpu"  # the whole model need not fit on one device
-    model = build_model(source, device_to_build_on, settings.dtype)
+    model = build_model(source_with_dropout, device_to_build_on, settings.dtype)
     adapt(model, options.weights, options.seed)
     speed_up(model, checkpoint_blocks=settings.checkpoint_blocks, compile=settings.compile)
     if settings.shard:

@@ -181,20 +181,24 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
 
 
 def _samples_to_measure_on(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset, list[int]]:
-    """Open the labelled set that accuracy is measured on; return it, and the indices of the samples that are used."""
+    """Open the labelled set that accuracy is measured on: that of ``--val``, else that of ``--data``.
+
+    Returns:
+        The set, and the indices of the samples that are used: of ``--val`` all, of ``--data`` those that are drawn.
+    """
     spec = settings.val or settings.data
     assert spec is not None  # the settings need one of them
-    source = named_by_data(source, spec, settings.limit)
+    named = named_by_data(source, spec, settings.limit)
     dataset = open_data(
         spec,
         option="--val" if settings.val else "--data",
         limit=settings.limit,
         seed=settings.seed,
-        labels=source.description.labels or [],
+        labels=named.description.labels or [],
         need_labels=True,
-        reads={source.name: source.description.reads},
+        reads={named.name: named.description.reads},
     )
-    check_labels_are_classes(dataset, source)
+    check_labels_are_classes(dataset, named)
     if settings.val:
         report_classes(dataset, log)
         return dataset, list(range(len(dataset)))

@@ -172,10 +172,9 @@ def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
     if settings.device.startswith("cuda:"):
         hint = "--device cuda gives each process its own"
         raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
-    settings = replace(settings, device=local_device(settings.device))
-    if restarted():
-        settings = replace(settings, resume=True)
-    return settings
+    device = local_device(settings.device)
+    resume = settings.resume or restarted()
+    return replace(settings, device=device, resume=resume)
 
 
 def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
@@ -278,8 +277,9 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
         UsageError, InputError: the model or the inputs cannot be opened, or do not suit each other.
     """
     model = _open_model(settings)
-    inputs = list(settings.inputs)
-    if not inputs:
+    if settings.inputs:
+        inputs = list(settings.inputs)
+    else:
         assert settings.data is not None  # a rule of the settings
         inputs = [settings.data]  # which may hold samples of a Python program
     dataset = open_inputs(
@@ -290,9 +290,10 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
         seed=settings.seed,
         on_bad=settings.on_bad,
     )
+    part_to_predict = part
     if settings.part is not None:
-        part = Part(*parse_part(settings.part))
-    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part)
+        part_to_predict = Part(*parse_part(settings.part))
+    samples = rows_of_part(len(dataset), window_size(dataset, settings.batch_size), part_to_predict)
     form = LineForm(top=settings.top, members=settings.members)
     return _Plan(model, dataset, samples, form)
 
@@ -393,18 +394,19 @@ def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _Opene
             f"exported files run on the CPU, in float32 and as they were written: {file.name}",
             hint="give the checkpoint that it was made of",
         )
+    opened = file
     if settings.max_length is not None:
-        file = file.at_length(settings.max_length)
+        opened = file.at_length(settings.max_length)
     return _OpenedModel(
-        name=file.name,
-        chosen=file.chosen,
-        members=file.members,
-        labels=file.labels,
-        classes=file.classes,
-        reads=file.reads,
-        facts={"max_length": file.preprocess.get("max_length")},
-        digest=lambda: file.sha256,
-        build=lambda log: file.build(),
+        name=opened.name,
+        chosen=opened.chosen,
+        members=opened.members,
+        labels=opened.labels,
+        classes=opened.classes,
+        reads=opened.reads,
+        facts={"max_length": opened.preprocess.get("max_length")},
+        digest=lambda: opened.sha256,
+        build=lambda log: opened.build(),
     )
 
 
@@ -655,13 +657,11 @@ def _sum_up(
     output_name = None
     if path is not None:
         output_name = str(path)
-    answer = tally.answer(plan.model.record(), output_name)
-    answer = replace(answer, part=settings.part)
+    answer_of_tally = tally.answer(plan.model.record(), output_name)
+    answer = replace(answer_of_tally, part=settings.part)
     log.info(_summary_in_words(answer))
     if answer.watched is not None:
-        say = log.info
-        if answer.watched.alarms:
-            say = log.warn
+        say = log.warn if answer.watched.alarms else log.info
         for line in watch_lines(answer.watched):
             say(line)
     report_skipped(plan.dataset, log)

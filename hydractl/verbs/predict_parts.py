@@ -181,9 +181,10 @@ class PredictionParts:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise InputError(f"{self._plan_file} is no plan of predictions", hint=_BEGIN_ANEW)
         begun_with = document.get("fingerprint")
-        problems = ["?"]  # for a plan that does not say what it was begun with
         if isinstance(begun_with, dict):
             problems = differences(begun_with, fingerprint, "in the folder")
+        else:
+            problems = ["?"]  # the plan does not say what it was begun with
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.folder} is of another command", hint=hint, problems=problems)

@@ -437,16 +437,20 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
         UsageError: the user asks for the sequential order across sites.
     """
     towers = {site.tower for site in source.sites}
-    scope = settings.scope
-    if scope is None:
+    if settings.scope is not None:
+        scope = settings.scope
+    elif len(towers) > 1 or settings.method in DECIDE:
+        scope = "global"
+    else:
         scope = "site"
-        if len(towers) > 1 or settings.method in DECIDE:
-            scope = "global"
-    order = settings.order
-    if order is None:
+
+    if settings.order is not None:
+        order = settings.order
+    elif scope == "global":
+        order = "one-shot"
+    else:
         order = "sequential"
-        if scope == "global":
-            order = "one-shot"
+
     if scope == "global" and settings.order == "sequential":
         raise UsageError(
             f"--order sequential cannot compare heads over a whole model, as it is done for {source.name}",

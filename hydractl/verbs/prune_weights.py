@@ -141,9 +141,10 @@ def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple
     """
     network = source.family.build(source.description.config)
     sites_of(source, tower)  # refuses a tower that is not there
-    prefixes: tuple[str, ...] = ("",)  # which every name starts with
-    if tower not in (None, "both"):
-        prefixes = ()
+    prefixes: tuple[str, ...] = ()
+    if tower in (None, "both"):
+        prefixes = ("",)  # which every name starts with
+    else:
         for stages in source.family.stages(network):
             if stages.tower == tower:
                 prefixes += tuple(stages.prefixes)
@@ -167,7 +168,11 @@ def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str,
 def _write(
     source: Source, settings: PruneSettings, plan: _WeightPlan, target: Output, log: Log
 ) -> tuple[SizeChange, str]:
-    """Write the model with zeros for its lowest weights; return its size before and after, and its SHA-256."""
+    """Write and commit the model with zeros for its lowest weights.
+
+    Returns:
+        Its size before and after, and the SHA-256 of its weights.
+    """
     check_finite_weights(source.name, source.tensors)
     masks, measured_on, used = _choose_weights(source, settings, plan, log)
     tensors = _with_zeros(source, masks)
@@ -184,7 +189,7 @@ def _write(
     if plan.steps > 1:
         details["steps"] = plan.steps
     layout = "sliced"
-    if target.is_folder:
+    if target.is_folder:  # which holds zeros for heads that were removed before
         layout = "zeroed"
     origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
     description = replace(
@@ -195,8 +200,8 @@ def _write(
         provenance=origin,
         seen=tuple(merged(source.description.seen, used)),
     )
-    before = size_of(source.description, source.tensors)
-    before = replace(before, params_nonzero=nonzero_parameters(source.tensors))
+    nonzero_before = nonzero_parameters(source.tensors)
+    before = replace(size_of(source.description, source.tensors), params_nonzero=nonzero_before)
     after = size_of(description, tensors)
     digest = write_model(target, description, tensors)
     return SizeChange(before=before, after=after), digest

@@ -107,7 +107,7 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
         The eval or the means, the files that were written, and the requirements that do not hold.
     """
     answer = _one_eval(documents, settings, log)
-    if settings.note is not None:
+    if settings.note is not None:  # the user's own, for the page
         answer = replace(answer, note=settings.note)
     document = answer.to_json()
 

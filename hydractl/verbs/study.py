@@ -136,14 +136,15 @@ def run(settings: StudySettings, log: Log) -> Outcome:
     sets = study_sets(settings, source)
     sets.tell(log)
 
-    log = SayOnce(log, sets.warnings)
+    # What was said of the data here is not said again by each step.
+    log_once = SayOnce(log, sets.warnings)
     if settings.dry_run:
-        return _dry_run(sets, source, folder, log)
-    announce_reading([source], log)
+        return _dry_run(sets, source, folder, log_once)
+    announce_reading([source], log_once)
     try:
-        plan = _claim_folder(settings, sets, source, folder, log)
+        plan = _claim_folder(settings, sets, source, folder, log_once)
         with keeping_batches(_KEPT_BYTES):
-            return _carry_out(plan, sets.settings, source, log)
+            return _carry_out(plan, sets.settings, source, log_once)
     except KeyboardInterrupt:
         raise Interrupted(hint="give the same command to go on") from None
 
@@ -583,7 +584,7 @@ def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder:
     if plan_file.exists():
         scale = _read_scale(plan_file, decisive, sets)
     else:
-        scale = _begin(plan_file, decisive, sets, source, folder, log)
+        scale = _decide_scale_and_write_plan(plan_file, decisive, sets, source, folder, log)
     plan = _plan_study(sets.settings, source, folder, scale)
     return replace(plan, warnings=sets.warnings)
 
@@ -623,11 +624,10 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
         OutputError: it was begun with other settings or data; lists the differences.
     """
     document = read_json_file(str(path))
-    if not isinstance(document, dict):
-        document = {}
-    decisive_before = document.get("settings")
-    if not isinstance(decisive_before, dict) or document.get("schema") != PLAN:
+    is_plan = isinstance(document, dict) and document.get("schema") == PLAN
+    if not is_plan or not isinstance(document.get("settings"), dict):
         raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
+    decisive_before = document["settings"]
 
     changed_settings = differences(decisive_before, decisive, "in the folder")
     if changed_settings:
@@ -645,10 +645,19 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
 
 
-def _begin(
+def _decide_scale_and_write_plan(
     path: Path, decisive: Mapping[str, object], sets: StudySets, source: Source, folder: Path, log: Log
 ) -> Scale:
-    """Decide the scale of a new study, say how long it takes, and write its plan to ``path``; return the scale."""
+    """Begin a new study: decide its scale (which rows it has and how large its search is), and write its plan.
+
+    Args:
+        path: the file of the plan, by which a study that was stopped goes on.
+        decisive: the model and the settings that decide what the study finds.
+        sets: its data.
+        source: the studied model.
+        folder: of the study.
+        log: hears how long it takes, and what was cut to stay within ``--time``.
+    """
     settings = sets.settings
     scale, seconds = _scale_within_time(settings, source, folder, log)
     condition = ""
@@ -715,9 +724,10 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
         blocks: how many blocks the model has.
     """
     settings = plan.settings
-    device = settings.places[0]
     if settings.slurm:
         device = "auto"  # the probe runs on this machine, which may lack the devices of the cluster
+    else:
+        device = settings.places[0]
     steps = in_order(map(plan.choosing_step, plan.rows))
 
     # The searches.
@@ -734,9 +744,10 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     samples = _samples_of_a_row(plan)
     forward_passes = 0
     for row in plan.rows:
-        passes_a_sample = 2  # a row takes about twice the single model's time
         if "mc_dropout" in row.options:
             passes_a_sample = 10
+        else:
+            passes_a_sample = 2  # a row takes about twice the single model's time
         forward_passes += passes_a_sample * samples
     for step in steps:
         if step.verb == "finetune":
@@ -821,6 +832,8 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPla
 def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
     """Run those of the commands that wait for no other one, then those that waited for them, and so on.
 
+    Those that measure time, of ``bench``, run by themselves, when no other command is ready.
+
     Raises:
         KeyboardInterrupt: a signal came.
         HydraError: that of the first command that failed.
@@ -830,13 +843,14 @@ def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
     with Interruptions() as signals:
         while left:
             ready = [step for step in left if not _waits_for_another(step, left)]
-            devices = settings.places
             untimed = [step for step in ready if step.verb != "bench"]
             if untimed:
-                ready = untimed
+                steps_now = untimed
+                devices = settings.places
             else:
+                steps_now = ready
                 devices = settings.places[:1]  # timings run alone, one after another
-            commands = {_command_name(step): _command_for_device(step) for step in ready}
+            commands = {_command_name(step): _command_for_device(step) for step in steps_now}
             ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt

@@ -316,14 +316,16 @@ def drawn_model(config: LibraryConfig) -> Any:
     """
     name = class_name(config)
     settings: dict[str, Any] = without_traces(config)
-    labels = settings.get("num_labels")
-    if name in TWO_TOWERS:  # which have none, while every configuration of the library has some
-        labels = 2
+    labels: Any
+    if name in TWO_TOWERS:
+        labels = 2  # it has none, while every configuration of the library has some
+    else:
+        labels = settings.get("num_labels")
     # The library would make up a name for each of them.
     if type(labels) is not int or labels > _MOST_LABELS:
         raise InputError(f"{name} has {shown(labels)} labels")
     is_body = labels == 0
-    settings["num_labels"] = 2 if is_body else labels
+    settings["num_labels"] = 2 if is_body else labels  # a classifier is built first, and taken out of a body below
     model_class = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
         library_config = model_class.config_class.from_dict(settings)
@@ -432,12 +434,13 @@ def check_counts(config: Any, name: str) -> None:
     if not are_whole_numbers(heads_by_stage, 1):
         raise InputError(f"{name} has {shown(heads)} attention heads")
 
-    positions = getattr(config, "max_position_embeddings", 1)
     image = getattr(config, "image_size", None)
     patch = getattr(config, "patch_size", None)
     if type(image) is int and is_whole_number(patch, 1):
         patches_of_side = image // patch
         positions = patches_of_side**2
+    else:
+        positions = getattr(config, "max_position_embeddings", 1)
     if not is_whole_number(positions, 1, _MOST_POSITIONS):
         raise InputError(f"{name} takes {shown(positions)} tokens")
 

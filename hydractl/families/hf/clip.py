@@ -37,13 +37,13 @@ def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
 
 def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     """Cut the tower of images into stem, blocks and readout: from images to normalised features ``[B, D]``."""
-    stages = _encoder_stages(
+    stages_of_encoder = _encoder_stages(
         tower,
         stem=partial(stem, tower.base),
         readout=lambda state: F.normalize(_image_features(model, state), dim=-1),
     )
     stages = replace(
-        stages,
+        stages_of_encoder,
         per_sample=("attention_mask", "tokens"),
         prefixes=(f"{tower.prefix}.", "visual_projection."),
     )

@@ -41,14 +41,14 @@ def _run_stem(model: Any, inputs: Any) -> State:
     if isinstance(inputs, Mapping):
         pixels = inputs["pixel_values"]
     hidden = model.embeddings(pixels)
-    cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim] each
-    patches, head_dim = cos.shape
+    patch_cos, patch_sin = model.rope_embeddings(pixels)  # [patches, head_dim] each
+    patches, head_dim = patch_cos.shape
     # The class token and the registers before the patches are not turned: their angle is 0.
     tokens_before = hidden.shape[1] - patches
     prefix_shape = (tokens_before, head_dim)
-    cos = torch.cat([cos.new_ones(prefix_shape), cos])
-    sin = torch.cat([sin.new_zeros(prefix_shape), sin])
-    angles = (cos[None], sin[None])  # [T, head_dim] -> [1, T, head_dim]
+    cos = torch.cat([patch_cos.new_ones(prefix_shape), patch_cos])  # [T, head_dim]
+    sin = torch.cat([patch_sin.new_zeros(prefix_shape), patch_sin])
+    angles = (cos[None], sin[None])  # [1, T, head_dim] each
     return State(hidden, {"angles": angles})
 
 

@@ -34,17 +34,17 @@ def encoder_stem(base: Any, inputs: Any) -> State:
 
 def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
     """Run the stem of a model of texts: ``input_ids [B, T]``, perhaps ``attention_mask`` and ``token_type_ids``."""
-    mask = inputs.get("attention_mask")
+    given_mask = inputs.get("attention_mask")
     arguments = {"input_ids": inputs["input_ids"]}
     if "token_type_ids" in inputs:
         arguments["token_type_ids"] = inputs["token_type_ids"]
     if type(base).__name__ == "DebertaV2Model":
-        hidden = base.embeddings(**arguments, mask=mask)  # what pads is zero before the first layer
+        hidden = base.embeddings(**arguments, mask=given_mask)  # what pads is zero before the first layer
     else:
         hidden = base.embeddings(**arguments)
     if hasattr(base, "embeddings_project"):  # ELECTRA
         hidden = base.embeddings_project(hidden)
-    mask = _none_on_meta(mask)
+    mask = _none_on_meta(given_mask)
     context = _layer_arguments(base, hidden, None, mask)
     if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
         context["angles"] = _angles_by_kind(base, hidden)

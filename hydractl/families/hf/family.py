@@ -485,8 +485,9 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
     layout = tower.layout
     config = tower.base.config
     block = layer.get_submodule(layout.block)
-    heads = config.num_attention_heads
-    if not isinstance(heads, int):  # more in every stage
+    if isinstance(config.num_attention_heads, int):
+        heads = config.num_attention_heads
+    else:  # more in every stage
         heads = block.get_submodule(layout.core).num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None)
     if not key_heads:  # every head of queries has its own
@@ -527,9 +528,11 @@ def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[flo
     else:
         dropout = core.dropout
     rate_of_weights = getattr(dropout, "p", dropout)  # some classes hold a rate, others a module with one
-    rate_of_output = getattr(core, "residual_dropout", 0.0)
+    residual_rate = getattr(core, "residual_dropout", 0.0)
     if hasattr(core, "out_drop"):
-        rate_of_output = getattr(core.out_drop, "p", rate_of_output)
+        rate_of_output = getattr(core.out_drop, "p", residual_rate)  # which may be a module without a rate
+    else:
+        rate_of_output = residual_rate
     return float(rate_of_weights), float(rate_of_output)
 
 

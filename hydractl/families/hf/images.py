@@ -91,17 +91,18 @@ def _default_processor(name: str, size: tuple[int, int] | None, patch: int | Non
         return processor
     height, width = size
     shortest_edge = processor.size.shortest_edge  # None where it resizes to height and width
+    share = 1.0  # how many times as large as the cropped image the resized one is
     if getattr(processor, "do_center_crop", False):
-        # DeiT's default crops 224 of 256 pixels, CLIP's all of them; the same share of another size.
-        resized_side = shortest_edge or processor.size.height
-        share = resized_side / processor.crop_size.height
+        # DeiT's default resizes to 256 pixels and crops 224 of them, CLIP's crops all; the same share of another size.
+        default_side = shortest_edge or processor.size.height
+        share = default_side / processor.crop_size.height
         processor.crop_size = {"height": height, "width": width}
-        height = round(height * share)
-        width = round(width * share)
+    resized_height = round(height * share)
+    resized_width = round(width * share)
     if shortest_edge:
-        processor.size = {"shortest_edge": height}
+        processor.size = {"shortest_edge": resized_height}
     else:
-        processor.size = {"height": height, "width": width}
+        processor.size = {"height": resized_height, "width": resized_width}
     return processor
 
 
@@ -144,14 +145,16 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     channels, height, width = input_size(preprocess)
     if "max_num_patches" in settings:
         raise UsageError("--augment: the model reads patches that its processor cuts; augment the files instead")
-    scale = 255.0  # by which the processor multiplies pixels from 0 to 1
+    # By what the processor multiplies pixels from 0 to 1: by 1 where it rescales bytes by 1 / 255, as most do.
+    scale = 255.0
     if settings.get("do_rescale", True):
         scale = 255 * float(settings.get("rescale_factor", 1 / 255))
-    mean = [0.0] * channels
-    std = [1.0] * channels
     if settings.get("do_normalize", True):
         mean = settings["image_mean"]
         std = settings["image_std"]
+    else:
+        mean = [0.0] * channels
+        std = [1.0] * channels
     how, shorter_side = _way_of_resizing(settings, height, width)
     return ImageFormat(
         size=(channels, height, width),
@@ -196,13 +199,13 @@ def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
     if most_patches is None:
         return random_pixels([channels, height, width], batch, seed)
     patch = settings["patch_size"]
-    rows = height // patch
-    is_patch = torch.arange(most_patches) < rows**2  # the others are padding
+    side = height // patch  # of the square, in patches
+    is_patch = torch.arange(most_patches) < side**2  # the others are padding
     mask = is_patch.int().repeat(batch, 1)
     return {
         "pixel_values": random_pixels([most_patches, channels * patch**2], batch, seed),
         "pixel_attention_mask": mask,
-        "spatial_shapes": torch.full((batch, 2), rows),
+        "spatial_shapes": torch.full((batch, 2), side),
     }
 
 
@@ -225,7 +228,8 @@ def _build_processor(settings: object) -> Any:
     if not isinstance(settings, Mapping) or name not in PROCESSORS:
         hint = f"supported: {', '.join(PROCESSORS)}"
         raise InputError(f"transformers' image processor {shown(name)} is not supported", hint=hint)
-    for key in ("size", "crop_size", "pad_size"):  # before an image of that size is made
+    # Sizes are checked before an image of that size is made.
+    for key in ("size", "crop_size", "pad_size"):
         sizes = settings.get(key) or {}
         if not isinstance(sizes, Mapping) or not _are_lengths(sizes):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")

@@ -242,16 +242,17 @@ def run_relative_layer(layer: Any, state: State) -> State:
 
     # Else the library's own is called, by its names of the arguments.
     arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
-    name_of_shared = "attention_mask"
     if is_data2vec:
         del arguments["attention_mask"]  # which it does not know
         name_of_shared = "relative_position_bias"
+    else:
+        name_of_shared = "attention_mask"  # BEiT adds it to the scores by this name
     if shared is not None:
         arguments[name_of_shared] = shared[None]
-    hidden = layer(state.hidden, **arguments)
-    if isinstance(hidden, tuple):
-        hidden = hidden[0]
-    return State(hidden, state.context)
+    output = layer(state.hidden, **arguments)
+    if isinstance(output, tuple):  # some layers give their attention beside the tokens
+        return State(output[0], state.context)
+    return State(output, state.context)
 
 
 # As the layers themselves. They multiply by vectors, and torch.compile traces no module in the place of one.
@@ -265,30 +266,31 @@ def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
         hidden: the tokens before it.
         shared: what all layers add to the scores of attention, ``[heads, T, T]``; None: nothing.
     """
-    normed = layer.layernorm_before(hidden)
-    attended, _ = layer.attention(normed, shared)
-    attended = layer.dropout(attended)
-    attended = _scaled(layer.lambda_1, attended)
-    hidden = layer.drop_path(attended) + hidden
-    normed = layer.layernorm_after(hidden)
-    expanded = layer.mlp(normed)
-    expanded = layer.dropout(expanded)
-    expanded = _scaled(layer.lambda_2, expanded)
-    return layer.drop_path(expanded) + hidden
+    attention_input = layer.layernorm_before(hidden)
+    attended, _ = layer.attention(attention_input, shared)
+    scaled_attention = _scaled(layer.lambda_1, layer.dropout(attended))
+    behind_attention = layer.drop_path(scaled_attention) + hidden
+
+    mlp_input = layer.layernorm_after(behind_attention)
+    expanded = layer.mlp(mlp_input)
+    scaled_mlp = _scaled(layer.lambda_2, layer.dropout(expanded))
+    return layer.drop_path(scaled_mlp) + behind_attention
 
 
 def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    """Return the tokens behind a data2vec's layer: as :func:`_run_beit`, with the MLP in two modules."""
-    normed = layer.layernorm_before(hidden)
-    output = layer.attention(normed, relative_position_bias=shared)
-    attended = output[0]
-    attended = _scaled(layer.lambda_1, attended)
-    hidden = layer.drop_path(attended) + hidden
-    normed = layer.layernorm_after(hidden)
-    widened = layer.intermediate(normed)
-    expanded = layer.output(widened)
-    expanded = _scaled(layer.lambda_2, expanded)
-    return layer.drop_path(expanded) + hidden
+    """Return the tokens ``[B, T, d_model]`` behind a data2vec's layer: attention, then MLP, each scaled and added.
+
+    Arguments are those of :func:`_run_beit`; here the MLP is in two modules.
+    """
+    attention_input = layer.layernorm_before(hidden)
+    attention_outputs = layer.attention(attention_input, relative_position_bias=shared)
+    scaled_attention = _scaled(layer.lambda_1, attention_outputs[0])
+    behind_attention = layer.drop_path(scaled_attention) + hidden
+
+    mlp_input = layer.layernorm_after(behind_attention)
+    widened = layer.intermediate(mlp_input)
+    scaled_mlp = _scaled(layer.lambda_2, layer.output(widened))
+    return layer.drop_path(scaled_mlp) + behind_attention
 
 
 def _scaled(factor: Any, x: Tensor) -> Tensor:
@@ -392,7 +394,7 @@ def swin_layers(base: Any) -> list[SwinLayer]:
     """
     layers: list[SwinLayer] = []
     grid = tuple(base.embeddings.patch_grid)
-    merging: str | None = None  # before the next layer
+    merging: str | None = None  # the module behind the stage before, which the first layer of this one takes
     for number, stage in enumerate(base.encoder.layers):
         for index, layer in enumerate(stage.blocks):
             grid_before = grid
@@ -401,9 +403,10 @@ def swin_layers(base: Any) -> list[SwinLayer]:
                 grid = ((rows + 1) // 2, (columns + 1) // 2)
             path = f"encoder.layers.{number}.blocks.{index}"
             layers.append(SwinLayer(path, layer, merging, grid_before, grid))
+            merging = None  # taken
+        if stage.downsample is None:
             merging = None
-        merging = None
-        if stage.downsample is not None:
+        else:
             merging = f"encoder.layers.{number}.downsample"
     return layers
 
@@ -417,10 +420,12 @@ def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages
         prefix: its name within the model.
         norm: of a layer, the norm that its attention reads through; empty: none.
     """
+    # For each layer: how it runs, what its attention reads, its share of all tokens and the number of its windows. For
+    # those that merge tokens, by number, the name of the module.
     blocks = []
     attention_inputs = []
-    merging = {}
     spans = []
+    merging = {}
     all_tokens = math.prod(base.embeddings.patch_grid)
     for index, swin_layer in enumerate(swin_layers(base)):
         merge = None

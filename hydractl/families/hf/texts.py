@@ -424,6 +424,7 @@ def _tokens_in(document: Mapping[str, object], is_map: bool) -> Iterator[dict[st
     values = dict(document)
     tables = [values.get("added_tokens"), values.get("added_tokens_decoder")]
     if is_map:
+        # Read as a list of tokens only: what stands there by name is not gone through.
         extra = values.pop("extra_special_tokens", None)
         tables.append(values)
         if isinstance(extra, list):

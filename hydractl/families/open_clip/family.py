@@ -188,13 +188,13 @@ class OpenClip(ModelFamily):
             UsageError: for a setting that it does not have.
         """
         arch, _, tag = name.partition("/")
-        config = _known_config(arch)
+        config_of_arch = _known_config(arch)
         published: Mapping[str, object] = {}
         if tag:
             published = _published_entry(arch, tag)
-        if published.get("quick_gelu"):
-            config["quick_gelu"] = True
-        config = _with_settings(config, options, name)
+        if published.get("quick_gelu"):  # the weights of this tag were trained with another activation
+            config_of_arch["quick_gelu"] = True
+        config = _with_settings(config_of_arch, options, name)
         if not own_tokenizer(config):
             raise InputError(
                 f"open_clip:{name} reads texts by a tokenizer of transformers, which random weights do not come with: "
@@ -322,8 +322,9 @@ class OpenClip(ModelFamily):
             return
         block = model.get_submodule(site.path.removesuffix(".attn"))
         if isinstance(block, ResidualAttentionBlock):  # which calls nn.MultiheadAttention
-            attention = MultiheadStandIn(attention)
-        super().install(model, site, attention)
+            super().install(model, site, MultiheadStandIn(attention))
+        else:
+            super().install(model, site, attention)
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the model into the visual tower, which reads images, and the text tower, which reads prompts."""
@@ -406,9 +407,10 @@ class OpenClip(ModelFamily):
         """
         tower = visual_stages(model)
         is_of_timm = tower.stem_prefixes[0].startswith(TRUNK)
-        names = ("ls_1", "ls_2")
         if is_of_timm:
             names = ("drop_path1", "drop_path2")
+        else:
+            names = ("ls_1", "ls_2")
         for path in tower.block_paths:
             block = model.get_submodule(path)
             for name in names:

@@ -148,13 +148,15 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
         where the tower has one.
     """
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
-    hidden = holder.token_embedding(text)
+    embedded = holder.token_embedding(text)
     class_token = getattr(holder, "cls_emb", None)
     if class_token is not None:
         class_tokens = class_token.expand(len(text), 1, -1)
-        hidden = torch.cat([hidden, class_tokens], dim=1)
-    tokens = hidden.shape[1]
-    hidden = hidden + holder.positional_embedding[:tokens]
+        embedded = torch.cat([embedded, class_tokens], dim=1)  # T + 1 tokens
+    tokens = embedded.shape[1]
+    hidden = embedded + holder.positional_embedding[:tokens]
+
+    # The mask is added to scores of attention: the causal one for all texts, and that of the padding of each.
     mask = None
     if holder.attn_mask is not None:
         mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
