@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,6 +68,8 @@ def row_of(
         "far_avg": blocks["far_avg"],
         "ood_avg": blocks["ood_avg"],
     }
+    if "errors" in blocks:
+        detection["errors"] = blocks["errors"]
     scores_beside = blocks.get("scores", {})
     scores = {name: OodDetection.from_json(block) for name, block in scores_beside.items()}
     diversity = {name: MemberDiversity.from_json(block) for name, block in blocks["diversity"].items()}
@@ -117,6 +120,9 @@ def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, S
     block = threshold.threshold_block(fitted.threshold, inside.score, outside_scores)
     return MeasuredThreshold.from_json(block)
 
+
+_OF_ERRORS = re.compile(r"(ci\.|difference\.)?(scores\.[^.]+\.)?errors\.")
+"""The start of the dotted key of a metric of wrong answers, of its interval, or of its difference."""
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
 """Metrics by corruption, and below that by severity."""
@@ -290,7 +296,7 @@ def _needs_labels(key: str) -> bool:
     if key.endswith(".n"):
         return False
     labelled = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
-    return key.startswith(labelled)
+    return key.startswith(labelled) or _OF_ERRORS.match(key) is not None
 
 
 # --- conventions ------------------------------------------------------------------------------------------------------

@@ -139,6 +139,8 @@ def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64])
             attributes["pair_mi"] = _mean_over_samples(values, sizes)
         elif attribute.name == "scores":
             attributes["scores"] = _scores_in_order(values, order)
+        elif attribute.name == "leading":
+            attributes["leading"] = values[0]
         else:
             attributes[attribute.name] = _in_order(values, order)
     return Samples(**attributes)

@@ -19,7 +19,7 @@ from hydractl.evaluation.providers.stored_fit import warn_of_left_out
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES
+from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.model.loading import ModelArgument, find_models, with_class_names
 from hydractl.model.source import ModelOptions, split_model
 
@@ -61,11 +61,20 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
             elif name in OF_ZERO_SHOT and not model.zero_shot:
                 hint = "for a classifier use vim, mahalanobis, ..."
                 raise UsageError(f"--ood-score {name} is of class texts, and {model.name} is not zero-shot", hint=hint)
-            elif data is None and ON_FEATURES[name] and name not in model.on_features:
+            elif _lacks_words(name, options) and name not in model.on_features:
+                hint = "a text file of words that name no class, one a line: the nouns of a dictionary, for instance"
+                raise UsageError(f"--ood-score {name} needs --negative-words FILE", hint=hint)
+            elif data is None and needs_training_data(name) and name not in model.on_features:
                 raise UsageError(f"--ood-score {name} needs --train SPEC, training data of {model.name}")
             elif data is not None and data.labels is None and ON_FEATURES[name] == "labels":
-                free = ", ".join(score for score, need in ON_FEATURES.items() if need != "labels")
+                of_any = [score for score in ON_FEATURES if score not in OF_ZERO_SHOT]
+                free = ", ".join(score for score in of_any if ON_FEATURES[score] != "labels")
                 raise InputError(f"--train {data.spec} has no labels, which {name} needs", hint=f"--ood-score {free}")
+
+
+def _lacks_words(name: str, options: EvalOptions) -> bool:
+    """Whether a score is one of words that are not given."""
+    return ON_FEATURES[name] == "words" and options.fit.negative_words is None
 
 
 def row_scores(model: Model, options: EvalOptions) -> RowScores:
@@ -78,6 +87,7 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
             barred += OF_CLASSIFIER
         if not model.zero_shot:
             barred += OF_ZERO_SHOT
+        barred += [name for name in ON_FEATURES if _lacks_words(name, options) and name not in known]
         known = [name for name in ON_FEATURES if name not in barred]
     return options.fit.scores.of(model.name, model.members, model.stored.score, known)
 

@@ -47,6 +47,7 @@ class Samples:
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
         scores: every OOD score that is reported beside the leading one, by name; each is like ``score``.
+        leading: the name of the leading score.
     """
 
     predicted: NDArray[np.int64]
@@ -60,6 +61,7 @@ class Samples:
     label_log_probs: Floats | None = None
     brier_terms: Floats | None = None
     scores: Mapping[str, Floats | None] = field(default_factory=dict)
+    leading: str = "msp"
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -270,7 +272,8 @@ def samples_of(
         checked_labels = check_labels(labels, n, classes)
 
     # The arrays are made first, and every block of samples fills its part of them.
-    samples = _empty(shape, checked_labels, pairs, scores[score], scores_beside)
+    leading = {score: scores[score]}
+    samples = _empty(shape, checked_labels, pairs, leading, scores_beside)
     pair_sums = np.zeros(len(samples.pair_mi))
     for rows, block in blocks(logits, calibration):
         samples.predicted[rows] = block.predicted
@@ -341,11 +344,12 @@ def _empty(
     shape: tuple[int, ...],
     labels: NDArray[np.int64] | None,
     pairs: bool,
-    score: Floats | None,
+    leading: Mapping[str, Floats | None],
     beside: Mapping[str, Floats | None],
 ) -> Samples:
     """Return the samples of logits [M, N, C] with empty arrays that are still to be filled."""
     members, n, _ = shape
+    ((name, score),) = leading.items()
     compared_pairs = 0
     if pairs:
         compared_pairs = math.comb(members, 2)
@@ -366,4 +370,5 @@ def _empty(
         label_log_probs=label_log_probs,
         brier_terms=brier_terms,
         scores=beside,
+        leading=name,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hydractl.files.eval_answer import (
@@ -15,9 +15,11 @@ from hydractl.files.eval_answer import (
     average_place,
     corruption_place,
     diversity_place,
+    errors_of,
     ood_set_place,
     parts_place,
     score_average_place,
+    score_errors_place,
     severity_place,
 )
 from hydractl.files.model_records import CostRecord, DataSetRecord
@@ -123,6 +125,7 @@ ID_COLUMNS = columns(ID_METRICS, IN_DISTRIBUTION)
 ACCURACY = _id_column("accuracy")
 AURC = _id_column("aurc")
 AUROC = _metric(OOD_METRICS, "auroc")
+ERROR_AUROC = _metric(table_metrics("errors"), "auroc")
 OOD_AVERAGE = columns(OOD_METRICS, average_place("ood_avg"), words=", mean over the OOD sets")
 DIVERSITY = columns(DIVERSITY_METRICS, diversity_place("id"))
 
@@ -419,14 +422,25 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
-    title = "mean auroc by OOD score; bold: best of the row"
+    return _by_score(rows, score_average_place, AUROC, "mean auroc by OOD score; bold: best of the row")
+
+
+def error_table(rows: Sequence[EvalRow]) -> Table:
+    """Make the table of the AUROC of wrong answers of every row by each OOD score; marks are within a row."""
+    labelled = [row for row in rows if errors_of(row.detection)]
+    title = "auroc of wrong answers by OOD score; bold: best of the row"
+    return _by_score(labelled, score_errors_place, ERROR_AUROC, title)
+
+
+def _by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], metric: Metric, title: str) -> Table:
+    """Make a table of one metric of every row by each OOD score that was asked for; marks are within a row."""
     scores = _scores_of(rows)
     if not scores:
         return Table("", [], [], title)
-    shown = [Column(score_average_place(score), AUROC) for score in scores]
+    shown = [Column(place_of(score), metric) for score in scores]
     lines = []
     for row in rows:
-        best = marks([column.value(row) for column in shown], AUROC)
+        best = marks([column.value(row) for column in shown], metric)
         cells = []
         for column, mark in zip(shown, best, strict=True):
             (cell,) = metric_cells([row], column)

@@ -90,6 +90,9 @@ def _asked_for(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
     scores = tables.score_table(rows)
     if scores.rows:
         yield from _in_parts(scores, width)
+    errors = tables.error_table(rows)
+    if errors.rows:
+        yield from _in_parts(errors, width)
     differences = tables.difference_table(rows)
     if differences.rows:
         (first,) = drawn_names([rows[0].name], _NAMES[-1])

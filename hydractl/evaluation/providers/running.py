@@ -23,6 +23,7 @@ from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.probed import ProbeClassifier
 from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
 from hydractl.evaluation.sets import EvalSet
+from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged
 from hydractl.files.model_records import CascadeRecord, CostRecord
@@ -66,6 +67,7 @@ class RunningModel(LogitsProvider):
         self.argument = replace(argument, sources=prepared)
         self.options = options
         self.reused: list[PredictedModel] = []
+        self._fit = fit
         self._log = log
         self._answering = answering
         self._model: Runnable | None = None
@@ -278,37 +280,50 @@ class RunningModel(LogitsProvider):
     def fit_scores(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
     ) -> None:
-        """Fit OOD scores on features to the training data; without these, take the scores that the checkpoint holds."""
-        stored = None
-        if data is None:
-            stored = models_of(self.loaded())[0].detector
-        if stored is None:
+        """Fit OOD scores on features to the training data; without these, take the scores that the checkpoint holds.
+
+        A score of words is fitted anew where the command names some.
+        """
+        stored = models_of(self.loaded())[0].detector
+        taken: list[str] = []
+        if stored is not None:
+            taken = [name for name in names if name in stored.names and self._is_taken(name, data)]
+        if stored is None or not taken:
             self.detector = self._fitted_detector(names, data, neighbours, kept)
             return
 
-        # Some scores need no training data: they can be had although the checkpoint lacks them.
-        missing = [name for name in names if name not in stored.names]
+        # Some scores can be had although the checkpoint lacks them.
+        missing = [name for name in names if name not in taken]
         if missing:
             added = self._fitted_detector(missing, data, neighbours, kept)
             stored = stored.with_scores(added)
         self.detector = stored
 
+    def _is_taken(self, name: str, data: EvalSet | None) -> bool:
+        """Return whether a score that the checkpoint holds is taken from it: where nothing is given to fit it to."""
+        if ON_FEATURES[name] == "words":
+            return self._fit.negative_words is None
+        return data is None
+
     def _fitted_detector(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
     ) -> Detector:
         """Return the scores of these names, fitted to the features of a probe if there is one, else of the members."""
-        fitted_on: ScoreDataEntry | dict[str, object] = {}
+        fitted_on: dict[str, object] = {}
         labels = None
         if data is not None:
             fitted_on = {**data.to_json(), "knn_k": neighbours}
             labels = data.labels
+        words = words_for(names, self._fit)
+        if words:
+            fitted_on["negative_words"] = digest_of_words(words)
         of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
         if of_probes is not None:
             return of_probes
         models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(data, kept)
-            return fit_detector(names, models, features, labels, neighbours, fitted_on)
+            return fit_detector(names, models, features, labels, neighbours, fitted_on, words)
 
     def _training_features(self, data: EvalSet | None, kept: FeaturesFile | None) -> TrainingFeatures:
         """Return the members' features of training data, from the file that keeps them or by running the members."""
