@@ -98,7 +98,7 @@ def test_a_checkpoint_keeps_the_words(run: Any, answer: Callable[..., Any], caps
     ("model", "options", "code", "complaint"),
     [
         ("first", ["--ood-score", "neglabel"], 2, "--ood-score neglabel needs --negative-words FILE"),
-        ("first", ["--negative-words", "words.txt"], 2, "--negative-words needs --ood-score neglabel"),
+        ("first", ["--negative-words", "words.txt"], 2, "--negative-words (flag) needs --ood-score neglabel"),
         ("first", ["--ood-score", "neglabel", "--negative-words", "no.txt"], 3, "--negative-words no.txt: cannot read"),
         ("first", ["--ood-score", "neglabel", "--negative-words", "blank.txt"], 3, "no words in the file"),
         ("first", ["--ood-score", "neglabel", "--negative-words", "classes.txt"], 3, "names a class"),

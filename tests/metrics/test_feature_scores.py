@@ -186,7 +186,7 @@ def test_against_pytorch_ood(name: str) -> None:
         found = theirs.ReAct(lambda v: v, head, percentile=0.9).fit_feature_maps(x[:, :, None, None], y)
         found = found.predict_feature_maps(z[:, :, None, None])
     elif name == "nnguide":
-        found = theirs.NNGuide(None, head, k=7).fit_features(x, y).predict_features(z)
+        found = theirs.NNGuide(None, head, k=7).fit_features(x, y).predict_features(z.float())
     elif name == "fdbd":
         found = theirs.fDBD(None, linear(w, b)).fit_features(x).predict_features(z)
     elif name == "nci":
