@@ -207,9 +207,14 @@ def measured_blocks(
     by_leading = _detection(leading, samples, groups, names)
     row: RowBlocks = {
         "id": id_block(samples["id"], names),
-        **by_leading,
+        "ood": by_leading["ood"],
+        "near_avg": by_leading["near_avg"],
+        "far_avg": by_leading["far_avg"],
+        "ood_avg": by_leading["ood_avg"],
         "diversity": {},
     }
+    if "errors" in by_leading:
+        row["errors"] = by_leading["errors"]
     for name, samples_of_set in samples.items():
         diversity = diversity_block(samples_of_set, names)
         row["diversity"][name] = {**diversity}
