@@ -22,7 +22,7 @@ from hydractl.files.eval_answer import (
     SeverityMetrics,
 )
 from hydractl.files.model_records import DataSetRecord, MeasuredThreshold
-from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
+from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, errors, rows, threshold
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
@@ -311,6 +311,7 @@ def sentences() -> dict[str, str]:
         **_sentences_on("id"),
         "risk_coverage": curves.RISK_COVERAGE,
         **_sentences_on("ood"),
+        "errors": _sentence_on_errors(),
         **rows.CONVENTIONS,
         **_sentences_on("diversity"),
         "pairs": rows.PAIRS_CONVENTION,
@@ -329,6 +330,14 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
     """Return the conventions of all metrics of one kind, by the key of the metric."""
     of_kind = metrics(kind)
     return {metric.key: metric.convention for metric in of_kind}
+
+
+def _sentence_on_errors() -> str:
+    """Return one text on all metrics of wrong answers, whose keys are those of other metrics too."""
+    texts = [errors.CONVENTION]
+    for key, sentence in _sentences_on("errors").items():
+        texts.append(f"{key}: {sentence}")
+    return " ".join(texts)
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:
@@ -387,6 +396,8 @@ def _keys(block: Mapping[str, object]) -> Iterator[str]:
 
 def _inner_blocks(key: str, value: Any) -> list[Mapping[str, object]]:
     """Return the objects within the value of a key whose own keys name metrics and fields."""
+    if key == "errors":  # its sentence is on all of them
+        return []
     parts = [value]
     if isinstance(value, list):
         parts = value

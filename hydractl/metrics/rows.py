@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 import numpy as np
 
 from hydractl.files.records import Metrics, MetricValue
-from hydractl.metrics import errors
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.errors import Answers, answers_of
 from hydractl.metrics.ood import Curve, curve_of
@@ -25,7 +24,6 @@ LITTLE_MI, LITTLE_DISAGREEMENT = 0.001, 0.005
 PAIRS_CONVENTION = "mi and disagreement of each two members a < b alone, members counted from 0; empty for one member."
 
 CONVENTIONS = {
-    "errors": errors.CONVENTION,
     "near_avg": "Unweighted mean over the near-OOD data sets; null when there is none or one of them has no value.",
     "far_avg": "Unweighted mean over the far-OOD data sets; null when there is none or one of them has no value.",
     "ood_avg": "Unweighted mean over all OOD data sets; null when there is none or one of them has no value.",
