@@ -80,7 +80,10 @@ def ways() -> dict[str, list[Command]]:
         "heads": [trained("heads", "--ensemble", "classifiers:3"), fused("heads", counted["heads"])],
         "laplace": [["laplace", "base.st", *TRAIN, "-o", "laplace.st"]],
         "oba": [
-            ["prune", "base.st", "--weights", "0.9", "--method", "oba", *PRUNE, "--samples", "128", "-o", "oba.0.st"],
+            [
+                *("prune", "base.st", "--weights", "0.9", "--method", "oba", "--weight-steps", "1"),
+                *(*PRUNE, "--samples", "128", "-o", "oba.0.st"),
+            ],
             trained("oba", start="oba.0.st"),
         ],
         "taylor, pruned": [

@@ -166,9 +166,9 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
             for dataset, order in zip(datasets, orders(datasets, model, objective, batch_size, bounds), strict=True)
         ]
         found = Evaluator(model, [batch for part in parts for batch in part.batches])
-        found.begin([])
+        found.go_to_model_without([])
         for batch in range(len(found.batches)):
-            found.current(batch)
+            found.current_values(batch)
         return found
 
     evaluator, preparation = timed(prepare, lambda: 0.0)
@@ -179,9 +179,9 @@ def exact(source: Any, datasets: Sequence[Any], objective: str, batch_size: int,
     candidates = search.heads
 
     def step(removed: list[Head]) -> tuple[Head, float]:
-        evaluator.begin(removed)
+        evaluator.go_to_model_without(removed)
         left = [head for head in candidates if head not in removed]
-        found = search.choose([objective], len(removed) + 1, left)[objective]
+        found = search.choose_winners([objective], len(removed) + 1, left)[objective]
         return found.head, found.counts.key(objective)
 
     return Contestant(step, lambda: evaluator.work, preparation)

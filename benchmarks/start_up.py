@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import random
-import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -53,10 +53,11 @@ def cpu_seconds(source: Path, words: list[str], folder: Path) -> float:
         command = [sys.executable, "-m", "hydractl", *words, "--force", "--quiet"]
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as where a package is installed
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{shlex.join(command)} failed")
+    return usage.ru_utime + usage.ru_stime
 
 
 def measure(sources: dict[str, Path], verbs: list[str], rounds: int, seed: int) -> list[dict[str, float]]:

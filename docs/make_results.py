@@ -130,7 +130,7 @@ def study(name: str, *rows: str) -> str:
 
 # --- recipes and late sites -------------------------------------------------------------------------------------------
 
-_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
+_ON_FEATURES = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu", "vilu-scaled")
 
 
 def recipe(name: str) -> str:

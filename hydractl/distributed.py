@@ -55,14 +55,14 @@ class Processes:
         All processes call it equally often, with tensors of one shape and dtype.
 
         Raises:
-            HydraError: as of :meth:`gather`.
+            HydraError: another process has ended, or is not heard of within the time-out.
         """
 
     def exchanging(self) -> AbstractContextManager[None]:
         """Return the context for what exchanges tensors by torch's own means.
 
         Raises:
-            HydraError: as of :meth:`gather`.
+            HydraError: another process has ended, or is not heard of within the time-out.
         """
         return contextlib.nullcontext()
 
@@ -96,20 +96,23 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
         UsageError: for an environment that makes no sense.
         HydraError: the others are not there within the time-out.
     """
-    rank, size = _place()
+    rank, size = _rank_and_size()
     if size == 1:
         return Processes()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     import torch.distributed
 
     # Gloo for what lies in main memory: there several ranks may share a GPU, and waiting hears of Ctrl-C.
-    backend = "cpu:gloo,cuda:nccl" if nccl and torch.cuda.is_available() else "gloo"
+    backend = "gloo"
+    if nccl and torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_s)
     try:
         meeting = torch.distributed.rendezvous("env://", rank, size, timeout=timeout)  # type: ignore[attr-defined]
         store, _, _ = next(meeting)
         # torchrun may keep its store when it starts all processes again, with the addresses of those that have gone.
-        store = torch.distributed.PrefixStore(f"restart {_restarts()}", store)  # type: ignore[attr-defined]
+        store_name = f"restart {_restarts()}"
+        store = torch.distributed.PrefixStore(store_name, store)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
@@ -126,7 +129,7 @@ def alone() -> bool:
     Raises:
         UsageError: for an environment that makes no sense.
     """
-    _, size = _place()
+    _, size = _rank_and_size()
     return size == 1
 
 
@@ -136,6 +139,7 @@ def restarted() -> bool:
 
 
 def _restarts() -> str:
+    """Return how often ``torchrun`` has started all processes again, as it says so; empty without ``torchrun``."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
 
@@ -187,34 +191,38 @@ class _Group(Processes):
         messages = self._exchange(data)
         longest = max(message.length for message in messages)
         if longest > self._room:
-            # All see the same lengths, so all make the same room, and it is enough the next time.
+            # Some were cut. All see the same lengths, so all make the same room, and it is enough the next time.
             self._room = 2 * longest
             messages = self._exchange(data)
         return [json.loads(message.data[: message.length]) for message in messages]
 
     def _exchange(self, data: bytes) -> list[_Message]:
-        """Return the value of each process, as much of it as there is room for, by one collective."""
+        """Send a value to all processes, and return what each has sent, in the order of their ranks.
+
+        A collective takes tensors of one size from all, so a message is the length of the value and as much of the
+        value as there is room for, filled up with zeros.
+        """
         import torch
         import torch.distributed
 
-        mine = torch.zeros(_LENGTH + self._room, dtype=torch.uint8)
         message = len(data).to_bytes(_LENGTH, "big") + data[: self._room]
-        mine[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        theirs = [torch.empty_like(mine) for _ in range(self.size)]
-        self._finish(torch.distributed.all_gather, theirs, mine)
+        sent = torch.zeros(_LENGTH + self._room, dtype=torch.uint8)
+        sent[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        self._run_collective(torch.distributed.all_gather, received, sent)
         messages = []
-        for tensor in theirs:
-            received = tensor.numpy().tobytes()
-            length = int.from_bytes(received[:_LENGTH], "big")
-            messages.append(_Message(length, received[_LENGTH:]))
+        for tensor in received:
+            content = tensor.numpy().tobytes()
+            length = int.from_bytes(content[:_LENGTH], "big")
+            messages.append(_Message(length, content[_LENGTH:]))
         return messages
 
     def add(self, numbers: Tensor) -> None:
         import torch.distributed
 
-        self._finish(torch.distributed.all_reduce, numbers)
+        self._run_collective(torch.distributed.all_reduce, numbers)
 
-    def _finish(self, collective: Callable[..., Any], *tensors: Any) -> None:
+    def _run_collective(self, collective: Callable[..., Any], *tensors: Any) -> None:
         """Run a collective, and wait as Python does: waiting in torch, a process would not hear of Ctrl-C."""
         with self.exchanging():
             work = collective(*tensors, async_op=True)
@@ -229,8 +237,9 @@ class _Group(Processes):
         try:
             yield
         except RuntimeError as error:
-            is_of_connection = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-            if not is_of_connection:
+            is_error_of_torch = isinstance(error, torch.distributed.DistError)
+            names_gloo = "gloo" in str(error)
+            if not is_error_of_torch and not names_gloo:  # a defect, not a lost connection
                 raise
             self.close()
             hint = "run the same command with --resume"
@@ -241,12 +250,13 @@ class _Group(Processes):
             return
         self._open = False
         # After an interruption in the midst of a gather torch waits here for those who have not come to it yet.
-        leaving = threading.Thread(target=_leave, daemon=True)
+        leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(_PATIENCE_S)
 
 
-def _leave() -> None:
+def _leave_group() -> None:
+    """Leave torch's process group, whether or not the others are still there."""
     import torch.distributed
 
     with contextlib.suppress(Exception):  # there is nobody left to tell
@@ -254,20 +264,31 @@ def _leave() -> None:
 
 
 def _encode(value: Any) -> bytes:
+    """Return a value as JSON.
+
+    Raises:
+        TypeError: JSON cannot say it.
+    """
     try:
         return json.dumps(value, allow_nan=False).encode("ascii")
     except ValueError as error:
         raise TypeError(f"no value for JSON: {error}") from None
 
 
-def _place() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes."""
-    if os.environ.get("WORLD_SIZE", "") in ("", "1"):
+def _rank_and_size() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes, by the variables that ``torchrun`` sets.
+
+    Raises:
+        UsageError: some of them are missing, or do not fit together.
+    """
+    world_size = os.environ.get("WORLD_SIZE", "")
+    if world_size in ("", "1"):
         return 0, 1
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
+        names = ", ".join(missing)
         raise UsageError(
-            f"WORLD_SIZE is set, but not {', '.join(missing)}",
+            f"WORLD_SIZE is set, but not {names}",
             hint="start several processes with torchrun, or unset WORLD_SIZE",
         )
     rank = _number("RANK")
@@ -278,6 +299,11 @@ def _place() -> tuple[int, int]:
 
 
 def _number(name: str) -> int:
+    """Return the number in a variable of the environment.
+
+    Raises:
+        UsageError: it holds none.
+    """
     text = os.environ.get(name, "")
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     if not is_number:

@@ -29,22 +29,15 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
-    """Parse JSON strictly: no duplicate keys, no NaN or Infinity, no half characters, no absurd nesting.
+    """Return a JSON document, parsed strictly: no duplicate keys, NaN, Infinity, half characters or absurd nesting.
 
     Raises:
         InputError: naming ``origin`` and the place.
     """
-    if isinstance(text, bytes):
-        try:
-            text = text.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{origin} is not UTF-8 text (byte {error.start})") from None
-    if text.startswith("\ufeff"):
-        raise InputError(f"{origin} starts with a byte order mark", hint="save it as UTF-8 without BOM")
-    if not text.strip():
-        raise InputError(f"{origin} is empty")
+    text = _decoded(text, origin)
 
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+        """Return the object with these keys and values; refuse a key that is there twice."""
         result: dict[str, object] = {}
         for key, value in pairs:
             if key in result:
@@ -52,17 +45,24 @@ def parse_json(text: str | bytes, origin: str) -> Any:
             result[key] = value
         return result
 
-    def no_constant(name: str) -> Any:
+    def refuse_constant(name: str) -> Any:
+        """Refuse NaN and Infinity, which Python would read."""
         raise InputError(f"{origin} contains {name}, which is not a number in JSON")
 
-    def finite(number: str) -> float:
+    def finite_number(number: str) -> float:
+        """Return a number; refuse one that Python would round to infinity."""
         value = float(number)
         if math.isinf(value):
             raise InputError(f"{origin} contains {number[:20]}, which is too large for a number")
         return value
 
     try:
-        document = json.loads(text, object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite)
+        document = json.loads(
+            text,
+            object_pairs_hook=object_of,
+            parse_constant=refuse_constant,
+            parse_float=finite_number,
+        )
         if "\\u" in text:  # only an escape can stand for half a character, which could never be written again
             json.dumps(document, ensure_ascii=False).encode("utf-8")
         if _is_deeper(document, _DEEPEST):
@@ -79,8 +79,29 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         raise InputError(f"{origin} cannot be read: {error}") from None
 
 
+def _decoded(text: str | bytes, origin: str) -> str:
+    """Return the text of a JSON document, which has to be UTF-8 without a byte order mark, and not empty.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{origin} is not UTF-8 text (byte {error.start})") from None
+    if text.startswith("\ufeff"):
+        raise InputError(f"{origin} starts with a byte order mark", hint="save it as UTF-8 without BOM")
+    if not text.strip():
+        raise InputError(f"{origin} is empty")
+    return text
+
+
 def _is_deeper(document: Any, most: int) -> bool:
-    """Return whether lists and objects are nested more than so many levels deep."""
+    """Return whether lists and objects are nested more than so many levels deep.
+
+    Level by level rather than by recursion, which the same nesting could exhaust.
+    """
     level = [document]
     for _ in range(most + 1):
         inner: list[Any] = []
@@ -133,14 +154,21 @@ class HeldDocument(Held):
 
 
 def read_json_file(path: str | Path) -> Any:
-    """Read and strictly parse a JSON artefact; ``-`` is standard input, and a held document is given as it is."""
+    """Return the document in a JSON artefact, parsed strictly.
+
+    Args:
+        path: of the file; ``-`` for standard input, or a held document, which is returned as it is.
+
+    Raises:
+        InputError: it cannot be read, or is no JSON.
+    """
     import sys
 
     if isinstance(path, HeldDocument):
         return path.value
-    if str(path) == "-" and sys.stdin is None:
-        raise InputError("standard input is closed")
     if str(path) == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed")
         return parse_json(sys.stdin.buffer.read(), "standard input")
     try:
         return parse_json(Path(path).read_bytes(), str(path))
@@ -175,19 +203,22 @@ def differences(there: Mapping[str, object], now: Mapping[str, object], where: s
         in_both = key in there and key in now
         if in_both and canonical_json(there[key]) == canonical_json(now[key]):
             continue
-        before = "nothing"
-        if key in there:
-            before = shown(there[key])
-        after = "nothing"
-        if key in now:
-            after = shown(now[key])
+        before = _shown_value(there, key)
+        after = _shown_value(now, key)
         if after == before:  # long values that differ where they are cut
             after = "another value"
         name = key
-        if key not in now:
+        if key not in now:  # of an untrusted file
             name = shown(key)
         lines.append(f"{name}: {before} {where}, {after} now")
     return lines
+
+
+def _shown_value(settings: Mapping[str, object], key: str) -> str:
+    """Return a value as a message shows it; ``nothing`` where there is none."""
+    if key not in settings:
+        return "nothing"
+    return shown(settings[key])
 
 
 def json_bytes(document: Any) -> bytes:

@@ -132,15 +132,15 @@ MUTATIONS = (
     Mutation(
         "a score on features of the first member",
         "hydractl/studies/measured_rows.py",
-        "by_member.mean(axis=0)",
-        "by_member[0]",
+        "scores_of_members.mean(axis=0)",
+        "scores_of_members[0]",
         "tests/studies/test_measured_rows.py",
     ),
     Mutation(
         "labels of samples that were skipped",
         "hydractl/studies/measured_rows.py",
-        "labels = labels[rows_of_set]",
-        "labels = labels[: len(rows_of_set)]",
+        "labels = labels[rows_read]",
+        "labels = labels[: len(rows_read)]",
         "tests/studies/test_measured_rows.py",
     ),
     Mutation(
@@ -268,7 +268,7 @@ MUTATIONS = (
     Mutation(
         "classes of a small fraction",
         "hydractl/data/part.py",
-        "(within + random.uniform(size=len(counts))[classes]) / counts[classes]",
+        "(within + starts[classes]) / counts[classes]",
         "within / counts[classes]",
         "tests/data/test_part.py",
     ),
@@ -325,8 +325,8 @@ MUTATIONS = (
     Mutation(
         "near ties of scores",
         "hydractl/evaluation/choosing.py",
-        "if best - mean < NEAR_TIE]",
-        "if best - mean <= 0]",
+        "if best_mean - mean < NEAR_TIE]",
+        "if best_mean - mean <= 0]",
         "tests/evaluation/test_calibrate.py",
     ),
     Mutation(

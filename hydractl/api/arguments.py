@@ -169,6 +169,7 @@ class PruneArguments(InBatches, total=False):
     max_drop: float | None
     val: Data | None
     weights: float | None
+    weight_steps: int | None
     scope: Literal["site", "global"] | None
     order: Order | None
     samples: int
@@ -229,7 +230,7 @@ class LaplaceArguments(InBatches, total=False):
     train: Data | None
     val: Data | None
     prior: float | None
-    pseudo_data: float | None
+    pseudo_data: float | str | None
 
 
 class FuseArguments(InBatches, total=False):

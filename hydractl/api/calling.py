@@ -29,16 +29,24 @@ OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
 
 
 def _as_argument(name: str, value: str) -> str:
-    """Return an option as a keyword argument, whose name is not always that of the flag."""
+    """Return an option as messages call it in Python: ``'batch_size'``, or with a value ``keep='3'``.
+
+    Args:
+        name: its flag without ``--``; the argument is not always named like that.
+        value: empty for none.
+    """
     argument = name.replace("-", "_")
     for verb in SETTINGS:
         for option in options_of(SETTINGS[verb]):
             if option.flag == f"--{name}":
                 argument = option.name
-    return f"{argument}={value!r}" if value else repr(argument)
+    if value:
+        return f"{argument}={value!r}"
+    return repr(argument)
 
 
 def _as_function(verb: str) -> str:
+    """Return a verb as messages call it in Python."""
     return f"hydractl.{function_of(verb)}"
 
 
@@ -56,36 +64,44 @@ def arguments_of(verb: str) -> dict[str, Option]:
     return taken
 
 
-def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcome:
-    """Run a verb.
+def run(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Outcome:
+    """Run a verb, and return its document, its files and the rows that it predicts.
 
     Args:
         verb: its name on the command line.
-        models: as on the command line.
-        given: its arguments by name; None is "not given".
+        models: each MODEL as on the command line, or one that is held in memory.
+        keywords: its arguments by name; None and an empty list are "not given".
 
     Raises:
-        RequirementError: one of ``require`` does not hold; beside it, what the verb raises.
+        RequirementError: one of ``require`` does not hold.
+        HydraError: what the verb raises, with arguments in place of flags in its messages.
     """
     function = function_of(verb)
     options = arguments_of(verb)
-    values = {name: value for name, value in given.items() if not _is_left_out(value)}
+    values = {name: value for name, value in keywords.items() if not _is_left_out(value)}
     for name in values:
         if name not in options:
             meant = about_option(name, verb, _PYTHON)
             raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
-    data = {name: data_argument(value, name) for name, value in data_in(options, values).items()}
+
+    data = {}
+    for name, value in data_in(options, values).items():
+        data[name] = data_argument(value, name)
     wording = Wording(verb, function, options.values(), values, data)
     try:
-        arguments = {name: _prepared(options[name], value, data) for name, value in values.items()}
+        arguments = {}
+        for name, value in values.items():
+            arguments[name] = _as_option_takes_it(options[name], value, data)
         if models:
             arguments["model"] = list(models)
         settings = from_arguments(SETTINGS[verb], arguments)
         module = importlib.import_module(module_of(verb))
         with reading(inputs_of(settings)):
             outcome: Outcome = module.run(settings, _PythonLog(wording.said))
-            if outcome.lines is not None:  # computed while they are read, which the inputs are declared for
-                outcome.lines = iter(list(outcome.lines))
+            # Rows are computed while they are taken, and only here are the inputs declared to be read.
+            if outcome.lines is not None:
+                rows = list(outcome.lines)
+                outcome.lines = iter(rows)
     except HydraError as error:
         wording.translate(error)
         raise
@@ -95,6 +111,7 @@ def run(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcom
 
 
 def _is_left_out(value: object) -> bool:
+    """Return whether an argument is as good as not written: None, an empty list or an empty tuple."""
     if isinstance(value, list | tuple):
         return not value
     return value is None
@@ -113,12 +130,16 @@ class _PythonLog(ShowsProgress):
         _LOGGER.debug(message)
 
     def warn(self, message: str) -> None:
-        level = 1
+        """Warn with the line of the program that called the verb."""
+        frames_of_hydractl = 0
         frame = inspect.currentframe()
-        while frame is not None and str(frame.f_globals.get("__name__")).startswith("hydractl."):
-            level += 1
+        while frame is not None:
+            module = str(frame.f_globals.get("__name__"))
+            if not module.startswith("hydractl."):
+                break
+            frames_of_hydractl += 1
             frame = frame.f_back
-        warnings.warn(self._said(message), stacklevel=level)  # of the line that called the verb
+        warnings.warn(self._said(message), stacklevel=frames_of_hydractl + 1)
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------
@@ -130,18 +151,26 @@ def is_data(option: Option) -> bool:
 
 
 def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict[str, object]:
-    """Pick out the values that are data sets, each under a name of its own: ``data``, ``ood.NAME``."""
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        option = options[name]
+    """Return the values that are data sets, each under a name of its own: ``data``, ``ood.NAME``.
+
+    An option for several data sets by name that is given texts, such as ``NAME=SPEC``, is left out: they are read as
+    those of a command line.
+
+    Args:
+        options: of the verb, by argument.
+        values: what the call gave, by argument.
+    """
+    data_sets: dict[str, object] = {}
+    for argument, value in values.items():
+        option = options[argument]
         if not is_data(option):
             continue
         if isinstance(value, Mapping):
-            for key, data in value.items():
-                found[f"{name}.{key}"] = data
+            for name, data in value.items():
+                data_sets[f"{argument}.{name}"] = data
         elif not option.names:
-            found[name] = value
-    return found
+            data_sets[argument] = value
+    return data_sets
 
 
 def data_argument(value: Any, name: str) -> str:
@@ -162,44 +191,61 @@ def data_argument(value: Any, name: str) -> str:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _prepared(option: Option, value: object, data: Mapping[str, str]) -> object:
-    """Return an argument as its option takes it, documents and samples under a name.
+def _as_option_takes_it(option: Option, value: object, data: Mapping[str, str]) -> object:
+    """Return an argument as its option takes it: data sets and documents become texts that hold them.
 
     Args:
         option: takes it.
-        value: of any type.
-        data: the data sets, by the names of :func:`data_in`.
+        value: what the call gave, of any type.
+        data: the data sets of the call, by ``data`` or ``ood.NAME``, each a SPEC or a text that holds the samples.
 
     Raises:
-        UsageError: the option is for one data set, or for several by name, and this is none.
+        UsageError: the option is for several data sets by name, and this is none.
         InputError: it is no document.
     """
-    if option.name in data:
+    is_one_data_set = option.name in data
+    if is_one_data_set:
         return data[option.name]
     if is_data(option):
-        return _prepared_sets(option, value, data)
-    names_a_file = option.type is str and not option.many and not option.choices and option.pattern is None
-    if names_a_file and isinstance(value, Mapping | list | tuple):
+        return _data_sets_by_name(option, value, data)
+    takes_any_text = option.type is str and not option.choices and option.pattern is None
+    may_name_a_file = takes_any_text and not option.many
+    if may_name_a_file and isinstance(value, Mapping | list | tuple):
         return HeldDocument(option.name, _as_json(option, value))
     return value
 
 
-def _prepared_sets(option: Option, value: object, data: Mapping[str, str]) -> object:
+def _data_sets_by_name(option: Option, value: object, data: Mapping[str, str]) -> object:
+    """Return several data sets as their option takes them.
+
+    Args:
+        option: takes data sets by name, or several without names.
+        value: a mapping whose keys are names, or texts as on the command line, which are returned as they are.
+        data: the data sets of the call, by ``ood.NAME``.
+
+    Raises:
+        UsageError: the value is neither.
+    """
     if isinstance(value, Mapping):
         by_name = {name: data[f"{option.name}.{name}"] for name in value}
         if option.names:
             return by_name
         return list(by_name.values())
-    texts = value
     if isinstance(value, str):
-        texts = [value]
-    if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
         return value
+    if isinstance(value, list | tuple):
+        are_texts = all(isinstance(item, str) for item in value)
+        if are_texts:
+            return value
     raise UsageError(f"{option.name} must be a mapping from names to data sets, not {type(value).__name__}")
 
 
 def _as_json(option: Option, value: object) -> Any:
-    """Return a document as a file of it would be read."""
+    """Return a document as it would be read from a file of it.
+
+    Raises:
+        InputError: it holds something that JSON has not.
+    """
     try:
         text = json_bytes(value)
     except (TypeError, ValueError) as error:

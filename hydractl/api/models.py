@@ -93,7 +93,7 @@ class Model:
         return self.sources[0].description
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
-        """Read the weights, see :func:`load`."""
+        """Read the weights: an ``nn.Module`` in eval mode; the arguments are those of :func:`load`."""
         module = load_source(self.source, device, dtype, **options)
         if isinstance(self.source.tensors, FileTensors):
             _LOADED[module] = self
@@ -113,10 +113,11 @@ class Model:
         Args:
             name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
             revision: a branch, a tag or a commit; None: the main branch.
-            options: as those of :func:`open`.
+            options: the other arguments of :func:`open`, by name.
 
         Raises:
-            InputError: as of :func:`open`, and what the Hub answered.
+            InputError: what is found there is no model, or what the Hub answered.
+            UsageError: a revision of something local.
         """
         ref = os.fspath(name)
         if not os.path.exists(ref):
@@ -144,16 +145,20 @@ class Model:
             The reference that opens exactly these bytes from then on: ``hf:ORG/NAME@COMMIT``.
 
         Raises:
-            UsageError, InputError, OutputError: as of :func:`hydractl.push`.
+            UsageError, InputError: wrong options or inputs, or what the Hub answered.
+            OutputError: other files of these names are there, and ``force`` is not set.
         """
         folder = Folder()
-        ref = self.refs[0] if self.refs else None
-        if ref is None or not os.path.exists(ref):
-            ref = os.fspath(save(self, folder.path / "model.st"))
+        if self.refs and os.path.exists(self.refs[0]):
+            file_or_folder = self.refs[0]
+        else:
+            file_or_folder = os.fspath(save(self, folder.path / "model.st"))
         target = f"hf:{repo_id}"
         if branch:
             target += f"@{branch}"
-        return str(run("push", [ref, target], {"message": commit_message, **options}).document["pinned"])
+        keywords = {"message": commit_message, **options}
+        outcome = run("push", [file_or_folder, target], keywords)
+        return str(outcome.document["pinned"])
 
 
 _LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionary()
@@ -199,27 +204,39 @@ def open(
         raise UsageError("arch and seed are for a file or a name, and this model is open")
     if isinstance(model, Model) and not (name or max_length or labels or prompt):
         return model
+
+    # Find it.
     refs: list[str] = []
     folder = None
     if isinstance(model, Model):
         source = model.source
         folder = model.folder
     elif isinstance(model, HydraModel):
-        source = _source_of(model)
+        source = _source_of_weights_now(model)
     elif isinstance(model, nn.Module):
         folder = Folder()
         source = open_module(model, arch, processor, folder.path)
     else:
         refs = [os.fspath(model)]
         source = open_source(refs[0], ModelOptions(arch, seed))
-    changed = source if name is None else replace(source, name=name)
+
+    # Change what the arguments ask for.
+    changed = source
+    if name is not None:
+        changed = replace(source, name=name)
     changed = with_max_length(changed, max_length)
     if labels is not None or prompt:
-        names = read_labels(labels, "labels") if isinstance(labels, str) else labels
-        templates = [prompt] if isinstance(prompt, str) else prompt
-        changed = with_labels(changed, names, read_prompts(templates, "prompt"))
-    if changed is not source or arch is not None or seed:
-        refs = []  # the file alone does not say what the model is
+        class_names = labels
+        if isinstance(labels, str):
+            class_names = read_labels(labels, "labels")
+        templates = prompt
+        if isinstance(prompt, str):
+            templates = [prompt]
+        changed = with_labels(changed, class_names, read_prompts(templates, "prompt"))
+
+    file_says_it_all = changed is source and arch is None and not seed
+    if not file_says_it_all:
+        refs = []
     return Model([changed], refs, folder=folder)
 
 
@@ -285,36 +302,60 @@ def save(
     with Output(file_path(os.fspath(path)), force=force) as output:
         source = open(what).source
         check_finite_weights(source.name, source.tensors)
-        made = source.description.provenance or provenance("save", 0, [source.sha256], {}, source.bases)
-        seen = source.description.seen
-        if trained_on is not None:
-            dataset = open_data(data_argument(trained_on, "trained_on"), ignore_labels=True)
-            trained = entry("save", "train", dataset)
-            seen = merged(seen, [trained])
-        description = replace(source.description, layout="sliced", provenance=made, seen=tuple(seen))
+        description = _description_to_save(source, trained_on)
         # What lies beside the weights in a file, such as stored statistics, goes with them.
         tensors = with_tensors(source.tensors, beside(source.tensors))
         write_checkpoint(output, tensors, description.to_json())
     return output.path
 
 
-def _source_of(model: HydraModel) -> Source:
-    """A module as a source: its weights as they are now."""
+def _description_to_save(source: Source, trained_on: Data | None) -> Description:
+    """Return the description of a model for a checkpoint of its own.
+
+    It says how the model was made (by ``save``, where nothing else says it), and which samples its weights have seen:
+    those that it says already, and those of ``trained_on``.
+    """
+    made_by = source.description.provenance
+    if not made_by:
+        made_by = provenance("save", 0, [source.sha256], {}, source.bases)
+    seen = source.description.seen
+    if trained_on is not None:
+        dataset = open_data(data_argument(trained_on, "trained_on"), ignore_labels=True)
+        samples = entry("save", "train", dataset)
+        seen = merged(seen, [samples])
+    return replace(source.description, layout="sliced", provenance=made_by, seen=tuple(seen))
+
+
+def _source_of_weights_now(model: HydraModel) -> Source:
+    """Return a module as a source, with the weights, classes and prompt that it has now.
+
+    Warns:
+        UserWarning: for each thing that was fitted for the weights of the checkpoint, and is left out.
+    """
     description = model.description
-    for left in (*CHOSEN_BY_CALIBRATE, "cascade", KEY):
-        if left in description.extra:
-            warnings.warn(f"the {left} is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
-    tensors = DictTensors(model.stock_tensors())
-    parent = {"parent": dict(description.provenance) or None}
+    for fitted in (*CHOSEN_BY_CALIBRATE, "cascade", KEY):
+        if fitted in description.extra:
+            warnings.warn(f"the {fitted} is left out: it was fitted for the weights of the checkpoint", stacklevel=4)
+    prompt = description.prompt
+    if model.prompted:
+        prompt = model.prompted.templates
+    parent = dict(description.provenance) or None
     description = replace(
         description,
         labels=model.labels,
-        prompt=model.prompted.templates if model.prompted else description.prompt,
+        prompt=prompt,
         layout="sliced",
         extra={},
-        provenance=provenance("save", 0, model.lineage[:1], parent, model.lineage),
+        provenance=provenance("save", 0, model.lineage[:1], {"parent": parent}, model.lineage),
     )
-    return Source("model", functools.cache(lambda: digest_of(description, tensors)), description, tensors)
+    tensors = DictTensors(model.stock_tensors())
+
+    @functools.cache
+    def digest() -> str:
+        """Return the digest of the file that :func:`save` would write."""
+        return digest_of(description, tensors)
+
+    return Source("model", digest, description, tensors)
 
 
 # --- modules by the names of huggingface_hub --------------------------------------------------------------------------
@@ -328,8 +369,17 @@ def _from_pretrained(
     dtype: str = "float32",
     **options: Any,
 ) -> HydraModel:
-    """Open a model, see :meth:`Model.from_pretrained`, and read its weights, see :func:`load`."""
-    return Model.from_pretrained(name, revision=revision, **options).load(device, dtype)
+    """Open a model of the Hugging Face Hub, or a local one, and read its weights.
+
+    Args:
+        name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
+        revision: a branch, a tag or a commit; None: the main branch.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        dtype: the dtype to compute in.
+        options: the other arguments of :func:`open`, by name.
+    """
+    model = Model.from_pretrained(name, revision=revision, **options)
+    return model.load(device, dtype)
 
 
 def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
@@ -351,13 +401,20 @@ def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
 
 def _unchanged(module: HydraModel, opened: Model) -> bool:
     """Return whether a module still has the weights and classes of what it was loaded from."""
-    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    fresh = build_model(opened.source, dtype=dtype)
-    before = fresh.state_dict()
-    now = module.state_dict()
-    if module.labels != fresh.labels or now.keys() != before.keys():
+    dtype = next(module.parameters()).dtype
+    dtype_name = str(dtype).removeprefix("torch.")
+    module_of_file = build_model(opened.source, dtype=dtype_name)
+    if module.labels != module_of_file.labels:
         return False
-    return all(now[name].cpu().equal(tensor) for name, tensor in before.items())
+    weights_of_file = module_of_file.state_dict()
+    weights_now = module.state_dict()
+    if weights_now.keys() != weights_of_file.keys():
+        return False
+    for name, tensor in weights_of_file.items():
+        tensor_now = weights_now[name].cpu()
+        if not tensor_now.equal(tensor):
+            return False
+    return True
 
 
 # Here, because what pushes is above what runs.
@@ -378,13 +435,17 @@ class Calibrated(Document):
     def temperature(self) -> float | None:
         """The temperature; None where there is none, or one of each class."""
         calibration = self.get("calibration")
-        return None if calibration is None else calibration["temperature"]
+        if calibration is None:
+            return None
+        return calibration["temperature"]
 
     @property
     def threshold(self) -> float | None:
         """The OOD score from which on a sample is flagged; None for none."""
         threshold = self.get("threshold")
-        return None if threshold is None else threshold["value"]
+        if threshold is None:
+            return None
+        return threshold["value"]
 
     @property
     def score(self) -> str | None:

@@ -45,6 +45,7 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
     tensors = DictTensors(module.state_dict())
     if arch is not None:
         return open_tensors(tensors, arch, _NAME)
+    # The module may have been made with more arguments than it tells of.
     try:
         return open_tensors(tensors, named, _NAME)
     except InputError as error:
@@ -56,6 +57,7 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
 
 
 def _is_of_transformers(module: nn.Module) -> bool:
+    """Return whether a module knows its configuration and how to write itself, as those of transformers do."""
     return hasattr(module, "config") and hasattr(module, "save_pretrained")
 
 
@@ -67,13 +69,26 @@ def _save_pretrained(module: Any, processor: Any, folder: Path) -> None:
 
 
 def _architecture_of_timm(module: nn.Module) -> str | None:
-    """Return what a module of timm is, as far as it says so itself: its name, number of classes and size of images."""
+    """Return how ``arch`` names a module of timm, as far as the module says so itself.
+
+    Returns:
+        ``timm:NAME?num_classes=N``, with ``&img_size=PIXELS`` where its images are not of the published size; None for
+        a module without timm's ``pretrained_cfg``.
+    """
     published = getattr(module, "pretrained_cfg", None)
     if not isinstance(published, dict) or not published.get("architecture"):
         return None
-    named = f"timm:{published['architecture']}?num_classes={getattr(module, 'num_classes', 0)}"
-    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    published_size = tuple(published.get("input_size", ()))[1:]
-    if size is not None and tuple(size) != published_size and size[0] == size[1]:
-        named += f"&img_size={size[0]}"
+    architecture = published["architecture"]
+    classes = getattr(module, "num_classes", 0)
+    named = f"timm:{architecture}?num_classes={classes}"
+
+    patch_embedding = getattr(module, "patch_embed", None)
+    size = getattr(patch_embedding, "img_size", None)
+    if size is None:
+        return named
+    published_shape = tuple(published.get("input_size", ()))  # channels, height, width
+    is_resized = tuple(size) != published_shape[1:]
+    height, width = size
+    if is_resized and height == width:  # img_size names squares alone
+        named += f"&img_size={height}"
     return named

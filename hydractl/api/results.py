@@ -198,7 +198,9 @@ class Predictions(Document):
     def ood_share(self) -> float | None:
         """The share of samples that are flagged; None without a threshold."""
         flagged = self.get("ood")
-        return None if flagged is None else flagged["share"]
+        if flagged is None:
+            return None
+        return flagged["share"]
 
     def _summary(self) -> str:
         return f"{self['n']} samples by {self['model']['name']}"

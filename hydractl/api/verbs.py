@@ -75,76 +75,91 @@ ARGUMENTS: dict[str, type] = {
 
 
 def _documented(verb: str) -> Callable[[VerbT], VerbT]:
-    """Put the arguments of a verb, with defaults, into the run-time signature and the docstring of its function."""
+    """Return a decorator that puts the options of a verb into the signature and the docstring of its function.
+
+    The function declares them as ``**options``; ``help()`` shows each with its type, default and meaning.
+    """
+
+    def add_options(function: VerbT) -> VerbT:
+        function.__signature__ = _signature_with_options(function, verb)  # type: ignore[attr-defined]
+        function.__doc__ = _docstring_with_options(function, verb)
+        return function
+
+    return add_options
+
+
+def _signature_with_options(function: Callable[..., Any], verb: str) -> inspect.Signature:
+    """Return the signature of a function, with a keyword for each option of a verb in place of ``**options``."""
     types: dict[str, object] = {}
     if verb in ARGUMENTS:
         types = typing.get_type_hints(ARGUMENTS[verb])
+    signature = inspect.signature(function)
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
+    for name, option in arguments_of(verb).items():
+        annotation = types.get(name, option.type)  # a plug-in may declare options that have no static type
+        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
+        parameters.append(keyword)
+    return signature.replace(parameters=parameters)
 
-    def add(function: VerbT) -> VerbT:
-        positional = []
-        for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                positional.append(parameter)
-        keywords, lines = [], []
-        for name, option in arguments_of(verb).items():
-            annotation = types.get(name, option.type)  # a plug-in may declare options that have no static type
-            keyword = inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation
-            )
-            keywords.append(keyword)
-            lines.append(f"    {name}: {option.described()}")
-        signature = inspect.signature(function).replace(parameters=positional + keywords)
-        function.__signature__ = signature  # type: ignore[attr-defined]
-        title = (
-            "Keyword arguments (UsageError for a wrong one, InputError for a file, data set or model that is wrong):"
-        )
-        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", title, *lines])
-        return function
 
-    return add
+def _docstring_with_options(function: Callable[..., Any], verb: str) -> str:
+    """Return the docstring of a function, and below it one line for each option of a verb."""
+    lines = [
+        inspect.cleandoc(function.__doc__ or ""),
+        "",
+        "Keyword arguments (UsageError for a wrong one, InputError for a file, data set or model that is wrong):",
+    ]
+    for name, option in arguments_of(verb).items():
+        lines.append(f"    {name}: {option.described()}")
+    return "\n".join(lines)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _references(models: Iterable[ModelLike], first: int = 0) -> list[str]:
-    """Return models as the options hold them: a text stays one, what was opened is held.
+def _model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[str]:
+    """Return each MODEL as a verb takes it: a file or a name as its text, an opened model as a text that holds it.
 
     Args:
-        models: each a text or a model.
-        first: the number by which messages call the first one that is held.
+        models: files, names, opened models or modules; an opened one that is several models becomes several texts.
+        held_before: how many opened models the call holds already; messages number them, from ``memory:0``.
     """
-    refs: list[str] = []
+    arguments: list[str] = []
+    number = held_before
     for model in models:
         if not isinstance(model, Model | nn.Module):
-            refs.append(os.fspath(model))
+            arguments.append(os.fspath(model))
             continue
         opened = open(model)
         for source in opened.sources:
-            refs.append(HeldModel(f"memory:{first}", source, keeps=opened.folder))
-            first += 1
-    return refs
+            arguments.append(HeldModel(f"memory:{number}", source, keeps=opened.folder))
+            number += 1
+    return arguments
 
 
-def _files(models: Iterable[ModelLike]) -> list[str]:
-    """Return the references of models that other processes have to find.
+def _model_files(models: Iterable[ModelLike]) -> list[str]:
+    """Return each MODEL as a file or a name that other processes find, too.
 
     Raises:
         UsageError: a model is in memory alone.
     """
-    refs: list[str] = []
+    files: list[str] = []
     for model in models:
         if not isinstance(model, Model | nn.Module):
-            refs.append(os.fspath(model))
+            files.append(os.fspath(model))
             continue
         opened = open(model)
         if not opened.refs:
             raise UsageError(f"a file is needed, and {opened.name} is in memory", hint="hydractl.save writes one")
-        refs += opened.refs
-    return refs
+        files += opened.refs
+    return files
 
 
-def _listed(models: Any) -> list[Any]:
+def _as_list(models: Any) -> list[Any]:
+    """Return several models as a list, and a single one as a list of it."""
     if isinstance(models, list | tuple):
         return list(models)
     return [models]
@@ -154,68 +169,80 @@ def _named_rows(models: Models) -> list[tuple[str, Any]]:
     """Return the rows with their names; an empty one where a row is named after its model."""
     if isinstance(models, Mapping):
         return list(models.items())
-    return [("", model) for model in _listed(models)]
+    return [("", model) for model in _as_list(models)]
 
 
-def _answered(verb: str, model: ModelLike, given: Mapping[str, object]) -> Outcome:
-    """Run a verb that takes one model and makes none."""
-    return _unwritten(verb, _references([model]), given)
+def _run_on_model(verb: str, model: ModelLike, keywords: Mapping[str, object]) -> Outcome:
+    """Run a verb that takes one model and makes none; its document is written only where ``output`` says so."""
+    return _run_unwritten(verb, _model_arguments([model]), keywords)
 
 
-def _unwritten(verb: str, models: Sequence[str], given: Mapping[str, object]) -> Outcome:
+def _run_unwritten(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Outcome:
     """Run a verb whose document is written only where ``output`` says so."""
-    if given.get("output") is None:
-        given = {**given, "output": "-"}
-    return run(verb, models, given)
+    if keywords.get("output") is None:
+        keywords = {**keywords, "output": "-"}
+    return run(verb, models, keywords)
 
 
-def _measured(verb: str, models: Models, given: Mapping[str, object]) -> Outcome:
-    """Run a verb that gives a row for each model."""
+def _run_on_rows(verb: str, models: Models, keywords: Mapping[str, object]) -> Outcome:
+    """Run a verb that measures models, with a row for each; its document is written only where ``output`` says so.
+
+    Raises:
+        UsageError: the name of a row has a sign that means something on the command line.
+    """
     rows: list[str] = []
     models_held = 0
     for name, members in _named_rows(models):
         if set(name) & set("/:?="):
             raise UsageError(f"{name!r} cannot be the name of a row: it has one of / : ? =")
-        refs = _references(_listed(members), models_held)
-        models_held += sum(isinstance(ref, HeldModel) for ref in refs)
-        rows.append(_row_argument(name, refs))
-    return _unwritten(verb, rows, given)
+        arguments = _model_arguments(_as_list(members), models_held)
+        models_held += sum(isinstance(argument, HeldModel) for argument in arguments)
+        rows.append(_row_argument(name, arguments))
+    return _run_unwritten(verb, rows, keywords)
 
 
-def _row_argument(name: str, refs: list[str]) -> str:
-    """Return a row as the options hold it; an empty name for one that is named after its model."""
-    text = "+".join(refs)
+def _row_argument(name: str, members: list[str]) -> str:
+    """Return a row as a verb takes it: ``NAME=MODEL+MODEL``.
+
+    Args:
+        name: of the row; empty where it is named after its model.
+        members: the models, as a verb takes them. If one of them holds an opened model, the row holds them all.
+    """
+    text = "+".join(members)
     if name:
         text = f"{name}={text}"
-    if any(isinstance(ref, HeldModel) for ref in refs):
-        return HeldRow(text, (name or None, refs))
+    if any(isinstance(member, HeldModel) for member in members):
+        return HeldRow(text, (name or None, members))
     return text
 
 
-def _made(
-    verb: str, models: Sequence[ModelLike], default: str, given: Mapping[str, object], *, as_files: bool = False
+def _make_model(
+    verb: str, models: Sequence[ModelLike], default: str, keywords: Mapping[str, object], *, as_files: bool = False
 ) -> Model:
-    """Return the model of a verb that makes one, in a folder of its own unless ``output`` says where.
+    """Run a verb that makes a model, and return that, in a temporary folder unless ``output`` says where.
 
     Args:
         verb: its name on the command line.
         models: what it is made of.
-        default: the name of its file in that folder.
-        given: the keyword arguments.
+        default: the name of its file in that folder; empty for the folder itself, where several are made.
+        keywords: the keyword arguments.
         as_files: whether the models must be files, as other processes read them.
     """
     folder = None
-    if not given.get("output"):
+    if not keywords.get("output"):
         folder = Folder()
-        given = {**given, "output": f"{folder.path}/{default}"}
-    refs = _files(models) if as_files else _references(models)
-    outcome = run(verb, refs, given)
-    weights = outcome.files
-    if verb != "finetune":  # the others write more beside it
-        weights = weights[:1]
-    opened = [open_source(str(file)) for file in weights]
+        keywords = {**keywords, "output": f"{folder.path}/{default}"}
+    if as_files:
+        arguments = _model_files(models)
+    else:
+        arguments = _model_arguments(models)
+    outcome = run(verb, arguments, keywords)
+    checkpoints = [str(file) for file in outcome.files]
+    if verb != "finetune":  # the others make one, and write other files behind it
+        checkpoints = checkpoints[:1]
+    sources = [open_source(file) for file in checkpoints]
     result = Document(outcome.document, outcome.files)
-    return Model(opened, [str(file) for file in weights], result, folder)
+    return Model(sources, checkpoints, result, folder)
 
 
 # --- the verbs --------------------------------------------------------------------------------------------------------
@@ -234,7 +261,7 @@ def score(model: ModelLike, **options: Unpack[ScoreArguments]) -> Scores:
     Raises:
         NonFiniteError: a score is not finite.
     """
-    outcome = _answered("score", model, options)
+    outcome = _run_on_model("score", model, options)
     return Scores(outcome.document, outcome.files)
 
 
@@ -248,16 +275,19 @@ def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Ci
     Returns:
         The circuit, which ``prune(circuit=...)`` takes; of several objectives all ``circuits``.
     """
-    objectives = ",".join(_listed(options.get("objective") or ""))
-    if "," not in objectives:
-        outcome = _answered("extract-circuit", model, options)
+    objectives = ",".join(_as_list(options.get("objective") or ""))
+    has_several = "," in objectives
+    if not has_several:
+        outcome = _run_on_model("extract-circuit", model, options)
         return Circuit(outcome.document, outcome.files)
     if options.get("output"):
-        outcome = _answered("extract-circuit", model, options)
+        outcome = _run_on_model("extract-circuit", model, options)
         return Circuits(outcome.document, outcome.files)
-    folder = Folder()  # a verb that is given several objectives always writes files
-    given = {**options, "output": f"{folder.path}/circuit.json"}
-    return Circuits(_answered("extract-circuit", model, given).document)
+    # With several objectives the verb always writes files; these go when the call is over.
+    folder = Folder()
+    keywords = {**options, "output": f"{folder.path}/circuit.json"}
+    outcome = _run_on_model("extract-circuit", model, keywords)
+    return Circuits(outcome.document)
 
 
 @_documented("prune")
@@ -275,7 +305,7 @@ def prune(model: ModelLike, **options: Unpack[PruneArguments]) -> Model:
         NonFiniteError: a weight or a score is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    return _made("prune", [model], "pruned.st", options)
+    return _make_model("prune", [model], "pruned.st", options)
 
 
 @_documented("finetune")
@@ -296,14 +326,17 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Unpack[FinetuneA
         NonFiniteError: the loss or a weight is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    models = _listed(model)
-    in_processes = len(models) > 1 or _trainings(options.get("ensemble")) > 1
-    default = "" if len(models) > 1 else "tuned.st"
-    return _made("finetune", models, default, options, as_files=in_processes)
+    models = _as_list(model)
+    has_several = len(models) > 1
+    in_processes = has_several or _trainings_of_each(options.get("ensemble")) > 1
+    default = "tuned.st"
+    if has_several:
+        default = ""
+    return _make_model("finetune", models, default, options, as_files=in_processes)
 
 
-def _trainings(ensemble: str | MethodOptions | None) -> int:
-    """Return how many trainings of one model are asked for."""
+def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:
+    """Return how many trainings of each model are asked for: several for an ensemble by seeds, else 1."""
     if isinstance(ensemble, MethodOptions):
         return ensemble.trainings
     if not isinstance(ensemble, str):
@@ -328,7 +361,7 @@ def laplace(model: ModelLike, **options: Unpack[LaplaceArguments]) -> Model:
         UsageError: the model does not end in one linear layer.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    return _made("laplace", [model], "laplace.st", options)
+    return _make_model("laplace", [model], "laplace.st", options)
 
 
 @_documented("fuse")
@@ -345,7 +378,7 @@ def fuse(models: ModelLike | Sequence[ModelLike], **options: Unpack[FuseArgument
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    return _made("fuse", _listed(models), "hydra.st", options)
+    return _make_model("fuse", _as_list(models), "hydra.st", options)
 
 
 @_documented("eval")
@@ -363,7 +396,7 @@ def evaluate(models: Models = (), **options: Unpack[EvalArguments]) -> Evaluatio
     Raises:
         RequirementError: one of ``require`` does not hold.
     """
-    outcome = _measured("eval", models, options)
+    outcome = _run_on_rows("eval", models, options)
     return Evaluation(outcome.document, outcome.files)
 
 
@@ -381,7 +414,7 @@ def calibrate(model: ModelLike, **options: Unpack[CalibrateArguments]) -> Calibr
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
     """
-    calibrated = _made("calibrate", [model], "calibrated.st", options)
+    calibrated = _make_model("calibrate", [model], "calibrated.st", options)
     assert calibrated.result is not None  # of a model that a verb made
     result = Calibrated(calibrated.result, calibrated.result.files)
     result.model = calibrated
@@ -407,9 +440,12 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     in_processes = bool(options.get("devices") or options.get("slurm"))
-    refs = _files([model]) if in_processes else _references([model])
-    outcome = run("predict", refs, options)
-    rows = list(outcome.lines) if outcome.lines is not None else []
+    if in_processes:
+        arguments = _model_files([model])
+    else:
+        arguments = _model_arguments([model])
+    outcome = run("predict", arguments, options)
+    rows = list(outcome.lines or ())
     return Predictions(outcome.document, outcome.files, rows)
 
 
@@ -426,7 +462,7 @@ def serve(model: ModelLike, **options: Unpack[ServeArguments]) -> Document:
     Raises:
         OutputError: another process uses the port.
     """
-    outcome = run("serve", _references([model]), options)
+    outcome = run("serve", _model_arguments([model]), options)
     return Document(outcome.document)
 
 
@@ -435,7 +471,8 @@ def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
     """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
 
     Args:
-        models: as of :func:`evaluate`.
+        models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
+            one after another.
 
     Returns:
         The rows, one for each model, batch size and number format, in its ``results``.
@@ -443,7 +480,7 @@ def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
     Raises:
         RequirementError: one of ``require`` does not hold.
     """
-    outcome = _measured("bench", models, options)
+    outcome = _run_on_rows("bench", models, options)
     return Benchmark(outcome.document, outcome.files)
 
 
@@ -465,19 +502,19 @@ def make_report(
         RequirementError: one of ``require`` does not hold.
     """
     names: list[str] = []
-    for place, document in enumerate(_listed(documents)):
+    for number, document in enumerate(_as_list(documents), start=1):
         if isinstance(document, Mapping):
-            names.append(HeldDocument(f"document {place + 1}", dict(document)))
+            names.append(HeldDocument(f"document {number}", dict(document)))
         else:
             names.append(os.fspath(document))
     outcome = run("report", names, options)
-    kinds: dict[str, type[Document]] = {
+    kind_by_key: dict[str, type[Document]] = {
         "models": Evaluation,
         "results": Benchmark,
         "verdict": Study,
         "files": Document,
     }
-    kind = next(kinds[key] for key in kinds if key in outcome.document)
+    kind = next(kind for key, kind in kind_by_key.items() if key in outcome.document)
     return kind(outcome.document, outcome.files)
 
 
@@ -495,12 +532,13 @@ def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
     Raises:
         OutputError: the folder is that of another study.
     """
-    known = arguments_of("study")
-    given = {name: value for name, value in options.items() if name in known}
-    for name, value in data_in(known, given).items():
-        if not isinstance(value, str | os.PathLike | None):
+    known_options = arguments_of("study")
+    known_values = {name: value for name, value in options.items() if name in known_options}
+    for name, data in data_in(known_options, known_values).items():
+        is_in_memory = not isinstance(data, str | os.PathLike | None)
+        if is_in_memory:
             raise UsageError(f"the commands of a study take files, and {name} is in memory", hint="write it to a file")
-    outcome = run("study", _files([model]), options)
+    outcome = run("study", _model_files([model]), options)
     return Study(outcome.document, outcome.files)
 
 
@@ -523,7 +561,7 @@ def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **optio
     """
     if path is not None:
         options = {**options, "output": path}
-    outcome = run("export", _references([model]), options)
+    outcome = run("export", _model_arguments([model]), options)
     return Exports(outcome.document, outcome.files)
 
 
@@ -542,7 +580,7 @@ def push(model: ModelLike, repo: str, **options: Unpack[PushArguments]) -> Push:
         UsageError, InputError: wrong options or inputs, or what the Hub answered.
         OutputError: other files of these names are there, and ``force`` is not set.
     """
-    outcome = run("push", [*_files([model]), f"hf:{repo}"], options)
+    outcome = run("push", [*_model_files([model]), f"hf:{repo}"], options)
     return Push(outcome.document)
 
 
@@ -569,7 +607,7 @@ def function_of_verb(verb: str) -> Callable[..., Document]:
 
     @_documented(verb)
     def function(*models: ModelLike, **options: Any) -> Document:
-        outcome = run(verb, _references(models), options)
+        outcome = run(verb, _model_arguments(models), options)
         return Document(outcome.document, outcome.files)
 
     function.__name__ = function_of(verb)

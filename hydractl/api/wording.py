@@ -33,32 +33,22 @@ class Wording:
         self, verb: str, function: str, options: Iterable[Option], values: Mapping[str, Any], data: Mapping[str, str]
     ) -> None:
         self._help = {f"hydractl {verb} --help": f"help(hydractl.{function})"}
-        self._names: dict[str, str] = {}  # of arguments, by flag
-        flags: dict[str, str] = {}  # by name of the argument
+        self._argument_by_flag: dict[str, str] = {}
+        flag_by_argument: dict[str, str] = {}
         for option in options:
-            self._names[option.flag] = option.name
-            flags[option.name] = option.flag
+            self._argument_by_flag[option.flag] = option.name
+            flag_by_argument[option.name] = option.flag
 
-        # What messages say of a value, and what the call says.
-        self._values: dict[str, str] = {}
+        # The words of Python for each text that a message may say; samples in memory first, as they are replaced first.
+        self._python_by_text: dict[str, str] = {}
+        for called, spec in data.items():
+            if isinstance(spec, Held):
+                argument = called.partition(".")[0]
+                flag = flag_by_argument.get(argument, f"--{argument}")
+                self._python_by_text |= _texts_of_samples(called, flag, spec)
         for option in options:
             for value in _shown_values(option, values.get(option.name)):
-                self._values[f"{option.flag} {value}"] = f"{option.name}={value!r}"
-
-        # What they say of samples in memory.
-        self._held: dict[str, str] = {}
-        for called, spec in data.items():
-            if not isinstance(spec, Held):
-                continue
-            name, _, key = called.partition(".")
-            flag = flags.get(name, f"--{name}")
-            held = name
-            self._held[f"{flag} {spec}"] = name
-            if key:
-                held = f"{name}[{key!r}]"
-                set_name = key.partition(":")[0]
-                self._held[f"{flag} {set_name} {spec}"] = held
-            self._held[spec] = held  # last: the texts before hold this one
+                self._python_by_text[f"{option.flag} {value}"] = f"{option.name}={value!r}"
 
     def translate(self, error: HydraError) -> None:
         """Change the message, the hint and the problems of an error."""
@@ -69,19 +59,46 @@ class Wording:
             error.hint = self._help.get(error.hint) or self.said(error.hint)
 
     def said(self, text: str) -> str:
-        """Return a message in Python's words."""
+        """Return a message in Python's words; a command to type in it stays as it is."""
         words, command, rest = text.partition(_COMMAND)
         words = words.replace(_FROM_THE_CALL, "")
-        for flag_and_value, argument in {**self._held, **self._values}.items():
-            literal = argument.replace("\\", "\\\\")  # a replacement is no pattern, but obeys backslashes
-            words = re.sub(re.escape(flag_and_value) + _NOT_WITHIN_A_VALUE, literal, words)
-        words = _FLAG.sub(self._argument, words)
+        for flag_and_value, argument in self._python_by_text.items():
+            pattern = re.escape(flag_and_value) + _NOT_WITHIN_A_VALUE
+            replacement = argument.replace("\\", "\\\\")  # no pattern, but one in which backslashes mean something
+            words = re.sub(pattern, replacement, words)
+        words = _FLAG.sub(self._argument_for_flag, words)
         words = _MODEL.sub("model", words)
         return f"{words}{command}{rest}"
 
-    def _argument(self, flag: re.Match[str]) -> str:
+    def _argument_for_flag(self, flag: re.Match[str]) -> str:
         """Return the name of the argument for a flag, also for one of another verb."""
-        return self._names.get(flag[0]) or flag[1].replace("-", "_")
+        argument = self._argument_by_flag.get(flag[0])
+        if argument is not None:
+            return argument
+        return flag[1].replace("-", "_")
+
+
+def _texts_of_samples(called: str, flag: str, spec: str) -> dict[str, str]:
+    """Return what messages may say of samples in memory, each with the argument that they came by.
+
+    Args:
+        called: the argument, ``data``; or with the name of one set among several, ``ood.svhn`` or ``ood.svhn:far``.
+        flag: the flag of the argument.
+        spec: the text that stands for the samples in messages.
+
+    Returns:
+        ``data`` or ``ood['svhn']``, by text. The text alone is last, as the others hold it, and are replaced before.
+    """
+    argument, _, key = called.partition(".")
+    if not key:
+        return {f"{flag} {spec}": argument, spec: argument}
+    item = f"{argument}[{key!r}]"
+    set_name = key.partition(":")[0]
+    return {
+        f"{flag} {spec}": argument,
+        f"{flag} {set_name} {spec}": item,
+        spec: item,
+    }
 
 
 def _shown_values(option: Option, value: Any) -> list[str | float]:
@@ -91,6 +108,7 @@ def _shown_values(option: Option, value: Any) -> list[str | float]:
         items = value
     shown: list[str | float] = []
     for item in items:
-        if isinstance(item, str | int | float) and not isinstance(item, bool):
+        is_switch = isinstance(item, bool)  # in Python an int too
+        if isinstance(item, str | int | float) and not is_switch:
             shown.append(item)
     return shown

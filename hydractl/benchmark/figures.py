@@ -13,24 +13,31 @@ FEWEST = 5
 
 
 def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, seed: int) -> TimedFigures:
-    """Return the figures of the runs of one model (seconds), beside those of the first model in the same rounds."""
+    """Return latency, throughput and ratio of one model.
+
+    Args:
+        runs: seconds of one call in each round.
+        reference: the same of the first model, in the same rounds.
+        batch_size: samples of one call.
+        seed: draws the resamples for the interval of the ratio.
+    """
     import numpy as np
 
-    times = np.asarray(runs, dtype=np.float64) * 1e3
-    low, high = np.percentile(times, [25, 75])
-    median = float(np.median(times))
-    deviation = None
-    if len(times) > 1:
-        deviation = float(times.std(ddof=1))
+    milliseconds = np.asarray(runs, dtype=np.float64) * 1e3
+    quarter, three_quarters = np.percentile(milliseconds, [25, 75])
+    median = float(np.median(milliseconds))
+    deviation = None  # of a single run
+    if len(milliseconds) > 1:
+        deviation = float(milliseconds.std(ddof=1))
     latency = LatencyRecord(
         median=median,
-        mean=float(times.mean()),
+        mean=float(milliseconds.mean()),
         std=deviation,
-        min=float(times.min()),
-        max=float(times.max()),
-        q25=float(low),
-        q75=float(high),
-        runs=times.tolist(),
+        min=float(milliseconds.min()),
+        max=float(milliseconds.max()),
+        q25=float(quarter),
+        q75=float(three_quarters),
+        runs=milliseconds.tolist(),
     )
     ratio, interval = paired_ratio(runs, reference, seed)
     return TimedFigures(
@@ -43,12 +50,15 @@ def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, se
 
 
 def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -> tuple[float, list[float]]:
-    """Return the median of the ratios within each round, and its 95 % percentile bootstrap interval.
+    """Return how many times as long one model takes as another, and how sure that is.
 
     Args:
         runs: times of one model, one a round.
         reference: times of the model it is compared with, in the same rounds and unit.
         seed: draws the resamples.
+
+    Returns:
+        The median of the ratios within each round, and its 95 % percentile bootstrap interval ``[low, high]``.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
@@ -56,21 +66,24 @@ def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -
 
     times = np.asarray(runs, dtype=np.float64)
     reference_times = np.asarray(reference, dtype=np.float64)
-    ratios = times / reference_times
+    ratios = times / reference_times  # [rounds]
+    median = np.median(ratios)
+
+    # The medians of resamples: as many rounds as there are, drawn with replacement.
     rounds = len(ratios)
     generator = np.random.default_rng(seed)
-    drawn = generator.integers(rounds, size=(RESAMPLES, rounds))
-    medians = np.median(ratios[drawn], axis=1)  # [RESAMPLES]
+    drawn_rounds = generator.integers(rounds, size=(RESAMPLES, rounds))
+    resamples = ratios[drawn_rounds]
+    medians = np.median(resamples, axis=1)  # [RESAMPLES]
     low, high = np.percentile(medians, [2.5, 97.5])
-    median = np.median(ratios)
     return float(median), [float(low), float(high)]
 
 
 def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bool | None:
     """Return whether the figures of a row are to be taken with caution.
 
-    Either the middle half of its runs is wider than a tenth of their median, or the interval of its ratio wider than a
-    tenth of the ratio. Single outliers move neither.
+    They are where the middle half of its runs is wider than a tenth of their median, or the interval of its ratio is
+    wider than a tenth of the ratio. Single outliers move neither.
 
     Returns:
         None for fewer than :data:`FEWEST` runs.
@@ -78,10 +91,11 @@ def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bo
     if len(latency.runs) < FEWEST:
         return None
     assert latency.q25 is not None and latency.q75 is not None  # of runs that were timed
-    scatter = (latency.q75 - latency.q25) / latency.median
+    middle_half = latency.q75 - latency.q25
     low, high = interval
-    width = (high - low) / ratio
-    return bool(scatter > NOISY or width > NOISY)
+    runs_scatter = middle_half / latency.median > NOISY
+    ratio_is_vague = (high - low) / ratio > NOISY
+    return bool(runs_scatter or ratio_is_vague)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

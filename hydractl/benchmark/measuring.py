@@ -68,43 +68,60 @@ class BenchOptions:
 def measure_rows(
     options: BenchOptions, rows: Sequence[BenchModel], costs: Sequence[BenchCost], device: torch.device, log: Log
 ) -> BenchAnswer:
-    """Run everything.
+    """Time all models at every dtype and batch size.
+
+    Args:
+        options: of the bench.
+        rows: the models, the reference first.
+        costs: what is known of each of them without a measurement.
+        device: where they run.
+        log: hears the warnings, and shows how many rounds are done.
 
     Returns:
         The results by dtype, then batch size, then row, each in the order given; the machine; and the warnings, which
         also went to the log.
     """
-    warnings: list[str | None] = []
-    total = len(options.dtypes) * len(options.batch_sizes) * (options.warmup + options.rounds)
+    possible_warnings: list[str | None] = []
+    rounds_at_each = options.warmup + options.rounds
+    total_rounds = len(options.dtypes) * len(options.batch_sizes) * rounds_at_each
     results: list[BenchRow] = []
     peaks: dict[str, float | None] = {}
-    with threads(options.threads) as count, log.progress("bench", total, "rounds") as progress:
+    with threads(options.threads) as thread_count, log.progress("bench", total_rounds, "rounds") as progress:
         for dtype in options.dtypes:
             torch_dtype = resolve_dtype(dtype)
-            warnings.append(slow_format(torch_dtype, device))
+            possible_warnings.append(slow_format(torch_dtype, device))
             # Before and after, as a peak that other work on the machine held down would make the shares too large.
-            before = peak_macs_per_s(device, torch_dtype)
+            peak_before = peak_macs_per_s(device, torch_dtype)
             measured = _measure_dtype(options, rows, costs, device, dtype, progress)
-            after = peak_macs_per_s(device, torch_dtype)
+            peak_after = peak_macs_per_s(device, torch_dtype)
             peak = None
-            if before and after:
-                peak = max(before, after)
+            if peak_before and peak_after:
+                peak = max(peak_before, peak_after)
             peaks[dtype] = peak
             for row in measured:
                 share = _peak_share(row, peak)
                 results.append(replace(row, peak_share=share))
-        machine = _machine(device, count, peaks)
-    warnings.append(_noise(results, options.rounds))
-    said = [warning for warning in warnings if warning is not None]
-    for warning in said:
+        machine = _describe_machine(device, thread_count, peaks)
+    possible_warnings.append(_warning_of_noise(results, options.rounds))
+    warnings = [warning for warning in possible_warnings if warning is not None]
+    for warning in warnings:
         log.warn(warning)
-    return BenchAnswer(results=results, machine=machine, warnings=said)
+    return BenchAnswer(results=results, machine=machine, warnings=warnings)
 
 
 def _peak_share(row: BenchRow, peak: float | None) -> float | None:
-    """Return the rate of multiply-adds of a row over that of the machine at its best, which is that of floats."""
+    """Return which share of the machine's best rate of mult-adds a row reaches.
+
+    Args:
+        row: a measured one.
+        peak: the most mult-adds a second that the machine computes with floats; None: not measured.
+
+    Returns:
+        The share; None where the peak or the mult-adds are not known, and for a model that computes with integers.
+    """
     cost = row.cost
-    if peak is None or cost.macs is None or cost.kind == "onnx-int8":
+    computes_with_integers = cost.kind == "onnx-int8"
+    if peak is None or cost.macs is None or computes_with_integers:
         return None
     macs_per_s = cost.macs * row.timing.throughput_per_s
     return macs_per_s / peak
@@ -126,7 +143,7 @@ def _measure_dtype(
         where = f"batch {batch_size}, {dtype}, {device}"
         inputs = None
         if options.data is not None:
-            inputs = _inputs_of(options.data, rows, batch_size, device, dtype)
+            inputs = _full_batches_by_row(options.data, rows, batch_size, device, dtype)
         contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
         runs = contest.run(options.warmup, options.rounds, progress)
         runs_of_first = runs[rows[0].name]
@@ -150,45 +167,64 @@ def _measure_dtype(
     return measured
 
 
-def _inputs_of(
+class _PreparedSamples(NamedTuple):
+    """The full batches of a data set on the device, and how their samples were prepared."""
+
+    settings: Preprocessing
+    full_batches: list[Any]
+
+
+def _full_batches_by_row(
     data: Dataset, rows: Sequence[BenchModel], batch_size: int, device: torch.device, dtype: str
 ) -> dict[str, list[Any]]:
-    """Return the full batches of a data set for each row, on the device: one object for all that prepare alike."""
+    """Return the full batches of a data set on the device, by the name of each row.
+
+    Rows that prepare samples alike share one list, so that no model gains by a copy.
+    """
     torch_dtype = resolve_dtype(dtype)
-    known_settings: list[Preprocessing] = []  # they cannot be hashed
-    known_batches: list[list[Any]] = []
-    inputs_of_rows = {}
+    prepared_so_far: list[_PreparedSamples] = []  # no dictionary, as settings cannot be hashed
+    batches_by_row = {}
     for row in rows:
         family, settings = preparation_of(row.model)
-        if settings in known_settings:
-            position = known_settings.index(settings)
-            inputs_of_rows[row.name] = known_batches[position]
-            continue
-        full_batches = []
-        for batch in batches(data, family.collate(settings), batch_size):
-            if len(batch.indices) == batch_size:
-                inputs = move(batch.inputs, device, torch_dtype)
-                full_batches.append(inputs)
-        known_settings.append(settings)
-        known_batches.append(full_batches)
-        inputs_of_rows[row.name] = full_batches
-    return inputs_of_rows
+        prepared = None
+        for earlier in prepared_so_far:
+            if earlier.settings == settings:
+                prepared = earlier
+                break
+        if prepared is None:
+            full_batches = []
+            for batch in batches(data, family.collate(settings), batch_size):
+                if len(batch.indices) == batch_size:
+                    inputs = move(batch.inputs, device, torch_dtype)
+                    full_batches.append(inputs)
+            prepared = _PreparedSamples(settings, full_batches)
+            prepared_so_far.append(prepared)
+        batches_by_row[row.name] = prepared.full_batches
+    return batches_by_row
 
 
 def _served_costs(costs: Sequence[BenchCost], contest: Contest) -> list[BenchCost]:
-    """Return the costs of all rows; for a cascade, the mean over the samples that it ran on."""
-    served = []
-    for cost, share in zip(costs, contest.shares().values(), strict=True):
-        if share is None:
-            served.append(cost)
+    """Return the costs of all rows, where those of cascades depend on the samples that were run.
+
+    In a cascade the first member runs on all samples, and the others on those that it is not sure of.
+
+    Args:
+        costs: of each row, in the order of the models of the contest.
+        contest: has run.
+    """
+    served_costs = []
+    for cost, share_going_on in zip(costs, contest.shares().values(), strict=True):
+        if share_going_on is None:  # no cascade
+            served_costs.append(cost)
             continue
         assert cost.first_macs is not None and cost.rest_macs is not None  # the row of a cascade has both
-        mean_macs = cost.first_macs + share * cost.rest_macs
-        served.append(replace(cost, share=share, macs=round(mean_macs)))
-    return with_ratios(served)
+        mean_macs = cost.first_macs + share_going_on * cost.rest_macs
+        served_costs.append(replace(cost, share=share_going_on, macs=round(mean_macs)))
+    return with_ratios(served_costs)
 
 
-def _noise(results: Sequence[BenchRow], rounds: int) -> str | None:
+def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
+    """Return a warning that names up to three rows whose times scatter too far; None where none do."""
     rows = []
     for row in results:
         if row.timing.noisy:
@@ -242,18 +278,17 @@ class Contest:
         self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
         self._random = np.random.default_rng(seed)
         if inputs is None:
-            drawn = {name: model.example_inputs(batch_size, seed) for name, model in models.items()}
-            shared = _same_inputs(drawn)
-            inputs = {name: [batch] for name, batch in shared.items()}
+            inputs = self._draw_inputs(batch_size, seed)
         self._batches = inputs
         self._first_batch: dict[str, Inputs] = {}
         for name, batches_of_model in inputs.items():
             self._first_batch[name] = batches_of_model[0]
+
         self._graphs_before = 0
         if mode is not None:
             # Compiled code is cached by the code of a class, not by object: another batch size starts afresh.
             torch.compiler.reset()
-            self._graphs_before = _graphs()
+            self._graphs_before = _compiled_graphs()
         self.modes: dict[str, str | None] = {}
         self._calls: dict[str, Callable[[Any], Tensor]] = {}
         for name, model in models.items():
@@ -264,6 +299,14 @@ class Contest:
                 self.modes[name] = mode
                 self._calls[name] = _compile(model, mode)
 
+    def _draw_inputs(self, batch_size: int, seed: int) -> dict[str, list[Inputs]]:
+        """Return one batch of random inputs for each model, the same object for models that read the same."""
+        drawn = {}
+        for name, model in self.models.items():
+            drawn[name] = model.example_inputs(batch_size, seed)
+        shared = _shared_where_equal(drawn)
+        return {name: [batch] for name, batch in shared.items()}
+
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
         """Time the models: the seconds of one call, by model, one for each measured round.
@@ -273,51 +316,56 @@ class Contest:
             HydraError: when a model cannot be compiled as one graph, or not run in this dtype on this device.
         """
         for name in self.models:
-            self._first_call(name)
-        with self._settled():
-            return self._rounds(warmup, rounds, progress)
+            self._check_first_call(name)
+        with self._no_further_compilation():
+            for _ in range(warmup):
+                self._time_all_once()
+                progress.advance()
+            for name in self.models:
+                self.peak_memory_bytes[name] = self._peak_memory(name)
+            return self._time_rounds(rounds, progress)
 
-    def _rounds(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
-        """Time the models, which have run before."""
-        for _ in range(warmup):
-            self._round()
-            progress.advance()
-        for name in self.models:
-            self.peak_memory_bytes[name] = self._peak_memory(name)
+    def _time_rounds(self, rounds: int, progress: Progress) -> dict[str, list[float]]:
+        """Return the seconds of one call, by model, one for each round."""
         seconds: dict[str, list[float]] = {name: [] for name in self.models}
         for _ in range(rounds):
-            for name, elapsed in self._round().items():
+            for name, elapsed in self._time_all_once().items():
                 seconds[name].append(elapsed)
             progress.advance()
         return seconds
 
-    def _first_call(self, name: str) -> None:
-        """Compile where asked, and check what comes out; not timed."""
+    def _check_first_call(self, name: str) -> None:
+        """Call a model for the first time, which compiles it where asked, and refuse it where it does not run well.
+
+        Raises:
+            NonFiniteError: it gives NaN or infinity.
+            HydraError: it cannot run, or was not compiled although that was asked for.
+        """
         mode = self.modes[name]
         try:
             if mode is not None:
                 self.models[name](self._first_batch[name])  # what a model computes once and keeps is not in its graph
             output = self._call(name)
-            if self._records:
+            if self._records_graphs:
                 for _ in range(_RECORDING):
                     output = self._call(name)
-            finite = bool(torch.isfinite(output).all())
+            is_finite = bool(torch.isfinite(output).all())
         except InputError:  # an exported file that is broken
             raise
         except Exception as error:
             verb = "run" if mode is None else "be compiled and run"
             message = f"{name} cannot {verb} ({self.where}): {first_line(error)}"
             raise HydraError(message, hint=_failure_hint(error, mode)) from error
-        if mode is not None and _graphs() == self._graphs_before:
+        if mode is not None and _compiled_graphs() == self._graphs_before:
             raise HydraError(
                 f"{name} was not compiled: torch.compile is switched off ({self.where})",
                 hint="unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, or bench without --compile",
             )
-        if not finite:
+        if not is_finite:
             raise NonFiniteError(f"{name} gives NaN or infinity ({self.where})", hint="try --dtype float32")
 
     @contextlib.contextmanager
-    def _settled(self) -> Iterator[None]:
+    def _no_further_compilation(self) -> Iterator[None]:
         """Refuse any further compilation inside this context: its time would be counted as the model's.
 
         Raises:
@@ -338,8 +386,8 @@ class Contest:
                 hint="bench without --compile",
             ) from error
 
-    def _round(self) -> dict[str, float]:
-        """Time every model once, in an order that is drawn."""
+    def _time_all_once(self) -> dict[str, float]:
+        """Return the seconds of one call of each model by name, called in an order that is drawn anew each time."""
         names = list(self.models)
         order = self._random.permutation(len(names))
         seconds = {}
@@ -350,7 +398,7 @@ class Contest:
 
     def _time(self, name: str) -> float:
         """Return the seconds of one call of a model, the mean over its batches."""
-        self._next_step()
+        self._free_last_answer()
         call = self._calls[name]
         inputs = self._batches[name]
         wait(self.device)
@@ -369,40 +417,47 @@ class Contest:
             shares[name] = None
             has_cascade = getattr(model, "cascade", None) is not None
             if has_cascade:
-                shares[name] = self._share(name)
+                shares[name] = self._share_going_on(name)
         return shares
 
-    def _share(self, name: str) -> float:
-        """Return the share of a model's samples for which a member answers otherwise than the first."""
+    def _share_going_on(self, name: str) -> float:
+        """Return the share of samples on which a cascade runs all its members, because the first one is not sure.
+
+        Where it stops at the first member, all members have the logits of that one.
+        """
         model = self.models[name]
-        parts = [model.member_logits(batch) for batch in self._batches[name]]
-        logits = torch.cat(parts, dim=1)  # [M, N, classes]
-        of_first = logits[:1]
-        differs = (logits != of_first).any(2)  # [M, N]: where a sample stops, all have the first one's logits
-        went_on = differs.any(0)  # [N]
+        logits_of_batches = [model.member_logits(batch) for batch in self._batches[name]]
+        logits = torch.cat(logits_of_batches, dim=1)  # [M, N, classes]
+        logits_of_first = logits[:1]
+        differs_from_first = (logits != logits_of_first).any(2)  # [M, N]
+        went_on = differs_from_first.any(0)  # [N]
         return float(went_on.float().mean())
 
     def _call(self, name: str) -> Tensor:
         """Call a model on its first batch."""
-        self._next_step()
+        self._free_last_answer()
         call = self._calls[name]
         batch = self._first_batch[name]
         return call(batch)
 
     @property
-    def _records(self) -> bool:
-        """Whether compiled models may run as CUDA graphs."""
+    def _records_graphs(self) -> bool:
+        """Whether compiled models may run as CUDA graphs, which are recorded in the first calls."""
         if self.mode is None:
             return False
         return self.device.type == "cuda"
 
-    def _next_step(self) -> None:
-        """Say that the answer of the call before is no longer needed: the memory of CUDA graphs is used again."""
-        if self._records:
+    def _free_last_answer(self) -> None:
+        """Say that the answer of the call before is no longer needed, so that CUDA graphs may write over it."""
+        if self._records_graphs:
             torch.compiler.cudagraph_mark_step_begin()
 
     def _peak_memory(self, name: str) -> int | None:
-        """Return the peak memory in bytes that the model would need alone, without the others; None unless on CUDA."""
+        """Return the bytes that a model would need alone on the device: its tensors, and the most that a call adds.
+
+        Returns:
+            None unless on CUDA.
+        """
         if self.device.type != "cuda":
             return None
         wait(self.device)
@@ -410,12 +465,15 @@ class Contest:
         torch.cuda.reset_peak_memory_stats(self.device)
         self._call(name)
         wait(self.device)
-        added = torch.cuda.max_memory_allocated(self.device) - before
+        peak = torch.cuda.max_memory_allocated(self.device)
+        added_by_call = peak - before
+
+        # Not what is allocated before the call: the other models lie there, too.
         model: nn.Module = self.models[name]
         inputs = _tensors(self._first_batch[name])
         tensors = [*model.parameters(), *model.buffers(), *inputs]
-        bytes_of_all = sum(tensor.nbytes for tensor in tensors)
-        return added + bytes_of_all
+        bytes_of_tensors = sum(tensor.nbytes for tensor in tensors)
+        return added_by_call + bytes_of_tensors
 
 
 def _failure_hint(error: Exception, mode: str | None) -> str:
@@ -442,7 +500,7 @@ def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
     return compiled
 
 
-def _graphs() -> int:
+def _compiled_graphs() -> int:
     """Return how many graphs this process has compiled."""
     import torch._dynamo.utils
 
@@ -464,8 +522,11 @@ class _Form(NamedTuple):
     ids: bytes | None
 
 
-def _same_inputs(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Return one object for all inputs of one form, so that no model gains by a copy; token ids are of a vocabulary."""
+def _shared_where_equal(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
+    """Return the inputs of each model, where those of one form are one object, so that no model gains by a copy.
+
+    Random images of one shape and dtype will do for any model. Token ids must be the same, as they are of a vocabulary.
+    """
     first_of_form: dict[tuple[_Form, ...], Inputs] = {}
     shared = {}
     for name, batch in inputs.items():
@@ -475,6 +536,7 @@ def _same_inputs(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 
 def _form(tensor: Tensor) -> _Form:
+    """Return shape and dtype of a tensor, and its numbers where they are token ids: what two inputs have to share."""
     ids = None
     if not tensor.is_floating_point():
         ids = tensor.cpu().numpy().tobytes()
@@ -496,8 +558,14 @@ def threads(count: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _machine(device: torch.device, count: int, peaks: Mapping[str, float | None]) -> MachineRecord:
-    """Describe what the times depend on, without the name of the host or the user."""
+def _describe_machine(device: torch.device, thread_count: int, peaks: Mapping[str, float | None]) -> MachineRecord:
+    """Return what the times depend on, without the name of the host or the user.
+
+    Args:
+        device: where the models ran.
+        thread_count: of torch on the CPU.
+        peaks: the most mult-adds a second by dtype; None where they were not measured.
+    """
     device_name = None
     if device.type == "cuda":
         device_name = torch.cuda.get_device_name(device)
@@ -506,7 +574,7 @@ def _machine(device: torch.device, count: int, peaks: Mapping[str, float | None]
         torch=torch.__version__,
         processor=_processor(),
         cores=os.cpu_count(),
-        threads=count,
+        threads=thread_count,
         device_name=device_name,
         peak_macs_per_s=peaks,
     )

@@ -45,7 +45,8 @@ class BenchModel:
             ``stock`` (the library's own model on its weights), ``member`` (one member of a fused model), ``members``
             (all of them, one after another) or ``deep`` (full copies of the first MODEL, one after another).
         model: what runs, under the name of the row.
-        whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`; ``stock`` always runs it whole.
+        whole_last_block: whether the last block runs for all tokens, and not only for those that are read out;
+            ``stock`` always runs it whole.
     """
 
     kind: str
@@ -100,9 +101,11 @@ class BenchModel:
         )
 
     def _cost_of_member(self, source: Source) -> dict[str, int]:
+        """Return the parameters, mult-adds of one sample, and bytes of one model of an ensemble."""
         return cost_of(source.description, source.tensors, whole_last_block=self.whole_last_block)
 
     def _cost_of_file(self, file: ExportedFile) -> BenchCost:
+        """Return the cost of an exported file, which does not say how many parameters it has."""
         return BenchCost(
             kind=self.kind,
             input=input_of(file),
@@ -135,22 +138,27 @@ def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:
 
 
 def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contestant]:
-    """Return every MODEL, checkpoints and exported files, found and checked by what it says of itself.
+    """Return every MODEL of a bench in order, found and checked by its header; no weights are read.
+
+    Args:
+        texts: each MODEL as on the command line: an exported file (``.onnx`` or ``.pt2``), or what other verbs take.
+        options: how to open them; with a ``max_length`` all texts are cut at so many tokens.
 
     Raises:
-        UsageError, InputError: as of :func:`hydractl.model.loading.find_models`, and for exported files.
+        UsageError, InputError: what is wrong with one of them, or with the options for it.
     """
     exported: dict[str, ExportedFile] = {}
-    checkpoints = []
     for text in texts:
         file = exported_file(text)
         if file is None:
-            checkpoints.append(text)
-        elif options.max_length is None:
-            exported[text] = file
-        else:
-            exported[text] = file.at_length(options.max_length)
-    opened = iter(find_models(checkpoints, options))
+            continue
+        if options.max_length is not None:
+            file = file.at_length(options.max_length)
+        exported[text] = file
+
+    # The others are opened together, so that one message lists the problems of all; they come back in their order.
+    others = [text for text in texts if text not in exported]
+    opened = iter(find_models(others, options))
     contestants: list[Contestant] = []
     for text in texts:
         if text in exported:
@@ -163,47 +171,78 @@ def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contes
 def bench_rows(
     models: Sequence[Contestant], compare: Sequence[str], *, whole_last_block: bool = False
 ) -> list[BenchModel]:
-    """Return the rows of a bench in order: each MODEL, and after it what is made of it.
+    """Return the rows of a bench in order: each MODEL, and after it what ``--compare`` makes of it.
+
+    Args:
+        models: every MODEL; the others are compared with the first.
+        compare: what to set beside them: ``stock`` and ``deep`` are made of the first, ``members`` of each fused one.
+        whole_last_block: whether the last block runs for all tokens, and not only for those that are read out.
 
     Raises:
         UsageError: listing every comparison that these models do not allow, and names that would stand twice.
     """
     first = models[0]
-    fused = [model for model in models if _members(model) > 1]
+    most_members = max(map(_fused_members, models))
     stock = None
     if len(first.sources) == 1:
         stock = unsliced(first.sources[0])
-    problems = _comparison_problems(first, compare, has_fused=bool(fused), has_stock=stock is not None)
+    problems = _comparison_problems(first, compare, has_fused=most_members > 1, has_stock=stock is not None)
+
     rows: list[BenchModel] = []
     for model in models:
-        kind = "model"
-        if isinstance(model, ExportedFile):
-            kind = model.kind
-        rows.append(BenchModel(kind, model))
-        if model is first and STOCK in compare and stock is not None:
-            stock_model = ModelArgument(f"{first.name}.stock", [stock])
-            rows.append(BenchModel(STOCK, stock_model))
-        if model is first and DEEP in compare and first.sources:
-            copies = max(map(_members, fused), default=0)
-            sources = [first.sources[0]] * copies
-            deep = ModelArgument(f"{first.name}.deep", sources)
-            rows.append(BenchModel(DEEP, deep))
-        if MEMBERS in compare and model in fused and isinstance(model, ModelArgument):
-            rows += _taken_apart(model)
+        rows.append(_row_of_contestant(model))
+        if model is first:
+            if STOCK in compare and stock is not None:
+                rows.append(_row_of_stock(first, stock))
+            if DEEP in compare and first.sources:
+                rows.append(_row_of_copies(first, most_members))
+        if MEMBERS in compare and isinstance(model, ModelArgument) and _fused_members(model) > 1:
+            rows += _rows_of_members(model)
+
     counts = Counter(row.name for row in rows)
     for name in sorted(counts):
         if counts[name] > 1:
             problems.append(f"two rows would be named {name}")
-    if len(problems) == 1:
-        raise UsageError(f"--compare {problems[0]}", hint="hydractl bench --help")
-    if problems:
-        message = f"{len(problems)} problems with --compare"
-        raise UsageError(message, hint="hydractl bench --help", problems=problems)
+    _refuse_comparisons(problems)
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
 
 
+def _row_of_stock(first: Contestant, stock: Source) -> BenchModel:
+    """Return the row of the library's own model on the weights of the first MODEL, which has all heads."""
+    stock_model = ModelArgument(f"{first.name}.stock", [stock])
+    return BenchModel(STOCK, stock_model)
+
+
+def _row_of_copies(first: Contestant, copies: int) -> BenchModel:
+    """Return the row of several copies of the first MODEL, one after another."""
+    sources = [first.sources[0]] * copies
+    return BenchModel(DEEP, ModelArgument(f"{first.name}.deep", sources))
+
+
+def _row_of_contestant(model: Contestant) -> BenchModel:
+    """Return the row of a MODEL itself."""
+    if isinstance(model, ExportedFile):
+        return BenchModel(model.kind, model)
+    return BenchModel("model", model)
+
+
+def _refuse_comparisons(problems: Sequence[str]) -> None:
+    """Raise what is wrong with ``--compare``, if anything is.
+
+    Raises:
+        UsageError: with all problems.
+    """
+    if not problems:
+        return
+    hint = "hydractl bench --help"
+    if len(problems) == 1:
+        (only_problem,) = problems
+        raise UsageError(f"--compare {only_problem}", hint=hint)
+    raise UsageError(f"{len(problems)} problems with --compare", hint=hint, problems=problems)
+
+
 def _comparison_problems(first: Contestant, compare: Sequence[str], *, has_fused: bool, has_stock: bool) -> list[str]:
-    """Return why comparisons are not to be had of these models.
+    """Return why some of the comparisons asked for cannot be made with these models; empty where all can.
 
     Args:
         first: the first MODEL.
@@ -212,16 +251,16 @@ def _comparison_problems(first: Contestant, compare: Sequence[str], *, has_fused
         has_stock: whether the first one has the shapes of the library's own model.
     """
     problems = []
+    first_is = f"{first.name} is {_kind_in_words(first)}"
+    first_is_single = len(first.sources) == 1 and _fused_members(first) <= 1
     if STOCK in compare and not has_stock:
-        problems.append(
-            f"stock needs a first MODEL with all its heads (or --layout zeroed); {first.name} is {_is(first)}"
-        )
+        problems.append(f"stock needs a first MODEL with all its heads (or --layout zeroed); {first_is}")
     if MEMBERS in compare and not has_fused:
         problems.append("members needs a fused MODEL")
     if DEEP in compare and not has_fused:
         problems.append("deep needs a fused MODEL, which says how many copies")
-    if DEEP in compare and (len(first.sources) != 1 or _members(first) > 1):
-        problems.append(f"deep needs one single model as the first MODEL; {first.name} is {_is(first)}")
+    if DEEP in compare and not first_is_single:
+        problems.append(f"deep needs one single model as the first MODEL; {first_is}")
     return problems
 
 
@@ -246,29 +285,35 @@ def preparation_of(model: Contestant) -> tuple[ModelFamily, Preprocessing]:
 
 
 def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
-    """Return the models as all of them read the same: texts are cut where the model that cuts them shortest does.
+    """Return the models changed so that all read inputs of one shape.
+
+    Models of images must do so already. Models of texts are all cut at the length of the shortest one, with a warning.
 
     Raises:
         InputError: for models of images and of texts, or of images of different sizes.
     """
     inputs = {model.name: input_of(model) for model in models}
-    first = inputs[models[0].name]
-    if all(sample == first for sample in inputs.values()):
+    input_of_first = inputs[models[0].name]
+    if all(sample == input_of_first for sample in inputs.values()):
         return list(models)
-    lengths = {}
+
+    # Only texts can be brought to one length.
+    text_lengths = {}
     for name, sample in inputs.items():
         if sample.tokens is not None:
-            lengths[name] = sample.tokens
-    if len(lengths) < len(inputs):
+            text_lengths[name] = sample.tokens
+    all_read_texts = len(text_lengths) == len(inputs)
+    if not all_read_texts:
         raise InputError(
             "these models read different inputs, so their times cannot be compared",
             hint="bench models of the same input together, or add --unequal-inputs to run each on its own",
             problems=[f"{name}: {input_text(sample)}" for name, sample in inputs.items()],
         )
-    tokens = min(lengths.values())
-    each = ", ".join(f"{name} {length}" for name, length in lengths.items())
-    log.warn(f"the models cut texts at different lengths ({each}): all run on {tokens} tokens; see --max-length")
-    return [_at_length(model, tokens) for model in models]
+
+    shortest = min(text_lengths.values())
+    each = ", ".join(f"{name} {length}" for name, length in text_lengths.items())
+    log.warn(f"the models cut texts at different lengths ({each}): all run on {shortest} tokens; see --max-length")
+    return [_at_length(model, shortest) for model in models]
 
 
 def _at_length(model: Contestant, tokens: int) -> Contestant:
@@ -282,49 +327,60 @@ def _at_length(model: Contestant, tokens: int) -> Contestant:
 def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed: int, batch_size: int) -> Dataset:
     """Return the samples to run on instead of random inputs.
 
+    Args:
+        rows: the models that are to read them.
+        spec: the data set.
+        limit: take so many of its samples at most; None: all.
+        seed: draws which.
+        batch_size: there must be at least so many.
+
     Raises:
         UsageError, InputError: they cannot be opened, or do not fill one batch.
     """
-    reads = {}
+    read_by_rows = {}
     for row in rows:
         sample = input_of(row.model)
         if sample.tokens is None:
-            reads[row.name] = "image"
+            read_by_rows[row.name] = "image"
         else:
-            reads[row.name] = "text"
-    data = open_data(spec, limit=limit, seed=seed, reads=reads, ignore_labels=True)
+            read_by_rows[row.name] = "text"
+    data = open_data(spec, limit=limit, seed=seed, reads=read_by_rows, ignore_labels=True)
     if len(data) < batch_size:
         raise InputError(f"{data.spec} has {len(data)} samples, too few for --batch-size {batch_size}")
     return data
 
 
-def _taken_apart(fused: ModelArgument) -> list[BenchModel]:
-    """Return the members of a fused model: all of them one after another, and the first alone."""
+def _rows_of_members(fused: ModelArgument) -> list[BenchModel]:
+    """Return two rows of the members of a fused model: all of them one after another, and the first alone."""
     source = replace(fused.sources[0], name=fused.name)
-    members = [member_source(source, index) for index in range(_members(fused))]
+    members = [member_source(source, index) for index in range(_fused_members(fused))]
     first = members[0]
-    together = ModelArgument(f"{fused.name}.members", members)
+    one_after_another = ModelArgument(f"{fused.name}.members", members)
     first_alone = ModelArgument(first.name, [first])
     return [
-        BenchModel(MEMBERS, together),
+        BenchModel(MEMBERS, one_after_another),
         BenchModel("member", first_alone),
     ]
 
 
-def _members(model: Contestant) -> int:
-    """Return the number of members of one fused model; 0 for an ensemble of several models and for an exported file."""
+def _fused_members(model: Contestant) -> int:
+    """Return how many members are fused into one model: 1 for a single one.
+
+    Returns:
+        0 for an ensemble of several models, and for an exported file.
+    """
     if len(model.sources) != 1:
         return 0
     return len(model.sources[0].description.masks)
 
 
-def _is(model: Contestant) -> str:
-    """Say what kind of model it is, as a message does."""
+def _kind_in_words(model: Contestant) -> str:
+    """Return what kind of model it is, as a message says it: ``sliced``, ``fused``, ``one model`` and so on."""
     if not model.sources:
         return "an exported file"
     if len(model.sources) > 1:
         return f"{len(model.sources)} models one after another"
-    if _members(model) > 1:
+    if _fused_members(model) > 1:
         return "fused"
     if model.sources[0].description.mask.is_full:
         return "one model"
@@ -341,7 +397,7 @@ class StockModel(nn.Module):
         network: the library's model, as it builds it itself.
 
     Args:
-        source: a model of one member with stock shapes, see :func:`unsliced`.
+        source: a model of one member in the shapes of the library's own one, which has all heads.
         device: where it runs; on the meta device it has shapes and no numbers.
         dtype: the dtype to compute in.
     """
@@ -351,36 +407,52 @@ class StockModel(nn.Module):
         self.family = source.family
         self.description = source.description
         self.network = self.family.build(self.description.config)
+        self._read_weights(source, device, dtype)
+        self.to(device).eval()
+        self._features_of_labels: Tensor | None = None
+        is_zero_shot = self.family.classes(self.description.config) is None
+        if is_zero_shot:
+            self._features_of_labels = self._compute_features_of_labels()
+
+    def _read_weights(self, source: Source, device: torch.device, dtype: torch.dtype) -> None:
+        """Put the tensors of a source in the place of the parameters and buffers that the library has made.
+
+        Parameters are all read, and converted to the dtype. Buffers keep their dtype, and those that are not stored
+        keep what the library has computed.
+        """
         parameter_names = [name for name, _ in self.network.named_parameters()]
         buffer_names = [name for name, _ in self.network.named_buffers()]
         for name in parameter_names:
-            parent, _, leaf = name.rpartition(".")
-            module = self.network.get_submodule(parent)
+            module_path, _, attribute = name.rpartition(".")
+            module = self.network.get_submodule(module_path)
             tensor = source.tensors.read(name).to(device, dtype, copy=True)
-            module.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
-        stored = set(source.tensors.names())
+            parameter = nn.Parameter(tensor, requires_grad=False)
+            module.register_parameter(attribute, parameter)
+        stored_names = set(source.tensors.names())
         for name in buffer_names:
-            if name in stored:
-                parent, _, leaf = name.rpartition(".")
-                module = self.network.get_submodule(parent)
-                module.register_buffer(leaf, source.tensors.read(name).clone())
-        self.to(device).eval()
-        self._features: Tensor | None = None
-        if self.family.classes(self.description.config) is None:
-            self._features = self._label_features()
+            if name not in stored_names:
+                continue
+            module_path, _, attribute = name.rpartition(".")
+            module = self.network.get_submodule(module_path)
+            buffer = source.tensors.read(name).clone()
+            module.register_buffer(attribute, buffer)
 
     @torch.no_grad()
-    def _label_features(self) -> Tensor:
-        """Compute the features of the class names by the tower of the labels, once: ``[classes, D]``."""
+    def _compute_features_of_labels(self) -> Tensor:
+        """Return the features of the class names, ``[classes, D]``, by the network that reads them.
+
+        A model without class names computes those of stand-ins, which take the same time.
+        """
         description = self.description
         labels = description.labels or STAND_INS
         templates = description.prompt or [DEFAULT_PROMPT]
-        tower = next(stages for stages in self.family.stages(self.network) if stages.of_labels)
         prompts = self.family.prompts(description.config, description.preprocess, labels, templates)
-        state = tower.stem(self._moved(prompts))
-        for block in tower.blocks:
+        towers = self.family.stages(self.network)
+        tower_of_labels = next(tower for tower in towers if tower.of_labels)
+        state = tower_of_labels.stem(self._moved(prompts))
+        for block in tower_of_labels.blocks:
             state = block(state)
-        return tower.readout(state)
+        return tower_of_labels.readout(state)
 
     def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``, by the library's own forward."""
@@ -388,10 +460,10 @@ class StockModel(nn.Module):
         return log_mean_softmax(logits[None])
 
     def _logits(self, inputs: Any) -> Tensor:
-        """Compute logits ``[B, classes]``."""
-        if self._features is not None:
+        """Return logits ``[B, classes]``: of a zero-shot model by comparing features, else by the library's head."""
+        if self._features_of_labels is not None:
             images = self.family.sample_features(self.network, inputs)
-            return self.family.logits(self.network, [images, self._features])
+            return self.family.logits(self.network, [images, self._features_of_labels])
         if isinstance(inputs, Mapping):
             answer = self.network(**inputs)
         else:
@@ -408,6 +480,7 @@ class StockModel(nn.Module):
         return self._moved(inputs)
 
     def _moved(self, inputs: Any) -> Any:
+        """Return inputs on the device and in the dtype of the network."""
         parameter = next(self.parameters())
         inputs = move(inputs, parameter.device, parameter.dtype)
         if parameter.is_meta and isinstance(inputs, Mapping):
@@ -418,10 +491,11 @@ class StockModel(nn.Module):
 
 
 def unsliced(source: Source) -> Source | None:
-    """Return the model with stock shapes: as it is with all heads, or with zeros in place of zeroed heads.
+    """Return a model in the shapes of the library's own one, which has all heads.
 
     Returns:
-        None for a fused model, and for one whose removed heads are gone.
+        The model as it is where no head was removed, and with zeros for the heads that were zeroed; None for a fused
+        model, and for one whose removed heads are gone.
     """
     description = source.description
     if len(description.masks) != 1:
@@ -431,8 +505,9 @@ def unsliced(source: Source) -> Source | None:
     if description.layout != "zeroed":
         return None
     mask = description.mask
+    all_heads = HeadMask.full(source.sites)
     tensors = zeroed(source.tensors, source.family, source.sites, mask, mask)
-    with_all_heads = replace(description, kind="dense", layout="sliced", masks=[HeadMask.full(source.sites)])
+    with_all_heads = replace(description, kind="dense", layout="sliced", masks=[all_heads])
     return replace(source, description=with_all_heads, tensors=tensors)
 
 
@@ -443,9 +518,11 @@ def build_stock(source: Source, device: str, dtype: str) -> StockModel:
 
 
 def stock_cost(source: Source) -> dict[str, int]:
-    """Return ``params``, ``macs`` of one sample by torch's counter, and ``bytes``.
+    """Return the cost of the library's own model by key.
 
-    The keys are those of :func:`hydractl.model.cost.cost_of`.
+    Returns:
+        ``params`` (how many numbers), ``macs`` (mult-adds of one sample, by torch's counter) and ``bytes`` (of the
+        weights).
     """
     from torch.utils.flop_counter import FlopCounterMode
 

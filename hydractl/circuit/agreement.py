@@ -34,6 +34,7 @@ def check_exact(document: CircuitDocument, path: str, arch: str) -> None:
     if not document["removed"]:
         problems.append("it removes nothing")
 
+    # A file that names no algorithm and no architecture is taken to be of the greedy search and of this model.
     is_approximate = document.get("approx") is not None
     is_greedy = document.get("algorithm", "greedy") == "greedy"
     if is_approximate or not is_greedy:
@@ -69,19 +70,21 @@ def agreement(document: CircuitDocument, exact: Sequence[Head], other: CircuitDo
         tau of the two orders, over the heads that both remove; ``score_lost``: the score of the exact circuit minus
         that of this one after as many removals, None where they are of different objectives or data.
     """
-    removed = [(step["site"], step["head"]) for step in document["removed"]]
+    removed = _removed_heads(document)
     removals = min(len(removed), len(exact))
 
     budgets = set()  # shares of a short circuit coincide
     for share in (0.25, 0.5, 0.75, 1.0):
-        budgets.add(max(1, round(removals * share)))
+        budget = round(removals * share)
+        budgets.add(max(1, budget))
     jaccard = jaccard_at(removed, exact, sorted(budgets))
 
     score_lost = None
     if _measure_the_same(document, other):
         last = removals - 1
+        score = document["removed"][last]["score"]
         exact_score = other["removed"][last]["score"]
-        score_lost = exact_score - document["removed"][last]["score"]
+        score_lost = exact_score - score
     return {
         "removals": removals,
         "jaccard": {str(budget): value for budget, value in jaccard.items()},
@@ -90,15 +93,20 @@ def agreement(document: CircuitDocument, exact: Sequence[Head], other: CircuitDo
     }
 
 
+def _removed_heads(document: CircuitDocument) -> list[Head]:
+    """Return the heads that a circuit removes, in order."""
+    return [(step["site"], step["head"]) for step in document["removed"]]
+
+
 def _measure_the_same(document: CircuitDocument, other: CircuitDocument) -> bool:
     """Return whether the scores of two circuits are of the same objective, model and data."""
     for key in ("objective", "ood_score", "sites", "base"):
         if document.get(key) != other.get(key):
             return False
-    return _data_of(document) == _data_of(other)
+    return _validation_settings(document) == _validation_settings(other)
 
 
-def _data_of(document: CircuitDocument) -> list[object]:
+def _validation_settings(document: CircuitDocument) -> list[object]:
     """Return the validation sets and the tasks that the provenance of a circuit names.
 
     The list is empty where an untrusted file has no such provenance.
@@ -116,16 +124,17 @@ def _data_of(document: CircuitDocument) -> list[object]:
 
 
 def agreement_text(document: CircuitDocument) -> str:
-    """Return the line that says how far a circuit agrees with an exact one."""
+    """Return the line that says how far a circuit agrees with an exact one: the figures of :func:`agreement`."""
     compared = document["agreement"]
     jaccards = []
-    for budget, value in compared["jaccard"].items():
-        jaccards.append(f"{number(value, 3)} of the first {budget}")
+    for budget, jaccard in compared["jaccard"].items():
+        jaccards.append(f"{number(jaccard, 3)} of the first {budget}")
+    jaccards_text = ", ".join(jaccards)
     tau = number(compared["kendall_tau"], 3)
-    lost = "another objective, model or data"
+    score_lost = "another objective, model or data"
     if compared["score_lost"] is not None:
-        lost = f"{compared['score_lost']:.4f}"
-    return f"Jaccard {', '.join(jaccards)}; Kendall's tau {tau}; score lost {lost}"
+        score_lost = f"{compared['score_lost']:.4f}"
+    return f"Jaccard {jaccards_text}; Kendall's tau {tau}; score lost {score_lost}"
 
 
 def tied_text(document: CircuitDocument) -> str | None:
@@ -137,7 +146,9 @@ def tied_text(document: CircuitDocument) -> str | None:
     steps = document["removed"]
     perfect = 1.0
     if objective in LOSS_OBJECTIVES:
-        perfect = 0.0
+        perfect = 0.0  # their scores are minus a mean loss
+
+    # The steps before the first one whose score is below the maximum.
     tied = 0
     for step in steps:
         if step["score"] < perfect:
@@ -168,21 +179,25 @@ def gain_text(document: CircuitDocument) -> str:
 
 
 def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
-    """Return the warning of circuits that remove the same heads, or None where there are none."""
+    """Return the warning of circuits that remove the same heads, in whatever order, or None where there are none.
+
+    Args:
+        documents: the circuits by objective.
+    """
     objectives_by_heads: dict[frozenset[Head], list[str]] = {}
     for objective, document in documents.items():
-        heads = frozenset((step["site"], step["head"]) for step in document["removed"])
-        objectives_by_heads.setdefault(heads, []).append(objective)
+        removed = frozenset(_removed_heads(document))
+        objectives = objectives_by_heads.setdefault(removed, [])
+        objectives.append(objective)
+
     repeated = []
     for objectives in objectives_by_heads.values():
         if len(objectives) > 1:
             repeated.append(" and ".join(objectives))
     if not repeated:
         return None
-    return (
-        f"the same heads are removed: {'; '.join(repeated)}: "
-        "fused, a member that repeats another costs and gives nothing"
-    )
+    groups = "; ".join(repeated)
+    return f"the same heads are removed: {groups}: fused, a member that repeats another costs and gives nothing"
 
 
 def ended_text(document: CircuitDocument) -> str:

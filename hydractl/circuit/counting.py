@@ -24,20 +24,21 @@ Machines were seen to differ by a twentieth of it, in half precision by a half.
 
 
 def margins(logits: Floats, labels: np.ndarray) -> Floats:
-    """Return the logit (or log p) of the label minus the highest other one, ``[B]``."""
+    """Return the logit (or log p) of the label minus the highest other one, ``[B]``, from ``[B, classes]``."""
     samples = np.arange(len(labels))
-    of_label = logits[samples, labels]
+    logit_of_label = logits[samples, labels]
     others = logits.copy()
     others[samples, labels] = -np.inf
     highest_other = others.max(axis=1)
-    return np.asarray(of_label - highest_other)
+    return np.asarray(logit_of_label - highest_other)
 
 
 def _msp_slope(block: Block) -> Floats:
     """Return p (1 - p) of the highest class, ``[B]``: the mean over members."""
     top_class = block.pooled_log.argmax(axis=1)  # [B]
     index = top_class[None, :, None]
-    log_p_of_top = np.take_along_axis(block.member_log_probs, index, axis=2)[:, :, 0]  # [members, B]
+    column_of_top = np.take_along_axis(block.member_log_probs, index, axis=2)  # [members, B, 1]
+    log_p_of_top = column_of_top[:, :, 0]
     p = np.exp(log_p_of_top)
     p_minus_1 = np.expm1(log_p_of_top)  # exact where p is near 1
     slopes = -p * p_minus_1
@@ -79,8 +80,9 @@ class Values:
     Attributes:
         labelled: whether the samples are ID.
         scores: the OOD score of each sample ``[B]``, higher = more OOD.
-        correct, nll, brier: as in :class:`hydractl.circuit.objective.EvaluationCounts`; zero for OOD samples.
-        doubt: by how much rounding may change these three.
+        correct: how many ID samples are classified right.
+        nll, brier: the sums of these losses over ID samples, in whole units of :data:`LOSS_UNIT`.
+        doubt: by how much rounding may change these three. All are zero for OOD samples.
         near: by how much rounding may change each score, ``[B]``; a single number holds for all samples.
         tasks: the tasks that the samples belong to.
     """
@@ -109,7 +111,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     Raises:
         NonFiniteError: for a logit that is NaN or infinite.
     """
-    members = one_member(logits)
+    members = as_one_member(logits)
     if not np.isfinite(members).all():
         raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
 
@@ -118,19 +120,11 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     scores = OOD_SCORES[ood_score](members)
     tolerance = LOGIT_TOLERANCE[logits.dtype]
     largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
-    apart = tolerance * np.maximum(1.0, largest_logit)
+    apart = tolerance * np.maximum(1.0, largest_logit)  # logits that differ by less may be in another order elsewhere
     # Half of it for each score, so that two scores together differ by as much as two logits do.
     near = apart / 2 * SLOPES[ood_score](block)
     if labels is None:
         return Values(False, scores, near=near)
-
-    # The losses of each sample.
-    samples = np.arange(len(labels))
-    log_p = block.pooled_log  # [B, classes]
-    p = np.exp(log_p)
-    nll = -log_p[samples, labels]
-    # The sum over classes of (p - y)^2, where y is 1 for the label and 0 for others.
-    brier = (p * p).sum(axis=1) + 1 - 2 * p[samples, labels]
 
     # How many samples are right here, on every machine, and on some machine.
     only_member = members[0]  # [B, classes]
@@ -140,6 +134,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     surely_correct = int((margin > apart).sum())
     perhaps_correct = int((margin >= -apart).sum())
 
+    nll, brier = _losses(block.pooled_log, labels)
     units_in_doubt = round(tolerance / LOGIT_TOLERANCE[torch.float32])  # of each loss: one in float32
     doubt = Doubt(
         fewer=correct - surely_correct,
@@ -150,20 +145,32 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
         labelled=True,
         scores=scores,
         correct=correct,
-        nll=_in_loss_units(nll),
-        brier=_in_loss_units(np.maximum(brier, 0)),
+        nll=_sum_in_loss_units(nll),
+        brier=_sum_in_loss_units(brier),
         doubt=doubt,
         near=near,
     )
 
 
-def one_member(logits: Tensor) -> Floats:
+def _losses(log_p: Floats, labels: np.ndarray) -> tuple[Floats, Floats]:
+    """Return the NLL and the Brier score of each sample, ``[B]`` each, from log p ``[B, classes]``."""
+    samples = np.arange(len(labels))
+    p = np.exp(log_p)
+    nll = -log_p[samples, labels]
+    # The sum over classes of (p - y)^2, where y is 1 for the label and 0 for others.
+    p_of_label = p[samples, labels]
+    sum_of_squares = (p * p).sum(axis=1)
+    brier = sum_of_squares + 1 - 2 * p_of_label
+    return nll, np.maximum(brier, 0)  # rounding may take it below 0
+
+
+def as_one_member(logits: Tensor) -> Floats:
     """Return float64 logits ``[1, B, classes]`` of ``[B, classes]``, as the scores of ensembles take them."""
     array = logits.double().cpu().numpy()
     return array[None]
 
 
-def _in_loss_units(losses: Floats) -> int:
+def _sum_in_loss_units(losses: Floats) -> int:
     """Return the sum of losses ``[B]``, each rounded to whole units of :data:`LOSS_UNIT`."""
     rounded = np.rint(losses / LOSS_UNIT)
     units = rounded.astype(np.int64)
@@ -248,10 +255,16 @@ class Tally:
         self._pairs = [TaskPairs() for _ in shares]
 
     def add(self, batch: int, values: Values) -> None:
-        """Count one batch, which must be new."""
+        """Count one batch, which must be new, for each task that its samples belong to.
+
+        Args:
+            batch: the number of the batch.
+            values: its results.
+        """
         assert batch not in self.seen
         self.seen.add(batch)
         for task in values.tasks:
+            # With several tasks each counts its samples so often that all weigh what they should.
             times = self._shares[task].inside
             self._correct += times * values.correct
             self._nll += times * values.nll
@@ -260,7 +273,10 @@ class Tally:
             self._pairs[task].add(values)
 
     def counts(self) -> EvaluationCounts:
-        """Return the counts over what has been seen."""
+        """Return the counts over what has been seen, the sums over all tasks.
+
+        ``two_u`` is None as long as no OOD sample has been seen.
+        """
         n_id = 0
         n_ood = 0
         twice_u = 0

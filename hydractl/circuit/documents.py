@@ -93,7 +93,7 @@ class AgreementDocument(TypedDict):
 
 
 class SearchDocument(TypedDict, total=False):
-    """What was searched for."""
+    """The settings of a search that decide what its circuit is for."""
 
     objective: str
     algorithm: str
@@ -137,7 +137,7 @@ class TaskDocument(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CircuitWriter:
-    """What the documents of one search have in common.
+    """Makes the circuit documents of one search, from what they have in common.
 
     Attributes:
         scope, options: of the search.
@@ -155,14 +155,17 @@ class CircuitWriter:
     doubts: Sequence[str] = ()
 
     def document(self, objective: str, ranking: ObjectiveRanking) -> CircuitDocument:
-        """Return the circuit of one objective from its ranking."""
+        """Return the circuit of one objective from its ranking, its fields in the order of the file.
+
+        Fields that say nothing are left out: the gain where there is none, the tower where both were searched, the
+        start mask of a whole model, and so on.
+        """
         source = self.scope.source
         mask = source.description.mask
         constrained = [parse_constraint(text).key for text in self.options.subject_to]
-        search = self._search(objective, ranking)
-        details = {**search, **self._details()}
 
         # The search and its result.
+        search = self._search_document(objective, ranking)
         facts = {"schema": "hydractl.circuit/2", "arch": source.description.arch, **search}
         document = cast(CircuitDocument, facts)
         if ranking.ended:
@@ -171,27 +174,36 @@ class CircuitWriter:
         if decided_by.intersection(LOSS_OBJECTIVES):
             document["loss_unit"] = LOSS_UNIT
         document["sites"] = dict(mask.heads)
-        document["base"] = self._counts(ranking.base, objective, constrained)
-        document["removed"] = self._removals(ranking, objective, constrained)
-        gain = self._gain(objective, ranking)
+        document["base"] = self._counts_document(ranking.base, objective, constrained)
+        document["removed"] = self._removal_documents(ranking, objective, constrained)
+        gain = self._gain_document(objective, ranking)
         if gain is not None:
             document["gain"] = gain
-        rounding = self._rounding(objective, ranking)
+        rounding = self._rounding_documents(objective, ranking)
         if rounding:
             document["rounding"] = rounding
 
         # The model and the data that it comes from.
-        document["source"] = provenance("extract-circuit", self.options.seed, [source.sha256], details, source.lineage)
-        if self.options.tower is not None and self.options.tower != "both":
-            document["tower"] = self.options.tower
+        settings = {**search, **self._provenance_details()}
+        document["source"] = provenance(
+            "extract-circuit",
+            self.options.seed,
+            [source.sha256],
+            settings,
+            source.lineage,
+        )
+        tower = self.options.tower
+        if tower is not None and tower != "both":
+            document["tower"] = tower
         if not mask.is_full:
             document["start_mask"] = mask.to_json()
-        document["seen"] = merged(source.description.seen, self.scope.seen, self._seen_here())
+        seen_by_model = source.description.seen
+        document["seen"] = merged(seen_by_model, self.scope.seen, self._entries_seen())
         if self.doubts:
             document["warnings"] = list(self.doubts)
         return document
 
-    def _search(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
+    def _search_document(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
         """Return what was searched for, and how many heads are gone at the end, with those gone at the beginning."""
         options = self.options
         removed_before = self.scope.total - self.scope.budget
@@ -209,7 +221,7 @@ class CircuitWriter:
             search["subject_to"] = list(options.subject_to)
         return search
 
-    def _details(self) -> dict[str, object]:
+    def _provenance_details(self) -> dict[str, object]:
         """Return what the provenance says beyond what was searched for: scope, settings of the run, and data."""
         source = self.scope.source
         ood_fingerprint = None
@@ -225,10 +237,10 @@ class CircuitWriter:
             "ood_val": ood_fingerprint,
         }
         if len(self.tasks) > 1:
-            details["tasks"] = [self._task(task) for task in self.tasks]
+            details["tasks"] = [self._task_document(task) for task in self.tasks]
         return details
 
-    def _task(self, task: Task) -> TaskDocument:
+    def _task_document(self, task: Task) -> TaskDocument:
         """Return the entry of one task in the provenance."""
         document: TaskDocument = {"val": _set_document(self.data[task.data])}
         if task.ood is not None:
@@ -236,27 +248,35 @@ class CircuitWriter:
         document["weight"] = task.weight
         return document
 
-    def _removals(self, ranking: ObjectiveRanking, objective: str, constrained: Sequence[str]) -> list[RemovalDocument]:
+    def _removal_documents(
+        self, ranking: ObjectiveRanking, objective: str, constrained: Sequence[str]
+    ) -> list[RemovalDocument]:
         """Return the steps of a ranking, each with its head and its counts."""
         documents: list[RemovalDocument] = []
         for number, step in enumerate(ranking.steps, start=1):
             site, head = self.names[step.head]
-            counts = self._counts(step.counts, objective, constrained)
+            counts = self._counts_document(step.counts, objective, constrained)
             documents.append({"step": number, "site": site, "head": head, **counts})
         return documents
 
-    def _counts(self, counts: EvaluationCounts, objective: str, constrained: Sequence[str]) -> CountsDocument:
-        """Return the counts and the score of an objective, and the losses that decided."""
+    def _counts_document(self, counts: EvaluationCounts, objective: str, constrained: Sequence[str]) -> CountsDocument:
+        """Return the counts and the score of an objective; a loss only where it decided.
+
+        Args:
+            counts: of one evaluation.
+            objective: whose score is written.
+            constrained: the objectives that a constraint limits.
+        """
         decided_by = (objective, *constrained)
-        has_ood = counts.two_u is not None
+        n_ood = None
+        if counts.two_u is not None:
+            n_ood = counts.n_ood
         document: CountsDocument = {
             "correct": counts.correct,
             "n_id": counts.n_id,
             "two_u": counts.two_u,
-            "n_ood": None,
+            "n_ood": n_ood,
         }
-        if has_ood:
-            document["n_ood"] = counts.n_ood
         if "nll" in decided_by:
             document["nll"] = counts.nll
         if "brier" in decided_by:
@@ -264,7 +284,7 @@ class CircuitWriter:
         document["score"] = counts.score(objective)
         return document
 
-    def _gain(self, objective: str, ranking: ObjectiveRanking) -> GainDocument | None:
+    def _gain_document(self, objective: str, ranking: ObjectiveRanking) -> GainDocument | None:
         """Return how the AUROC on the validation samples rose.
 
         None where that says nothing: for another search than the greedy one, for an objective that reads no OOD
@@ -284,39 +304,45 @@ class CircuitWriter:
         corrected = (after - before) / (1 - before)
         return {"before": before, "after": after, "corrected": corrected, "low": corrected < LOW_GAIN}
 
-    def _rounding(self, objective: str, ranking: ObjectiveRanking) -> list[RoundingDocument]:
-        """List the steps at which a machine that rounds otherwise may remove another head."""
-        steps: list[RoundingDocument] = []
+    def _rounding_documents(self, objective: str, ranking: ObjectiveRanking) -> list[RoundingDocument]:
+        """List the steps at which a machine that rounds otherwise may remove another head.
+
+        Each has the ``lead`` of the winner over the best of its rivals, the ``least`` score that the winner may have on
+        another machine, and the rivals, the best first.
+        """
+        documents: list[RoundingDocument] = []
         for number, step in enumerate(ranking.steps, start=1):
             if not step.rivals:
                 continue
-            rivals = [self._rival(rival, objective) for rival in step.rivals]
+            rivals = [self._rival_document(rival, objective) for rival in step.rivals]
             best_rival = rivals[0]
             lead = step.counts.score(objective) - best_rival["score"]
             least = step.counts.least.score(objective)
-            steps.append({"step": number, "lead": lead, "least": least, "rivals": rivals})
-        return steps
+            documents.append({"step": number, "lead": lead, "least": least, "rivals": rivals})
+        return documents
 
-    def _rival(self, rival: Trial, objective: str) -> RivalDocument:
+    def _rival_document(self, rival: Trial, objective: str) -> RivalDocument:
         """Return the entry of a trial that another machine may prefer."""
         site, head = self.names[rival.head]
         score = rival.counts.score(objective)
         most = rival.counts.most.score(objective)
         return {"site": site, "head": head, "score": score, "most": most}
 
-    def _seen_here(self) -> list[Entry]:
-        """List the samples that this search has seen, each once."""
+    def _entries_seen(self) -> list[Entry]:
+        """List the sets that this search has seen, and those that their samples were made of, each with its role."""
         id_fingerprints = []
         for name, dataset in self.data.items():
             if role_of(name) == "id":
                 id_fingerprints.append(dataset.fingerprint())
+
         entries: list[Entry] = []
         for name, dataset in self.data.items():
-            for part in dataset.origins():
-                # OOD samples that were made of ID samples come from sets which are listed as such.
-                is_listed_as_id = part is not dataset and part.fingerprint() in id_fingerprints
-                if not is_listed_as_id:
-                    entries.append(entry("extract-circuit", role_of(name), part))
+            role = role_of(name)
+            for origin in dataset.origins():
+                # OOD samples that were made of ID samples come from a set that is listed already, as an ID set.
+                is_made_of_id = origin is not dataset and origin.fingerprint() in id_fingerprints
+                if not is_made_of_id:
+                    entries.append(entry("extract-circuit", role, origin))
         return entries
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,18 @@ class BatchShape:
     queries: int
 
 
+class _LabelReads(NamedTuple):
+    """The features that the tower of the labels reads out without each of some candidates.
+
+    Attributes:
+        candidates: heads of one site.
+        classes: for each of them ``[classes, D]``.
+    """
+
+    candidates: list[CandidateHead]
+    classes: list[Tensor]
+
+
 class Evaluator:
     """The towers of one model, the batches, and those of their states that are kept in memory.
 
@@ -46,15 +58,15 @@ class Evaluator:
         model: with one member; it must not be used otherwise until :meth:`close`.
         batches: ID and OOD batches.
         stream: the inputs of all batches in turn, where that is faster than reading each.
-        ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
+        ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
         memory_bytes: how much the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
-        aside: whether models are tried beside them (see :meth:`begin`), whose states need as much memory again.
+        aside: whether models are tried beside them, whose states need as much memory again.
         weights: the weight of each task in the mean over tasks.
 
     Attributes:
-        samples: the tower that reads samples.
-        labels: the tower that reads the texts of the labels; None for a model without one.
+        sample_tower: the tower that reads samples.
+        label_tower: the tower that reads the texts of the labels; None for a model without one.
         shares: how often the samples and pairs of each task count.
         n_id, n_ood: the ID and OOD samples of all tasks, as often as they count.
         size: how many samples all batches have together.
@@ -78,12 +90,13 @@ class Evaluator:
         self.batches = list(batches)
         self.ood_score = ood_score
         self.weights = list(weights)
-        self.samples = SearchedTower(model, model.chain_of_samples)
-        self.labels = None
+        self.sample_tower = SearchedTower(model, model.chain_of_samples)
+        self.label_tower = None
         if model.prompted is not None:
-            self.labels = SearchedTower(model, model.chain_of_labels)
+            self.label_tower = SearchedTower(model, model.chain_of_labels)
 
-        task_sizes = [_size_of_task(self.batches, task) for task in range(len(weights))]
+        # With several tasks, the samples of each count so often that all weigh what they should.
+        task_sizes = [_samples_of_task(self.batches, task) for task in range(len(weights))]
         self.shares = shares_of(task_sizes, weights)
         self.n_id = 0
         self.n_ood = 0
@@ -95,25 +108,26 @@ class Evaluator:
         # The state of each batch before the first block, where all of them fit.
         self._stems: dict[int, State] = {}
         self.keeps_data = True
-        # By batch the traces of the models that are searched in turn, and the trace of the model that is tried.
+        # By batch the traces (the states of all blocks) of the models that are searched in turn, and the trace of the
+        # model that is tried beside them.
         self._traces: dict[int, list[Trace]] = {}
         self._tried: dict[int, Trace] = {}
         self._is_aside = False
         # The traces of the tower of the labels, what it reads out, and what it read out for the last candidates.
         self._label_traces: list[Trace] = []
-        self._classes: Tensor | None = None
-        self._last_classes_without: tuple[tuple[CandidateHead, ...], list[Tensor]] | None = None
+        self._label_reads: Tensor | None = None
+        self._last_label_reads: _LabelReads | None = None
 
         self._lanes = lanes
-        self._copies = 2 if aside else 1
+        self._models_at_a_time = 2 if aside else 1
         self._shapes: list[BatchShape] = []
         if stream is None:
             stream = (batch.read() for batch in self.batches)
-        self.chunks = self._lay_out(stream, memory_bytes)
+        self.chunks = self._read_all_and_plan_memory(stream, memory_bytes)
 
     def close(self) -> None:
         """Give the model its heads back and drop what was kept."""
-        self._remove([])
+        self._remove_from_towers([])
         self._traces.clear()
         self._tried.clear()
         self._stems.clear()
@@ -123,9 +137,9 @@ class Evaluator:
     @property
     def work(self) -> float:
         """Sample-block evaluations so far, in fractions of a block (:attr:`SearchedTower.work`)."""
-        if self.labels is None:
-            return self.samples.work
-        return self.samples.work + self.labels.work
+        if self.label_tower is None:
+            return self.sample_tower.work
+        return self.sample_tower.work + self.label_tower.work
 
     @property
     def largest_batch_tokens(self) -> int:
@@ -138,84 +152,82 @@ class Evaluator:
 
         The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
         """
-        work = samples * len(self.samples.sites)
-        if self.labels is None:
+        work = samples * len(self.sample_tower.sites)
+        if self.label_tower is None:
             return work
-        label_sites = set(self.labels.sites).intersection(sites)
+        label_sites = set(self.label_tower.sites).intersection(sites)
         if label_sites:
             prompts = sum(len(stem.hidden) for stem in self._label_stems)
-            work += prompts * len(self.labels.sites)
+            work += prompts * len(self.label_tower.sites)
         return work
 
     def price(self, site: int | None, samples: int, share: float | None = None) -> float:
-        """Return the cost of a candidate of a site in sample-block evaluations; with None, that of the model itself.
+        """Return the cost of evaluating one candidate, a head of a site, in sample-block evaluations.
 
         Args:
-            site: the index of the site.
+            site: the index of the site; None: the cost of the model itself.
             samples: on how many samples; each is taken to cost the mean of those of this evaluator.
             share: the share of the heads that is present at each site; None: as many as now.
         """
-        tower = self.samples
-        shapes = self._shapes
-        if self.labels is not None and site in self.labels.sites:
-            tower = self.labels
-            shapes = [_shape_in(tower, stem, len(stem.hidden)) for stem in self._label_stems]
-            samples = sum(shape.samples for shape in shapes)  # all prompts run, whatever the samples are
+        label_tower = self.label_tower
+        if label_tower is None or site not in label_tower.sites:
+            return samples * _mean_price(self.sample_tower, self._shapes, site, share)
 
-        prices = []
-        for shape in shapes:
-            price_of_sample = tower.price(site, shape.tokens, shape.queries, share)
-            prices.append(shape.samples * price_of_sample)
-        samples_here = sum(shape.samples for shape in shapes)
-        mean_price = sum(prices) / samples_here
-        return samples * mean_price
+        # The tower of the labels runs all prompts, whatever the samples are.
+        shapes = []
+        for stem in self._label_stems:
+            prompts_of_batch = len(stem.hidden)
+            shapes.append(_shape_in_tower(label_tower, stem, prompts_of_batch))
+        prompts = sum(shape.samples for shape in shapes)
+        return prompts * _mean_price(label_tower, shapes, site, share)
 
     def count_backward(self, batch: int) -> None:
         """Count the work of one backward pass to the gates of one batch."""
         shape = self._shapes[batch]
-        self.samples.count_backward(shape.samples, shape.tokens, shape.queries)
+        self.sample_tower.count_backward(shape.samples, shape.tokens, shape.queries)
 
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def begin(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
-        """Go to the model without these heads.
+    def go_to_model_without(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
+        """Go to the model without these heads: what is asked for afterwards is of this model.
 
         Args:
-            removed: the heads.
+            removed: all heads that it lacks, not only those that it lacks beside the model before.
             aside: whether the model is only tried: the states of the one before are then kept as well.
         """
-        self._remove(removed)
+        self._remove_from_towers(removed)
         self._is_aside = aside
-        self._last_classes_without = None
-        if self.labels is None:
+        self._last_label_reads = None
+        if self.label_tower is None:
             return
 
-        # The texts of the labels run at once; what they have in common with the model before is not run again.
+        # The texts of the labels run now, as they depend on no batch; blocks up to the first that differs from the
+        # model before are not run again.
         known_traces: Sequence[Trace | None] = self._label_traces
         if not known_traces:
             known_traces = [None] * len(self._label_stems)
         traces = []
         for stem, known in zip(self._label_stems, known_traces, strict=True):
-            traces.append(self.labels.trace(stem, known))
+            traces.append(self.label_tower.trace(stem, known))
         self._label_traces = traces
-        self._classes = torch.cat([trace.read for trace in traces])  # [classes, D]
+        self._label_reads = torch.cat([trace.read for trace in traces])  # [classes, D]
 
     @torch.inference_mode()
-    def keep_tried(self) -> None:
-        """Go on with the model that was tried last."""
+    def go_on_with_tried(self) -> None:
+        """Go on with the model that was tried last: its traces take their places among those that are kept."""
         self._is_aside = False
         for batch in list(self._tried):
-            self._trace(batch)
+            self._trace_of_current_model(batch)  # moves the trace of the batch
 
     @torch.inference_mode()
-    def current(self, batch: int) -> Values:
+    def current_values(self, batch: int) -> Values:
         """Return the counts of one batch under the model without the removed heads."""
-        trace = self._trace(batch)
-        return self._values(batch, trace.read, self._classes)
+        trace = self._trace_of_current_model(batch)
+        return self._values_from_reads(batch, trace.read, self._label_reads)
 
     @torch.inference_mode()
-    def without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
+    def values_without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
         """Return the counts of one batch with each of some heads of one site removed as well.
 
         Args:
@@ -226,44 +238,49 @@ class Evaluator:
         Returns:
             The counts without each head, in the order of ``heads``.
         """
-        trace = self._trace(batch)
-        if site in self.samples.sites:
-            reads = self.samples.without_each(trace, site, heads)  # [heads, B, ...]
-            return [self._values(batch, read, self._classes) for read in reads]
+        trace = self._trace_of_current_model(batch)
+        if site in self.sample_tower.sites:
+            reads = self.sample_tower.without_each(trace, site, heads)  # [heads, B, ...]
+            return [self._values_from_reads(batch, read, self._label_reads) for read in reads]
         # What the tower of the labels reads out depends on no sample: one pass serves all batches.
-        classes_without_each = self._classes_without(site, heads)
-        return [self._values(batch, trace.read, classes) for classes in classes_without_each]
+        classes_without_each = self._label_reads_without(site, heads)
+        return [self._values_from_reads(batch, trace.read, classes) for classes in classes_without_each]
 
-    def _classes_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
+    def _label_reads_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
         """Return what the tower of the labels reads out with each of some heads of one site removed.
 
+        The last answer is kept, since the same one is needed for every batch.
+
         Returns:
-            For each head ``[classes, D]``. The answer to the last question is kept, as it is asked for every batch.
+            For each head ``[classes, D]``.
         """
-        assert self.labels is not None
-        candidates = tuple(CandidateHead(site, head) for head in heads)
-        if self._last_classes_without is not None:
-            last_candidates, last_classes = self._last_classes_without
-            if last_candidates == candidates:
-                return last_classes
-        parts = [self.labels.without_each(trace, site, heads) for trace in self._label_traces]
+        assert self.label_tower is not None
+        candidates = [CandidateHead(site, head) for head in heads]
+        last = self._last_label_reads
+        if last is not None and last.candidates == candidates:
+            return last.classes
+        parts = [self.label_tower.without_each(trace, site, heads) for trace in self._label_traces]
         classes_by_head = torch.cat(parts, dim=1)  # [heads, classes, D]
         classes = list(classes_by_head)
-        self._last_classes_without = (candidates, classes)
+        self._last_label_reads = _LabelReads(candidates, classes)
         return classes
 
     @torch.inference_mode()
     def current_logits(self, batch: int) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch under the model without the removed heads."""
-        trace = self._trace(batch)
-        return self._logits(batch, trace.read, self._classes)
+        trace = self._trace_of_current_model(batch)
+        return self._logits_from_reads(batch, trace.read, self._label_reads)
 
     def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch as a function of a gate on each head of the tower of samples.
 
-        See :meth:`SearchedTower.gated`. To be called outside inference mode. The tower of the labels stays as it is.
+        To be called outside inference mode. The tower of the labels stays as it is.
+
+        Args:
+            batch: the number of the batch.
+            gates: for each site ``[B, heads]``, by which the output of each head is multiplied.
         """
-        stem = self._stem(batch)
+        stem = self._stem_of(batch)
         # Kept tensors were made in inference mode, and only copies of them may be part of a graph of gradients.
         context = {}
         for name, value in stem.context.items():
@@ -271,13 +288,13 @@ class Evaluator:
                 value = value.clone()
             context[name] = value
         copied_stem = State(stem.hidden.clone(), context)
-        read = self.samples.gated(copied_stem, gates)
-        classes = self._classes
+        read = self.sample_tower.gated(copied_stem, gates)
+        classes = self._label_reads
         if classes is not None:
             classes = classes.clone()
-        return self._logits(batch, read, classes)
+        return self._logits_from_reads(batch, read, classes)
 
-    def _values(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
+    def _values_from_reads(self, batch: int, read: Tensor, classes: Tensor | None) -> Values:
         """Return the counts of one batch from what the towers read out.
 
         Args:
@@ -285,12 +302,12 @@ class Evaluator:
             read: what the tower of samples reads out of it, ``[B, ...]``.
             classes: what the tower of the labels reads out, ``[classes, D]``; None where there is none.
         """
-        logits = self._logits(batch, read, classes)
+        logits = self._logits_from_reads(batch, read, classes)
         search_batch = self.batches[batch]
         values = values_of(logits, search_batch.labels, self.ood_score)
         return replace(values, tasks=search_batch.tasks)
 
-    def _logits(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
+    def _logits_from_reads(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch, of the classes of its tasks."""
         # One member's outputs, in the order of the towers: samples first, as the families list them.
         outputs = [read[None]]
@@ -301,55 +318,58 @@ class Evaluator:
         first, end = self.batches[batch].columns
         return only_member[:, first:end]
 
-    def _remove(self, removed: Sequence[CandidateHead]) -> None:
+    def _remove_from_towers(self, removed: Sequence[CandidateHead]) -> None:
         """Slice exactly these heads away from the towers."""
-        self.samples.remove(removed)
-        if self.labels is not None:
-            self.labels.remove(removed)
+        self.sample_tower.remove(removed)
+        if self.label_tower is not None:
+            self.label_tower.remove(removed)
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _lay_out(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
+    def _read_all_and_plan_memory(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
         """Read all batches once, and decide how the memory is used.
 
-        Stems are kept where all of them fit into a quarter of it. Also notes the shape of each batch.
+        Notes the shape of each batch, how many traces of a batch are kept, and the stems (the states before the first
+        block) where they are kept.
 
         Returns:
             The numbers of the batches, in chunks whose traces fit into the memory together.
         """
-        stem_bytes = []
-        for batch, inputs in enumerate(stream):
-            stem = self.samples.chain.stem(inputs)
-            stem_bytes.append(stem.hidden.nbytes)
-            shape = _shape_in(self.samples, stem, self.batches[batch].size)
-            self._shapes.append(shape)
-            if sum(stem_bytes) > memory_bytes // 4:
-                self.keeps_data = False
-                self._stems.clear()
-            elif self.keeps_data:
-                self._stems[batch] = stem
-
-        # For each block a state, its joined heads and its output, and once the whole state before the last block.
-        states_of_trace = 3 * len(self.samples.sites) + 1
-        trace_bytes = [self._copies * size * states_of_trace for size in stem_bytes]
-        self._trace_bytes = sum(trace_bytes)
+        stem_bytes = self._read_stems(stream, most_bytes=memory_bytes // 4)
         self._stem_bytes = 0
         if self.keeps_data:
             self._stem_bytes = sum(stem_bytes)
         left_bytes = memory_bytes - self._stem_bytes
+
+        # For each block a state, its joined heads and its output, and once the whole state before the last block.
+        states_of_trace = 3 * len(self.sample_tower.sites) + 1
+        trace_bytes = [self._models_at_a_time * size * states_of_trace for size in stem_bytes]
+        self._trace_bytes = sum(trace_bytes)
         traces_that_fit = left_bytes // self._trace_bytes
         self._kept_traces = max(1, min(self._lanes, traces_that_fit))
+        return _chunks_within(left_bytes, trace_bytes)
 
-        chunks: list[list[int]] = []
-        chunk_bytes = 0
-        for batch, size in enumerate(trace_bytes):
-            if not chunks or chunk_bytes + size > left_bytes:
-                chunks.append([])
-                chunk_bytes = 0
-            chunks[-1].append(batch)
-            chunk_bytes += size
-        return chunks
+    def _read_stems(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
+        """Read all batches, and keep their stems if all of them together take no more than so many bytes.
+
+        The first batch that goes beyond drops those that were kept so far, and unsets :attr:`keeps_data`.
+
+        Returns:
+            The bytes of the stem of each batch.
+        """
+        stem_bytes = []
+        for batch, inputs in enumerate(stream):
+            stem = self.sample_tower.chain.stem(inputs)
+            stem_bytes.append(stem.hidden.nbytes)
+            shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
+            self._shapes.append(shape)
+            if sum(stem_bytes) > most_bytes:
+                self.keeps_data = False
+                self._stems.clear()
+            elif self.keeps_data:
+                self._stems[batch] = stem
+        return stem_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -359,67 +379,77 @@ class Evaluator:
         all_bytes = self._stem_bytes + self._kept_traces * bytes_of_chunk
         return int(all_bytes)
 
-    def _stem(self, batch: int) -> State:
+    def _stem_of(self, batch: int) -> State:
         """Return the state of a batch before the first block; read it anew where it is not kept."""
         if self.keeps_data:
             return self._stems[batch]
         inputs = self.batches[batch].read()
-        return self.samples.chain.stem(inputs)
+        return self.sample_tower.chain.stem(inputs)
 
     @cached_property
     def _label_stems(self) -> list[State]:
         """The states of the texts of the labels before the first block, of each batch of them one."""
         prompted = self.model.prompted
-        assert self.labels is not None
+        assert self.label_tower is not None
         assert prompted is not None
         stems = []
         with torch.inference_mode():
             for inputs in prompted.inputs(PROMPTS_AT_ONCE):
-                stems.append(self.labels.chain.stem(inputs))
+                stems.append(self.label_tower.chain.stem(inputs))
         return stems
 
-    def _trace(self, batch: int) -> Trace:
+    def _trace_of_current_model(self, batch: int) -> Trace:
         """Return the trace of one batch under the model as it is, and keep it.
 
-        It is made from the kept trace that agrees with it in the most leading blocks.
+        A known trace of the same model is returned. Otherwise the batch runs, from the first block at which its model
+        differs from that of the most similar known trace.
         """
-        tower = self.samples
+        tower = self.sample_tower
         kept_traces = self._traces.setdefault(batch, [])
         tried = self._tried.pop(batch, None)
         known = list(kept_traces)
         if tried is not None:
             known.append(tried)
 
-        def agreement(trace: Trace) -> int:
+        def leading_blocks_in_common(trace: Trace) -> int:
             return agreeing(trace.kept, tower.kept)
 
-        trace = max(known, key=agreement, default=None)
-        if trace is None or trace.kept != tower.kept:
-            trace = tower.trace(self._stem(batch), trace)
+        nearest = max(known, key=leading_blocks_in_common, default=None)
+        if nearest is not None and nearest.kept == tower.kept:
+            trace = nearest
+        else:
+            trace = tower.trace(self._stem_of(batch), nearest)
 
+        # The trace of a model that is only tried stands beside the others, until the next one is tried.
         if self._is_aside:
             self._tried[batch] = trace
             return trace
         is_kept = any(other is trace for other in kept_traces)
         if not is_kept:
-            self._keep(trace, kept_traces)
+            self._keep_trace(trace, kept_traces)
         return trace
 
-    def _keep(self, trace: Trace, kept_traces: list[Trace]) -> None:
-        """Add a trace to those of its batch, in the place of one that is no longer needed."""
+    def _keep_trace(self, trace: Trace, kept_traces: list[Trace]) -> None:
+        """Add a trace to those of its batch, in the place of one that is no longer needed.
 
-        def agreement(other: Trace) -> int:
+        Args:
+            trace: of the model as it is.
+            kept_traces: those that are kept of the batch, the oldest first; changed in place.
+        """
+
+        def leading_blocks_in_common(other: Trace) -> int:
             return agreeing(other.kept, trace.kept)
 
-        nearest = max(kept_traces, key=agreement, default=None)
+        nearest = max(kept_traces, key=leading_blocks_in_common, default=None)
         # A model with more heads removed takes the place of the one it comes from; others are kept beside it.
         if nearest is not None and _has_only_heads_of(trace, nearest):
             kept_traces.remove(nearest)
+        # Where the memory does not suffice for one more, the oldest go.
         while kept_traces and len(kept_traces) >= self._kept_traces:
             kept_traces.pop(0)
         kept_traces.append(trace)
 
-    def forget(self, batches: Sequence[int]) -> None:
+    def drop_traces(self, batches: Sequence[int]) -> None:
         """Drop the traces of a chunk, where not all of them fit into memory."""
         if len(self.chunks) == 1:
             return
@@ -445,7 +475,7 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
             is_of_this_process = batch % processes.size == processes.rank
             if is_of_this_process:
                 answers_here[batch] = of_batch(batch)
-        evaluator.forget(chunk)
+        evaluator.drop_traces(chunk)
 
     answers = {}
     for answers_of_process in processes.gather(answers_here):
@@ -454,7 +484,43 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
     return answers
 
 
-def _size_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
+def _chunks_within(most_bytes: int, trace_bytes: Sequence[int]) -> list[list[int]]:
+    """Cut the numbers of the batches into chunks whose traces take no more than so many bytes, or of one batch.
+
+    Args:
+        most_bytes: what the traces of a chunk may take.
+        trace_bytes: what the trace of each batch takes.
+    """
+    chunks: list[list[int]] = []
+    chunk_bytes = 0
+    for batch, size in enumerate(trace_bytes):
+        is_full = chunk_bytes + size > most_bytes
+        if is_full or not chunks:
+            chunks.append([])
+            chunk_bytes = 0
+        chunks[-1].append(batch)
+        chunk_bytes += size
+    return chunks
+
+
+def _mean_price(tower: SearchedTower, shapes: Sequence[BatchShape], site: int | None, share: float | None) -> float:
+    """Return the mean cost of a sample for one candidate of a site, in block evaluations of a tower.
+
+    Args:
+        tower: the tower of the site.
+        shapes: the batches whose samples are averaged.
+        site: the index of the site; None: the cost of the model itself.
+        share: the share of the heads that is present at each site; None: as many as now.
+    """
+    prices = []
+    for shape in shapes:
+        price_of_sample = tower.price(site, shape.tokens, shape.queries, share)
+        prices.append(shape.samples * price_of_sample)
+    samples = sum(shape.samples for shape in shapes)
+    return sum(prices) / samples
+
+
+def _samples_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
     """Return how many ID and OOD samples a task has."""
     n_id = 0
     n_ood = 0
@@ -476,7 +542,7 @@ def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
     return all(is_part_of_other)
 
 
-def _shape_in(tower: SearchedTower, stem: State, samples: int) -> BatchShape:
+def _shape_in_tower(tower: SearchedTower, stem: State, samples: int) -> BatchShape:
     """Return the size of a batch in a tower, from its state before the first block."""
     tokens = stem.hidden.shape[1]
     read_out = tower.chain.query_tokens(stem)

@@ -103,8 +103,8 @@ class Slopes:
     heads: list[CandidateHead]
     quantities: Quantities
 
-    def by(self, heads: Sequence[CandidateHead]) -> Quantities:
-        """Return the slopes by some heads; zeros for those of the tower of the labels."""
+    def by_heads(self, heads: Sequence[CandidateHead]) -> Quantities:
+        """Return the slopes by some heads, a column each; zeros for those of the tower that reads labels."""
         column_of_head = {head: column for column, head in enumerate(self.heads)}
         column_of_zeros = -1
         columns = [column_of_head.get(head, column_of_zeros) for head in heads]
@@ -119,7 +119,9 @@ def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
         belongs_to_task = task in batch.tasks
         side = outside if batch.labels is None else inside
         side.extend([belongs_to_task] * batch.size)
-    return torch.tensor(inside, dtype=torch.bool), torch.tensor(outside, dtype=torch.bool)
+    is_inside = torch.tensor(inside, dtype=torch.bool)
+    is_outside = torch.tensor(outside, dtype=torch.bool)
+    return is_inside, is_outside
 
 
 def quantities_needed(objectives: Sequence[str]) -> list[str]:
@@ -132,20 +134,33 @@ def quantities_needed(objectives: Sequence[str]) -> list[str]:
 
 
 def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
-    """Compute one quantity of one batch ``[B]`` from float64 logits ``[B, classes]``, differentiably."""
+    """Compute one quantity of one batch, differentiably.
+
+    Args:
+        name: ``ood_score``; or what compares the label with the other classes: ``margin`` (logit minus the highest
+            other one), ``label`` (log-odds) or ``spread`` (of probability over the others).
+        logits: float64 ``[B, classes]``.
+        labels: ``[B]``; None for OOD samples, which have no quantity but the OOD score.
+        ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
+
+    Returns:
+        The quantity of each sample, ``[B]``.
+    """
     if name == OOD_SCORE:
         nearly_linear_score = _OOD_SCORE[ood_score]
         return nearly_linear_score(logits)
 
+    # The other quantities compare the label with the classes beside it.
     assert labels is not None
     label_column = labels[:, None]  # [B, 1]
-    others = logits.scatter(1, label_column, -torch.inf)
+    others = logits.scatter(1, label_column, -torch.inf)  # the label's own logit never counts
     if name == _SPREAD:
         p_of_others = others.softmax(dim=1)
         return p_of_others.square().sum(dim=1)
     logit_of_label = logits.gather(1, label_column)[:, 0]
     if name == MARGIN:
         return logit_of_label - others.amax(dim=1)
+    assert name == LABEL
     return logit_of_label - others.logsumexp(dim=1)
 
 
@@ -179,9 +194,10 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
     The log-odds of the label come with the spread, which the forecast of the Brier score reads as well.
     """
 
-    def of_batch(batch: int) -> dict[str, list[float]]:
+    def lists_of_batch(batch: int) -> dict[str, list[float]]:
+        """Return the quantities of one batch as lists, which processes can tell each other."""
         logits = evaluator.current_logits(batch).double()
-        readable, labels = _readable(evaluator, batch, names)
+        readable, labels = _quantities_and_labels(evaluator, batch, names)
         if LABEL in readable:
             readable.append(_SPREAD)
         lists = {}
@@ -190,99 +206,121 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
             lists[name] = values.tolist()
         return lists
 
-    lists_by_batch = over_batches(evaluator, of_batch, processes)
-    by_batch: dict[int, dict[str, Tensor]] = {}
+    lists_by_batch = over_batches(evaluator, lists_of_batch, processes)
+    tensors_by_batch: dict[int, dict[str, Tensor]] = {}
     for batch, lists in lists_by_batch.items():
-        by_batch[batch] = {}
+        tensors = {}
         for name, values in lists.items():
-            by_batch[batch][name] = torch.tensor(values).double()
-    return _joined(evaluator, by_batch)
+            tensors[name] = torch.tensor(values).double()
+        tensors_by_batch[batch] = tensors
+    return _joined_in_batch_order(evaluator, tensors_by_batch)
 
 
 # --- slopes -----------------------------------------------------------------------------------------------------------
 
 
 def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
-    """Take the slope of each quantity by a gate on each head of the tower of samples, float32.
+    """Take the slope of each quantity by a gate on each head that is present in the tower which reads samples.
 
     That takes one forward pass and one backward pass for each quantity.
+
+    Args:
+        evaluator: at the model whose slopes they are.
+        names: the quantities.
+
+    Returns:
+        The slopes of all samples, float32; a head that goes from present to absent changes a quantity by minus its
+        slope.
 
     Raises:
         NonFiniteError: where a slope is NaN or infinite.
     """
-    tower = evaluator.samples
+    tower = evaluator.sample_tower
     heads: list[CandidateHead] = []
     for site, kept in zip(tower.sites, tower.kept, strict=True):
         heads += [CandidateHead(site, head) for head in kept]
 
-    by_batch = {}
-    with torch.inference_mode(False), torch.enable_grad(), _frozen(evaluator.model):
+    slopes_by_batch = {}
+    with torch.inference_mode(False), torch.enable_grad(), _without_gradients_of_weights(evaluator.model):
         for batch in range(len(evaluator.batches)):
-            by_batch[batch] = _slopes_of_batch(evaluator, batch, names)
-        quantities = _joined(evaluator, by_batch)
+            slopes_by_batch[batch] = _slopes_of_batch(evaluator, batch, names)
+        quantities = _joined_in_batch_order(evaluator, slopes_by_batch)
 
-    for side in (quantities.inside, quantities.outside):
-        for values in side.values():
-            is_finite = bool(values.isfinite().all())
-            if not is_finite:
-                raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
+    for values in (*quantities.inside.values(), *quantities.outside.values()):
+        is_finite = bool(values.isfinite().all())
+        if not is_finite:
+            raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
     return Slopes(heads, quantities)
 
 
 def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the slopes of the quantities of one batch, ``[B, heads + 1]`` each; the last column is zero."""
-    readable, labels = _readable(evaluator, batch, names)
+    """Return the slopes of one batch by the name of the quantity, ``[B, heads + 1]`` each; the last column is zero."""
+    readable, labels = _quantities_and_labels(evaluator, batch, names)
     if not readable:
         return {}
 
-    parameter = next(evaluator.model.parameters())
-    size = evaluator.batches[batch].size
     # Each sample has gates of its own, so the gradient of the sum over samples holds the slopes of each.
-    gates = []
-    for kept in evaluator.samples.kept:
-        gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
-        gates.append(gate.requires_grad_(bool(kept)))
+    gates = _gates_of_ones(evaluator, batch)
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
     logits = evaluator.gated_logits(batch, gates).double()
 
-    column_of_zeros = parameter.new_zeros(size, 1)
+    parameter = next(evaluator.model.parameters())
+    column_of_zeros = parameter.new_zeros(evaluator.batches[batch].size, 1)
     slopes_by_name = {}
     for name in readable:
         gradients: Sequence[Tensor] = ()
         if gates_of_heads:
             values = quantity(name, logits, labels, evaluator.ood_score)
-            gradients = torch.autograd.grad(values.sum(), gates_of_heads, retain_graph=True)  # of each site [B, heads]
+            # The graph is kept for the next quantity. Of each site [B, heads].
+            gradients = torch.autograd.grad(values.sum(), gates_of_heads, retain_graph=True)
             evaluator.count_backward(batch)
         by_head = torch.cat([*gradients, column_of_zeros], dim=1)  # [B, heads + 1]
         slopes_by_name[name] = by_head.float().cpu()
     return slopes_by_name
 
 
-def _readable(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
-    """Return the quantities that can be read off a batch, and its labels on the model's device.
+def _gates_of_ones(evaluator: Evaluator, batch: int) -> list[Tensor]:
+    """Return gates that change nothing: for each site ``[B, heads]``, with a gradient where the site has heads."""
+    parameter = next(evaluator.model.parameters())
+    size = evaluator.batches[batch].size
+    gates = []
+    for kept in evaluator.sample_tower.kept:
+        gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
+        has_heads = bool(kept)
+        gates.append(gate.requires_grad_(has_heads))
+    return gates
+
+
+def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
+    """Return those of some quantities that a batch has, as a new list, and its labels on the model's device.
 
     An OOD batch has no labels (None), and no quantity but the OOD score.
     """
     labels = evaluator.batches[batch].labels
     if labels is None:
-        readable = [OOD_SCORE] if OOD_SCORE in names else []
+        readable = [name for name in names if name == OOD_SCORE]
         return readable, None
     parameter = next(evaluator.model.parameters())
     labels_on_device = torch.from_numpy(labels).to(parameter.device)
     return list(names), labels_on_device
 
 
-def _joined(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) -> Quantities:
-    """Join the quantities of all batches, in the order of the batches."""
-    inside: dict[str, list[Tensor]] = {}
-    outside: dict[str, list[Tensor]] = {}
+def _joined_in_batch_order(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) -> Quantities:
+    """Join the quantities of all batches in the order of the batches, those of ID and of OOD batches each.
+
+    Args:
+        evaluator: whose batches they are.
+        by_batch: for each batch its quantities by name, ``[B, ...]``.
+    """
+    id_parts: dict[str, list[Tensor]] = {}
+    ood_parts: dict[str, list[Tensor]] = {}
     for batch in sorted(by_batch):
         is_ood = evaluator.batches[batch].labels is None
-        side = outside if is_ood else inside
+        parts_by_name = ood_parts if is_ood else id_parts
         for name, values in by_batch[batch].items():
-            parts = side.setdefault(name, [])
+            parts = parts_by_name.setdefault(name, [])
             parts.append(values)
-    return Quantities(_concatenated(inside), _concatenated(outside))
+    return Quantities(_concatenated(id_parts), _concatenated(ood_parts))
 
 
 def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
@@ -294,7 +332,7 @@ def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor
 
 
 @contextlib.contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
+def _without_gradients_of_weights(model: nn.Module) -> Iterator[None]:
     """Turn off the gradients of weights inside this context: their graphs would keep more activations."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
@@ -310,12 +348,15 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 
 
 def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
-    """Forecast the objective without each head, as if all quantities were linear: ``[heads]``.
+    """Forecast the objective without each head, as if all quantities were linear: quantity minus slope.
 
     Args:
         objective: what is forecast.
         now: the quantities under the model as it is, ``[N]`` each.
         change: the slopes by the heads, float64 ``[N, heads]`` each.
+
+    Returns:
+        The score without each head, ``[heads]``, as the search counts it: higher is better, losses are negative.
     """
     if objective == "avg":
         accuracy = forecast("acc", now, change)
@@ -324,10 +365,11 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     if OBJECTIVE_BY_NAME[objective].needs_ood:
         return _forecast_auroc(now, change)
 
-    name = QUANTITIES_OF[objective][0]
+    (name,) = QUANTITIES_OF[objective]  # the margin for "acc", the log-odds of the label for the losses
     slope = change.inside[name]
     after = now.inside[name][:, None] - slope  # [N, heads]
     if objective == "acc":
+        # A sample is right where its margin is above 0; the forecast is doubted by a share of the change.
         standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
         p_right = torch.special.ndtr(after / standard_error)
         return p_right.mean(dim=0).numpy()
@@ -336,6 +378,7 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
         return -nll.mean(dim=0).numpy()
 
     # The Brier score: p_wrong^2 for the label, and its spread over the other classes, taken to stay as it is.
+    assert objective == "brier"
     p_wrong = torch.sigmoid(-after)
     spread = now.inside[_SPREAD][:, None]  # [N, 1]
     brier = p_wrong * p_wrong * (1 + spread)
@@ -343,13 +386,23 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
 
 
 def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:
-    """Forecast the AUROC without each head: ``[heads]``."""
-    inside_now = now.inside[OOD_SCORE][:, None]  # [N, 1]
-    outside_now = now.outside[OOD_SCORE][:, None]
-    inside_after = inside_now - change.inside[OOD_SCORE]  # [N, heads]
-    outside_after = outside_now - change.outside[OOD_SCORE]
+    """Forecast the AUROC of OOD above ID scores without each head: ``[heads]``.
+
+    Args:
+        now: the quantities under the model as it is, ``[N]`` each.
+        change: the slopes by the heads, ``[N, heads]`` each.
+    """
+    id_after = _scores_after(now.inside, change.inside)  # [heads, N]
+    ood_after = _scores_after(now.outside, change.outside)
     aurocs = []
-    for id_scores, ood_scores in zip(inside_after.numpy().T, outside_after.numpy().T, strict=True):
+    for id_scores, ood_scores in zip(id_after, ood_after, strict=True):
         curve = curve_of(id_scores, ood_scores)
         aurocs.append(auroc(curve))
     return np.array(aurocs)
+
+
+def _scores_after(now: Mapping[str, Tensor], change: Mapping[str, Tensor]) -> np.ndarray:
+    """Return the forecast OOD scores of the samples of one side, ID or OOD, without each head: ``[heads, N]``."""
+    scores_now = now[OOD_SCORE][:, None]  # [N, 1]
+    scores_after = scores_now - change[OOD_SCORE]  # [N, heads]
+    return scores_after.numpy().T

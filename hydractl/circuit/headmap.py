@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords, same_model
+from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords, objectives_by_removed_heads
 from hydractl.circuit.winners import CandidateHead, Trial, best_first, lowest_chosen
 
 
@@ -27,7 +27,7 @@ class Headmap(GreedySearch):
 
     Args:
         kept: how many heads to choose at each site; of a site that has fewer, all.
-        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` has no effect here.
+        others: the keyword arguments of :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` has no effect here.
     """
 
     def __init__(
@@ -52,48 +52,73 @@ class Headmap(GreedySearch):
             For each objective the heads that were not chosen, the highest score first, of equal ones the lowest site
             and then the lowest head, each with the counts when it was masked.
         """
-        base = self._base()
-        self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
-        chosen: dict[str, list[CandidateHead]] = {objective: [] for objective in objectives}
+        base = self._counts_of_whole_model()
+        self.rankings = {}
+        chosen: dict[str, list[CandidateHead]] = {}
+        for objective in objectives:
+            self.rankings[objective] = ObjectiveRanking(base)
+            chosen[objective] = []
 
         # One step a site: the heads of the site are tried, beside those chosen before.
         sites = dict.fromkeys(site for site, _ in self.heads)  # each once, in model order
         for step, site in enumerate(sites, start=1):
-            groups = same_model(chosen)
-            heads_to_come = [head for head in self.heads if head.site >= site]
-            self._expect(len(groups) * len(heads_to_come))
+            # Objectives that have chosen the same heads mask the same model, so one step serves all of them.
+            groups = objectives_by_removed_heads(chosen)
+            heads_left = [head for head in self.heads if head.site >= site]
+            self._show_evaluations_left(len(groups) * len(heads_left))
             for masked, group in groups.items():
                 trials = self._try_site(group, step, masked, site)
                 for objective in group:
-                    chosen[objective] += self._choose(objective, site, trials)
+                    chosen_at_site, left_over = self._split_site(objective, site, trials)
+                    chosen[objective] += chosen_at_site
+                    self.rankings[objective].steps += left_over
 
-        # The heads that were not chosen are the removals, in the order of their scores.
+        self._sort_rankings()
+        return self.rankings
+
+    def _sort_rankings(self) -> None:
+        """Put the removals of each objective, which were noted site after site, in order of score, and report them."""
         for objective, ranking in self.rankings.items():
             ranking.steps = best_first(objective, ranking.steps)
             for step, removal in enumerate(ranking.steps, start=1):
                 self.on_removal(objective, step, removal)
-        return self.rankings
 
-    def _choose(self, objective: str, site: int, trials: Sequence[Trial]) -> list[CandidateHead]:
-        """Return the heads of a site that an objective chooses; the others go into its ranking."""
-        read_by_objective = []
+    def _split_site(
+        self, objective: str, site: int, trials: Sequence[Trial]
+    ) -> tuple[list[CandidateHead], list[Trial]]:
+        """Return the heads of a site that an objective chooses, and the trials of the others, which are removed.
+
+        Args:
+            objective: the heads with the lowest scores by it are chosen.
+            site: the number of the attention block.
+            trials: of all heads of the site.
+        """
+        # Trials are shared by objectives: each ranks by the counts that it reads, whatever the others made count.
+        trials_as_read = []
         for trial in trials:
             counts = trial.counts.read_by(objective)
-            read_by_objective.append(replace(trial, counts=counts))
-        chosen, left_over = lowest_chosen(objective, read_by_objective, self.kept[site])
-        self.rankings[objective].steps += left_over
-        return [trial.head for trial in chosen]
+            trials_as_read.append(replace(trial, counts=counts))
+        chosen, left_over = lowest_chosen(objective, trials_as_read, self.kept[site])
+        return [trial.head for trial in chosen], left_over
 
     def _try_site(self, group: list[str], step: int, masked: Sequence[CandidateHead], site: int) -> list[Trial]:
-        """Return the trial of each head of one site, masked beside those that were chosen before."""
+        """Return the trial of each head of one site, masked beside those that were chosen before.
+
+        Args:
+            group: the objectives that have chosen the same heads.
+            step: the number of the step, under which the journal keeps its evaluations.
+            masked: the heads that were chosen at earlier sites.
+            site: the number of the attention block.
+        """
         heads = [head for head in self.heads if head.site == site]
         first_objective = group[0]
-        known = self.memory.evaluations(first_objective, step)
+        known = self.memory.evaluations_of_step(first_objective, step)
         all_known = all(head in known for head in heads)
         if not all_known:
-            self.evaluator.begin(masked)
-        race = self._race(group, step, heads, bounds=False)
+            self.evaluator.go_to_model_without(masked)
+        race = self._build_race(group, step, heads, bounds=False)
         trials_by_objective = race.run()
         self.memory.sync()
         # Without bounds, every objective of the group has the trials of all heads.
-        return self._trials_of_all(trials_by_objective[first_objective])
+        trials_here = trials_by_objective[first_objective]
+        return self._trials_across_processes(trials_here)

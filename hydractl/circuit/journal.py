@@ -47,7 +47,7 @@ class Journal:
         self.records: list[dict[str, object]] = []
         self.order: Any = None
         self._file = file
-        self._begun_here = not self._size()
+        self._begun_here = not self._size_in_bytes()
         self._appended = False
 
     @classmethod
@@ -90,20 +90,21 @@ class Journal:
         if rank != 0:
             path_of_rank = path.with_name(f"{path.name}.{rank}")
         header = _Header(dict(fingerprint), dict(environment))
-        header_line = _line_of({"schema": JOURNAL_SCHEMA, **header._asdict()})
-        journal = cls(path_of_rank, _claim(path_of_rank))
+        header_line = _json_line({"schema": JOURNAL_SCHEMA, **header._asdict()})
+        journal = cls(path_of_rank, _open_locked(path_of_rank))
         try:
             kept_bytes = 0
             if resume:
                 # Compared as it would be read: tuples are lists, and half characters are none.
-                header_as_read = _header_in(json.loads(header_line))
+                header_as_read = _header_from_line(json.loads(header_line))
                 assert header_as_read is not None
-                kept_bytes = journal._take_in(path, rank, header_as_read, log)
+                kept_bytes = journal._read_records(path, rank, header_as_read, log)
             else:
-                journal._make_way(path, rank, force)
+                journal._check_free_or_clear(path, rank, force)
+            # What follows the last whole line is half a line, or an older search.
             journal._file.truncate(kept_bytes)
             if not kept_bytes:
-                journal._begin(header_line)
+                journal._write_header(header_line)
         except BaseException as error:
             # The first error is the one to tell; what closing raises would hide it.
             with contextlib.suppress(HydraError):
@@ -113,10 +114,10 @@ class Journal:
             raise
         return journal
 
-    def _begin(self, header_line: bytes) -> None:
+    def _write_header(self, header_line: bytes) -> None:
         """Write the header of a new journal, and see that the file survives a loss of power."""
         self._begun_here = True
-        self._write(header_line)
+        self._write_line(header_line)
         self.sync()
         sync_folder(self.path.parent)
 
@@ -126,7 +127,7 @@ class Journal:
         Raises:
             StorageError, OutputError: it cannot be written; the file then ends with the record before.
         """
-        self._write(_line_of(record))
+        self._write_line(_json_line(record))
         self._appended = True
 
     def set_order(self, order: Any) -> None:
@@ -170,9 +171,9 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         """Write a whole line, or nothing of it."""
-        size_before = self._size()
+        size_before = self._size_in_bytes()
         try:
             written = self._file.write(line)
             while written < len(line):  # the disk is nearly full: the next write takes the rest, or fails and says why
@@ -182,25 +183,25 @@ class Journal:
                 self._file.truncate(size_before)
             raise storage_error(error, self.path) from error
 
-    def _size(self) -> int:
+    def _size_in_bytes(self) -> int:
         """Return the size of the file in bytes."""
         facts = os.fstat(self._file.fileno())
         return facts.st_size
 
-    def _make_way(self, path: Path, rank: int, force: bool) -> None:
+    def _check_free_or_clear(self, path: Path, rank: int, force: bool) -> None:
         """Check that no search is recorded; with ``force``, remove the files of other ranks instead."""
         if not force:
             check_free(self.path)
         if rank != 0:
             return
         for other in _files_beside(path):
-            beginning = _content(other, idle=True)[: len(FIRST_BYTES)]
+            beginning = _content_of(other, idle=True)[: len(FIRST_BYTES)]
             if not FIRST_BYTES.startswith(beginning):
                 raise OutputError(f"{other} is in the way and is no {JOURNAL_SCHEMA} file", hint="move it away")
             other.unlink()
 
-    def _take_in(self, path: Path, rank: int, header: _Header, log: Log) -> int:
-        """Read the records of all processes into :attr:`records` and :attr:`order`.
+    def _read_records(self, path: Path, rank: int, header: _Header, log: Log) -> int:
+        """Read the files of all processes, and fill :attr:`records` and :attr:`order` with what they hold.
 
         Args:
             path: the file of rank 0.
@@ -214,44 +215,45 @@ class Journal:
         Raises:
             InputError: for a file of another search, or a broken one.
         """
-        parts = self._parts(path, rank)
-        for part in parts:
-            _check_same_search(part, header)
-
-        for part in parts:
-            if part.torn:
-                torn = "header" if part.headless else "last line"
-                log.info(f"the {torn} of {part.path} is half-written: dropped")
-            self.records += part.records
-        self.order = _common_order(path, parts)
-
-        parts_with_header = [part for part in parts if not part.headless]
-        if not parts_with_header:
-            log.info(f"no search is recorded in {path}: starting afresh")
-        changes: dict[str, None] = {}  # each once, in the order of the files
-        for part in parts_with_header:
-            changes_of_part = differences(part.header.environment, header.environment, "in the journal")
-            changes.update(dict.fromkeys(changes_of_part))
-        if changes:
-            log.warn("the search was begun in another environment: " + "; ".join(changes))
-
-        part_by_path = {part.path: part for part in parts}
-        return part_by_path[self.path].whole_bytes
-
-    def _parts(self, path: Path, rank: int) -> list[_Part]:
-        """Read the files of all processes, the first process's file first."""
-        parts = []
-        files = dict.fromkeys((path, *_files_beside(path), self.path))  # each once
+        files = self._parse_files(path, rank)
         for file in files:
-            if file == self.path:
+            _check_same_search(file, header)
+
+        for file in files:
+            if file.torn:
+                torn = "header" if file.headless else "last line"
+                log.info(f"the {torn} of {file.path} is half-written: dropped")
+            self.records += file.records
+        self.order = _common_order(path, files)
+
+        files_with_header = [file for file in files if not file.headless]
+        if not files_with_header:
+            log.info(f"no search is recorded in {path}: starting afresh")
+        _warn_of_other_environment(files_with_header, header, log)
+
+        file_by_path = {file.path: file for file in files}
+        return file_by_path[self.path].whole_bytes
+
+    def _parse_files(self, path: Path, rank: int) -> list[_JournalFile]:
+        """Read and parse the files of all processes, that of rank 0 first, where they are there.
+
+        Args:
+            path: the file of rank 0.
+            rank: the rank of this process, whose file is open already.
+        """
+        parsed = []
+        paths = [path, *_files_beside(path), self.path]
+        for path_of_rank in dict.fromkeys(paths):  # each once
+            if path_of_rank == self.path:
                 self._file.seek(0)
-                parts.append(_parse(file, self._file.read()))
-            elif file.exists():
+                data = self._file.read()
+                parsed.append(_parse_file(path_of_rank, data))
+            elif path_of_rank.exists():
                 # The other ranks of this search open after rank 0, which so finds files of older searches only.
                 is_of_older_search = rank == 0
-                data = _content(file, idle=is_of_older_search)
-                parts.append(_parse(file, data))
-        return parts
+                data = _content_of(path_of_rank, idle=is_of_older_search)
+                parsed.append(_parse_file(path_of_rank, data))
+        return parsed
 
 
 class NoJournal(Journal):
@@ -289,7 +291,7 @@ def check_free(path: Path) -> None:
 
 
 class _Header(NamedTuple):
-    """What the first line says.
+    """The first line of a journal: which search it is of.
 
     Attributes:
         fingerprint: what decides the result.
@@ -300,7 +302,7 @@ class _Header(NamedTuple):
     environment: dict[str, object]
 
 
-def _header_in(line: Mapping[str, object]) -> _Header | None:
+def _header_from_line(line: Mapping[str, object]) -> _Header | None:
     """Return the header that a line holds; None where it holds none."""
     fingerprint = line.get("fingerprint", {})
     environment = line.get("environment", {})
@@ -310,7 +312,7 @@ def _header_in(line: Mapping[str, object]) -> _Header | None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _JournalFile:
     """The file of one process, as it was read.
 
     Attributes:
@@ -335,23 +337,39 @@ class _Part:
         return self.whole_bytes == 0
 
 
-def _check_same_search(part: _Part, header: _Header) -> None:
+def _check_same_search(file: _JournalFile, header: _Header) -> None:
     """Refuse the file of another search, with every difference."""
-    if part.headless:
+    if file.headless:
         return
-    problems = differences(part.header.fingerprint, header.fingerprint, "in the journal")
+    problems = differences(file.header.fingerprint, header.fingerprint, "in the journal")
     if problems:
         hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
-        raise InputError(f"{part.path} records another search", hint=hint, problems=problems)
+        raise InputError(f"{file.path} records another search", hint=hint, problems=problems)
 
 
-def _common_order(path: Path, parts: Sequence[_Part]) -> Any:
+def _warn_of_other_environment(files: Sequence[_JournalFile], header: _Header, log: Log) -> None:
+    """Warn where files were begun in another environment, which may round otherwise; the search goes on all the same.
+
+    Args:
+        files: those with a header.
+        header: of this search.
+        log: receives one warning, with each difference once in the order of the files.
+    """
+    changes: dict[str, None] = {}
+    for file in files:
+        changes_of_file = differences(file.header.environment, header.environment, "in the journal")
+        changes.update(dict.fromkeys(changes_of_file))
+    if changes:
+        log.warn("the search was begun in another environment: " + "; ".join(changes))
+
+
+def _common_order(path: Path, files: Sequence[_JournalFile]) -> Any:
     """Return the order of the samples that the files agree on; None where none has one.
 
     Raises:
         InputError: two files have different orders.
     """
-    orders = [part.order for part in parts if part.order is not None]
+    orders = [file.order for file in files if file.order is not None]
     if not orders:
         return None
     first = orders[0]
@@ -361,7 +379,7 @@ def _common_order(path: Path, parts: Sequence[_Part]) -> Any:
     return first
 
 
-def _line_of(value: Mapping[str, object]) -> bytes:
+def _json_line(value: Mapping[str, object]) -> bytes:
     """Return an object as one line of JSON."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half a character, as in a file name that is no text, could be written but never be read again.
@@ -369,7 +387,7 @@ def _line_of(value: Mapping[str, object]) -> bytes:
     return data + b"\n"
 
 
-def _parse(path: Path, data: bytes) -> _Part:
+def _parse_file(path: Path, data: bytes) -> _JournalFile:
     """Parse the content of one file; a broken last line is dropped.
 
     Raises:
@@ -380,19 +398,19 @@ def _parse(path: Path, data: bytes) -> _Part:
     if not begins_as_journal and not is_header_cut_short:
         raise InputError(f"{path} is no {JOURNAL_SCHEMA} file", hint="move it away, or choose another output with -o")
 
-    # Each line is an object.
-    *lines, torn = data.split(b"\n")  # a whole last line ends in \n and leaves nothing behind it
+    # Each line is an object. A whole last line ends in \n and leaves nothing behind it.
+    *lines, torn = data.split(b"\n")
     objects: list[dict[str, object]] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
-        is_last = number == len(lines) and not torn
+        ends_file = number == len(lines) and not torn
         try:
             value = parse_json(line, f"line {number}")
         except InputError as error:
-            if is_last:
-                torn = line + b"\n"
+            if ends_file:
+                torn = line + b"\n"  # dropped like a half-written line, newline included
             else:
-                problems.append(error.message.replace(" at line 1, column", " at column"))
+                problems.append(error.message.replace(" at line 1, column", " at column"))  # it has one line only
             continue
         if isinstance(value, dict):
             objects.append(value)
@@ -400,7 +418,7 @@ def _parse(path: Path, data: bytes) -> _Part:
             problems.append(f"line {number} is {shown(value)}, not an object")
 
     # The first one is the header.
-    header = _header_in(objects[0] if objects else {})
+    header = _header_from_line(objects[0] if objects else {})
     if header is None:
         problems.append("line 1 is no header")
     if header is None or problems:
@@ -414,7 +432,7 @@ def _parse(path: Path, data: bytes) -> _Part:
             records.append(record)
         elif order is None:
             order = record[ORDER_KEY]
-    return _Part(
+    return _JournalFile(
         path=path,
         whole_bytes=len(data) - len(torn),
         torn=bool(torn),
@@ -438,7 +456,7 @@ def _files_beside(path: Path) -> list[Path]:
     return [file_by_rank[rank] for rank in sorted(file_by_rank)]
 
 
-def _content(path: Path, *, idle: bool) -> bytes:
+def _content_of(path: Path, *, idle: bool) -> bytes:
     """Read the file of another process.
 
     Args:
@@ -463,7 +481,7 @@ def _content(path: Path, *, idle: bool) -> bytes:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _claim(path: Path) -> IO[bytes]:
+def _open_locked(path: Path) -> IO[bytes]:
     """Open and lock a file for reading and appending; make it where it is not there.
 
     Raises:

@@ -11,8 +11,9 @@ last evaluated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -41,6 +42,34 @@ Steps of the models it was tried on evaluated 1.4 to 1.7.
 """
 
 
+class _ForecastError(NamedTuple):
+    """The score of an evaluation minus its forecast, and the step that it belongs to."""
+
+    step: int
+    error: float
+
+
+@dataclass
+class _LazyStep:
+    """One step of a search, and what has been evaluated in it so far.
+
+    Attributes:
+        group: the objectives that have removed the same heads.
+        step: the number of the step.
+        forecasts: for each objective the forecast score without each head that is left.
+        known: the evaluations of this step, those of a journal included.
+        counted: the counts without each head that has been asked for; scores come from these and not from forecasts.
+        last_evaluated: the head that was evaluated last in this run; None where all came from the journal.
+    """
+
+    group: list[str]
+    step: int
+    forecasts: Mapping[str, Mapping[CandidateHead, float]]
+    known: dict[CandidateHead, HeadEvaluation]
+    counted: dict[CandidateHead, EvaluationCounts] = field(default_factory=dict)
+    last_evaluated: CandidateHead | None = None
+
+
 class Lazy(GreedySearch):
     """The search of ``--approx lazy:N``.
 
@@ -58,7 +87,7 @@ class Lazy(GreedySearch):
         size: how many candidates a step evaluates at most, for each objective.
         every: slopes are taken anew once in so many steps; in between, forecasts apply the old ones to the samples as
             they are now.
-        others: as in :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` and ``at_once`` have no effect here.
+        others: of :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` and ``at_once`` have no effect here.
     """
 
     def __init__(
@@ -76,180 +105,212 @@ class Lazy(GreedySearch):
         # The slopes that the step `_slopes_step` took, by the heads that were removed then.
         self._slopes: dict[tuple[CandidateHead, ...], Slopes] = {}
         self._slopes_step = 0
-        # For each objective and head the step of its last evaluation, and the score minus the forecast there.
-        self._off: dict[tuple[str, CandidateHead], tuple[int, float]] = {}
+        # For each objective and head how far its forecast was off when it was last evaluated.
+        self._forecast_errors: dict[tuple[str, CandidateHead], _ForecastError] = {}
 
-    def to_come(self, step: int, budget: int) -> int:
+    def evaluations_to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations there may be from a step on; more where objectives ask for different heads."""
         expected = 0
         if step == 1:
-            heads_of_labels = [head for head in self.heads if self._of_labels(head)]
+            # Heads of the tower that reads labels have no slopes: the first step evaluates all of them.
+            heads_of_labels = [head for head in self.heads if self._reads_labels(head)]
             expected += len(heads_of_labels)
         for later_step in range(step, budget + 1):
             heads_left = len(self.heads) - later_step + 1
             expected += min(self.size, heads_left)
         return expected
 
-    def _expect(self, evaluations: int) -> None:
-        total = self.evaluations + evaluations  # not divided: every process has a part in each evaluation
-        self.progress.set_total(total)
+    def _show_evaluations_left(self, evaluations: int) -> None:
+        """Set the total of the progress; not divided, as every process has a part in each evaluation."""
+        self.progress.set_total(self.evaluations + evaluations)
 
-    def choose(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
-        """Evaluate the candidates that may win, and return the best of those evaluated."""
-        forecasts = self._forecasts(group, step, left)
-        known = self.memory.evaluations(group[0], step)
-        counted: dict[CandidateHead, EvaluationCounts] = {}
-        last_evaluated: CandidateHead | None = None
+    def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
+        """Evaluate the candidates that may win, and return the best of those evaluated for each objective."""
+        this_step = _LazyStep(
+            group,
+            step,
+            forecasts=self._forecast_scores(group, step, left),
+            known=self.memory.evaluations_of_step(group[0], step),
+        )
+        self._count_heads_without_slopes(this_step, left)
+        self._count_while_an_estimate_leads(this_step, left)
+        self._note_forecast_errors(group, step, this_step.known)
 
-        def count(head: CandidateHead) -> None:
-            nonlocal last_evaluated
-            if head not in known:
-                forecasts_of_head = {objective: forecasts[objective][head] for objective in group}
-                known[head] = self._evaluate(group, step, head, forecasts_of_head)
-                last_evaluated = head
-            counted[head] = known[head].counts
-
-        def score_or_estimate(objective: str, head: CandidateHead) -> float:
-            if head in counted:
-                return counted[head].score(objective)
-            return forecasts[objective][head] + self._correction(objective, head)
-
-        # Heads without slopes are evaluated once, in the first step.
-        for head in left:
-            never_evaluated = (group[0], head) not in self._off
-            if self._of_labels(head) and never_evaluated:
-                count(head)
-
-        # Then the one in front, until it is one that has been evaluated.
-        if left:
-            for objective in group:
-                for _ in range(self.size):
-                    in_front = first_of_highest(left, partial(score_or_estimate, objective))
-                    if in_front in counted:
-                        break
-                    count(in_front)
-
-        self._learn(group, step, known)
+        # Every process has counted the same, so the first one tells it for all.
         trials: list[Trial] = []
-        if self.processes.rank == 0:  # every process has counted the same
-            trials = [Trial(head, counts) for head, counts in counted.items()]
-        winners = self._winners_of_all(dict.fromkeys(group, trials))
-        if any(winner.head == last_evaluated for winner in winners.values()):
-            self.evaluator.keep_tried()
+        if self.processes.rank == 0:
+            trials = [Trial(head, counts) for head, counts in this_step.counted.items()]
+        winners = self._winners_across_processes(dict.fromkeys(group, trials))
+
+        # The states of the model that was tried last are still there: the next step goes on from them if its head wins.
+        winning_heads = [winner.head for winner in winners.values()]
+        if this_step.last_evaluated in winning_heads:
+            self.evaluator.go_on_with_tried()
         return winners
 
-    def _evaluate(
-        self, group: list[str], step: int, head: CandidateHead, forecasts: Mapping[str, float]
-    ) -> HeadEvaluation:
-        """Count everything without one more head, and keep the counts in the journal.
+    def _count_heads_without_slopes(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
+        """Count each head that no forecast tells anything about, once in the whole search."""
+        first_objective = this_step.group[0]
+        for head in left:
+            never_evaluated = (first_objective, head) not in self._forecast_errors
+            if self._reads_labels(head) and never_evaluated:
+                self._count(this_step, head)
 
-        Args:
-            group: the objectives that have removed the same heads.
-            step: the number of the step.
-            head: the head that is left out.
-            forecasts: the forecast score of each objective, from which the evaluation notes the distance.
-        """
-        removed = self.rankings[group[0]].removed
-        self.evaluator.begin([*removed, head], aside=True)
+    def _count_while_an_estimate_leads(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
+        """Count the head in front until it is one that has been counted, for each objective at most ``size`` heads."""
+        if not left:
+            return
+        for objective in this_step.group:
+            score_or_estimate = partial(self._score_or_estimate, this_step, objective)
+            for _ in range(self.size):
+                in_front = first_of_highest(left, score_or_estimate)
+                if in_front in this_step.counted:
+                    break
+                self._count(this_step, in_front)
 
-        def of_batch(batch: int) -> _ValuesRecord:
-            return _record_of_values(self.evaluator.current(batch))
+    def _score_or_estimate(self, this_step: _LazyStep, objective: str, head: CandidateHead) -> float:
+        """Return the score without a head where it has been counted, else its forecast plus the last error of it."""
+        if head in this_step.counted:
+            return this_step.counted[head].score(objective)
+        forecast_score = this_step.forecasts[objective][head]
+        return forecast_score + self._last_forecast_error(objective, head)
 
-        records = over_batches(self.evaluator, of_batch, self.processes)
+    def _count(self, this_step: _LazyStep, head: CandidateHead) -> None:
+        """Enter the counts without a head into a step: those of the journal, or else evaluated now."""
+        if head not in this_step.known:
+            this_step.known[head] = self._evaluate_without(head, this_step)
+            this_step.last_evaluated = head
+        this_step.counted[head] = this_step.known[head].counts
+
+    def _evaluate_without(self, head: CandidateHead, this_step: _LazyStep) -> HeadEvaluation:
+        """Count all data without one more head, and keep the counts and the errors of the forecasts in the journal."""
+        first_objective = this_step.group[0]
+        removed = self.rankings[first_objective].removed
+        self.evaluator.go_to_model_without([*removed, head], aside=True)
+
+        def record_of_batch(batch: int) -> _ValuesRecord:
+            values = self.evaluator.current_values(batch)
+            return _record_of_values(values)
+
+        records = over_batches(self.evaluator, record_of_batch, self.processes)
         tally = Tally(self.evaluator.shares)
         for batch in sorted(records):
-            tally.add(batch, _values_from_record(records[batch]))
+            values = _values_from_record(records[batch])
+            tally.add(batch, values)
         counts = tally.counts()
 
-        off = {}
-        for objective, forecast_score in forecasts.items():
-            off[objective] = counts.score(objective) - forecast_score
-        evaluation = HeadEvaluation(head, counts, off=off)
-        self.memory.keep_common_evaluation(group[0], step, evaluation)
+        errors = {}
+        for objective in this_step.group:
+            score = counts.score(objective)
+            forecast_score = this_step.forecasts[objective][head]
+            errors[objective] = score - forecast_score
+        evaluation = HeadEvaluation(head, counts, forecast_errors=errors)
+        self.memory.keep_common_evaluation(first_objective, this_step.step, evaluation)
         self.evaluations += 1
         self.progress.advance()
         return evaluation
 
     # --- estimates ----------------------------------------------------------------------------------------------------
 
-    def _forecasts(
+    def _forecast_scores(
         self, group: list[str], step: int, left: Sequence[CandidateHead]
     ) -> dict[str, dict[CandidateHead, float]]:
-        """Return for each objective the forecast score without each head, the weighted mean over tasks."""
-        slopes_of_step = self._slopes_for(group, step)
-        change = slopes_of_step.by(left)
+        """Forecast the score without each head that is left.
+
+        Returns:
+            For each objective the forecast score by head, the weighted mean over tasks.
+        """
+        # The quantities of all samples under the model as it is, and their slopes by a gate on each head.
+        slopes_of_heads = self._slopes_of_step(group, step)
+        change = slopes_of_heads.by_heads(left)
         now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
+
+        # A forecast for each task, from the samples of that task alone.
         weights = self.evaluator.weights
-        tasks = [samples_of_task(self.evaluator, task) for task in range(len(weights))]
+        samples_of_tasks = [samples_of_task(self.evaluator, task) for task in range(len(weights))]
         forecasts = {}
         for objective in group:
             forecasts_of_tasks = []  # [tasks, heads]
-            for inside, outside in tasks:
+            for inside, outside in samples_of_tasks:
                 now_of_task = now.of_samples(inside, outside)
                 change_of_task = change.of_samples(inside, outside)
-                forecasts_of_tasks.append(forecast(objective, now_of_task, change_of_task))
+                forecast_of_task = forecast(objective, now_of_task, change_of_task)
+                forecasts_of_tasks.append(forecast_of_task)
             means = np.average(forecasts_of_tasks, axis=0, weights=weights)  # [heads]
             forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
         return forecasts
 
-    def _slopes_for(self, group: list[str], step: int) -> Slopes:
-        """Return the slopes at the latest step that takes them, measured now where that has not been done."""
-        steps_since = (step - 1) % self.every
-        latest = step - steps_since
-        if latest != self._slopes_step:
+    def _slopes_of_step(self, group: list[str], step: int) -> Slopes:
+        """Return the slopes that a step works with: those of the latest step at which slopes are taken.
+
+        That is every ``every``-th step from the first on. They are kept, and taken now where nobody needed them before:
+        at the model of that step, from which the evaluator comes back.
+
+        Args:
+            group: the objectives that have removed the same heads.
+            step: the number of the step.
+        """
+        # Slopes of an older step are of no more use.
+        steps_since_slopes = (step - 1) % self.every
+        slopes_step = step - steps_since_slopes
+        if slopes_step != self._slopes_step:
             self._slopes.clear()
-            self._slopes_step = latest
+            self._slopes_step = slopes_step
 
         removed = self.rankings[group[0]].removed
-        removed_then = removed[: latest - 1]
+        removed_then = removed[: slopes_step - 1]  # each step before has removed one head
+        model_then = tuple(sorted(removed_then))
         names = quantities_needed(group)
-        key = tuple(sorted(removed_then))
-        known = self._slopes.get(key)
+        known = self._slopes.get(model_then)
         if known is not None:
             known_names = set(known.quantities.inside)
             if known_names.issuperset(names):
                 return known
 
-        # Where they are not known, they are taken at the model of that step, and the evaluator comes back from it.
         is_at_that_step = removed_then == removed
         if not is_at_that_step:
-            self.evaluator.begin(removed_then)
-        self._slopes[key] = slopes(self.evaluator, names)
+            self.evaluator.go_to_model_without(removed_then)
+        self._slopes[model_then] = slopes(self.evaluator, names)
         if not is_at_that_step:
-            self.evaluator.begin(removed)
-        return self._slopes[key]
+            self.evaluator.go_to_model_without(removed)
+        return self._slopes[model_then]
 
-    def _correction(self, objective: str, head: CandidateHead) -> float:
+    def _last_forecast_error(self, objective: str, head: CandidateHead) -> float:
         """Return the score minus the forecast of a head when it was last evaluated; 0 if it has not been.
 
         It is also 0 if slopes have been taken anew since, except for heads of the tower of the labels, which have none.
         """
-        never_evaluated = (0, 0.0)
-        step, off = self._off.get((objective, head), never_evaluated)
-        slopes_are_newer = step < self._slopes_step
-        if slopes_are_newer and not self._of_labels(head):
+        last = self._forecast_errors.get((objective, head))
+        if last is None:
             return 0.0
-        return off
+        slopes_are_newer = last.step < self._slopes_step
+        if slopes_are_newer and not self._reads_labels(head):
+            return 0.0
+        return last.error
 
-    def _of_labels(self, head: CandidateHead) -> bool:
-        """Return whether a head is one of the tower of the labels."""
-        labels = self.evaluator.labels
+    def _reads_labels(self, head: CandidateHead) -> bool:
+        """Return whether a head is in the tower that reads the texts of the labels, where a model has one."""
+        labels = self.evaluator.label_tower
         return labels is not None and head.site in labels.sites
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _learn(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, HeadEvaluation]) -> None:
+    def _note_forecast_errors(
+        self, group: list[str], step: int, evaluations: Mapping[CandidateHead, HeadEvaluation]
+    ) -> None:
         """Remember how far the forecasts of the evaluated heads were off."""
         for head, evaluation in evaluations.items():
-            assert evaluation.off is not None
+            errors = evaluation.forecast_errors
+            assert errors is not None
             for objective in group:
-                self._off[objective, head] = (step, evaluation.off[objective])
+                self._forecast_errors[objective, head] = _ForecastError(step, errors[objective])
 
-    def _remembered(self, group: list[str], step: int) -> dict[str, Trial] | None:
-        winners = super()._remembered(group, step)
+    def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
+        """Return the winners of a step if a journal has all of them, and note how far its forecasts were off."""
+        winners = super()._winners_in_journal(group, step)
         if winners:
-            evaluations = self.memory.evaluations(group[0], step)
-            self._learn(group, step, evaluations)
+            evaluations = self.memory.evaluations_of_step(group[0], step)
+            self._note_forecast_errors(group, step, evaluations)
         return winners
 
 

@@ -97,7 +97,8 @@ def counts_from_record(record: CountsRecord) -> EvaluationCounts:
 
 def record_of_trial(trial: Trial) -> TrialRecord:
     """Return the record of a head and what was counted without it."""
-    record = cast(TrialRecord, {"head": list(trial.head), **record_of_counts(trial.counts)})
+    facts = {"head": list(trial.head), **record_of_counts(trial.counts)}
+    record = cast(TrialRecord, facts)
     if trial.rivals:
         record["rivals"] = [record_of_trial(rival) for rival in trial.rivals]
     return record
@@ -125,13 +126,13 @@ class HeadEvaluation:
         head: the candidate.
         counts: what was counted without it.
         given_up: the objectives that it was given up for, before all was counted.
-        off: for each objective the score minus its forecast; None where there were no forecasts.
+        forecast_errors: for each objective the score minus its forecast; None where there were no forecasts.
     """
 
     head: CandidateHead
     counts: EvaluationCounts
     given_up: Sequence[str] = ()
-    off: Mapping[str, float] | None = None
+    forecast_errors: Mapping[str, float] | None = None
 
     def record(self, objective: str, step: int) -> EvaluationRecord:
         """Return the record of this evaluation, in a step of an objective."""
@@ -141,8 +142,8 @@ class HeadEvaluation:
             "head": list(self.head),
             "given_up": list(self.given_up),
         }
-        if self.off is not None:
-            facts["off"] = dict(self.off)
+        if self.forecast_errors is not None:
+            facts["off"] = dict(self.forecast_errors)
         return cast(EvaluationRecord, {**facts, **record_of_counts(self.counts)})
 
     @classmethod
@@ -152,7 +153,7 @@ class HeadEvaluation:
             head=head_from_record(record),
             counts=counts_from_record(record),
             given_up=record["given_up"],
-            off=record.get("off"),
+            forecast_errors=record.get("off"),
         )
 
 
@@ -170,7 +171,7 @@ class SearchMemory:
         """Flush the journal, so that what was kept survives a loss of power."""
         self._journal.sync()
 
-    def base(self) -> EvaluationCounts | None:
+    def base_counts(self) -> EvaluationCounts | None:
         """Return what the model gave before the first removal, if that is known."""
         for record in self._journal.records:
             if "base" in record:
@@ -183,27 +184,28 @@ class SearchMemory:
         if self._writes_common:
             self._journal.append({"base": record_of_counts(counts)})
 
-    def removals(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
+    def winners_of_step(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
         """Return what a step removed for some objectives.
 
         Returns:
             The winner of each objective, without the objectives whose ranking ended at this step; None unless the
             journal knows the step of every objective.
         """
-        winner_of_objective: dict[str, Trial] = {}
-        ended_objectives = set()
+        winner_by_objective: dict[str, Trial] = {}
+        ended = set()
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
+            # A record of a step is a removal, the end of a ranking, or an evaluation, which is passed over here.
             if record.get("removed") in objectives:
                 removal = cast(RemovalLine, record)
-                winner_of_objective[removal["removed"]] = trial_from_record(removal)
+                winner_by_objective[removal["removed"]] = trial_from_record(removal)
             if record.get("ended") in objectives:
-                ended_objectives.add(record["ended"])
-        known_objectives = len(winner_of_objective) + len(ended_objectives)
-        if known_objectives < len(objectives):
+                ended.add(record["ended"])
+        objectives_known = len(winner_by_objective) + len(ended)
+        if objectives_known < len(objectives):
             return None
-        return winner_of_objective
+        return winner_by_objective
 
     def keep_removal(self, objective: str, step: int, winner: Trial | None) -> None:
         """Keep the winner of a step, or that there was none."""
@@ -215,12 +217,13 @@ class SearchMemory:
         record = record_of_trial(winner)
         self._journal.append({"removed": objective, "step": step, **record})
 
-    def evaluations(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
+    def evaluations_of_step(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
         """Return the candidates that were evaluated in a step of an objective."""
         evaluations = {}
         for record in self._journal.records:
-            is_of_step = record.get("of") == objective and record.get("step") == step
-            if is_of_step:
+            if record.get("of") != objective:
+                continue
+            if record.get("step") == step:
                 evaluation = HeadEvaluation.from_record(cast(EvaluationRecord, record))
                 evaluations[evaluation.head] = evaluation
         return evaluations
@@ -276,32 +279,35 @@ def check_records(
         InputError: listing every record that cannot be one.
     """
     problems = []
-    if journal.order is not None and not _is_order(journal.order, sizes):
+    if journal.order is not None and not _is_order_of_samples(journal.order, sizes):
         problems.append("the order of the samples is not one")
 
-    removed: dict[tuple[str, int], list[int]] = {}
+    removed_at: dict[tuple[str, int], list[int]] = {}  # the head by objective and step
     for record in journal.records:
-        if not _is_record(record, whole, heads, objectives):
+        if not _could_be_record(record, whole, heads, objectives):
             problems.append(f"no record of this search: {shown(record, 200)}")
-        elif "removed" in record:
-            removal = cast(RemovalLine, record)
-            objective = removal["removed"]
-            step = removal["step"]
-            head_removed_before = removed.setdefault((objective, step), removal["head"])
-            if head_removed_before != removal["head"]:
-                problems.append(f"step {step} of {objective} removes two different heads")
+            continue
+        if "removed" not in record:
+            continue
+
+        # The same removal may stand there twice, but one step cannot remove two heads.
+        removal = cast(RemovalLine, record)
+        objective = removal["removed"]
+        step = removal["step"]
+        first_head = removed_at.setdefault((objective, step), removal["head"])
+        if first_head != removal["head"]:
+            problems.append(f"step {step} of {objective} removes two different heads")
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
 
 
-def _is_order(order: Any, sizes: Mapping[str, int]) -> bool:
+def _is_order_of_samples(order: Any, sizes: Mapping[str, int]) -> bool:
     """Return whether a JSON value lists, for each set, the indices of its samples in some order."""
     if not isinstance(order, dict):
         return False
     if set(order) != set(sizes):
         return False
-    are_permutations = [_is_permutation(order[name], size) for name, size in sizes.items()]
-    return all(are_permutations)
+    return all(_is_permutation(order[name], size) for name, size in sizes.items())
 
 
 def _is_permutation(indices: Any, size: int) -> bool:
@@ -312,24 +318,33 @@ def _is_permutation(indices: Any, size: int) -> bool:
     return are_integers and sorted(indices) == list(range(size))
 
 
-def _is_record(
+def _could_be_record(
     record: Mapping[str, object], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
     """Return whether a line of a journal is a record that this search could have written."""
     try:
-        return _is_sound(record, whole, heads, objectives)
+        return _is_sound_record(record, whole, heads, objectives)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
         return False
 
 
-def _is_sound(
+def _is_sound_record(
     record: Mapping[str, object], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
-    """Return whether a record is sound; a field that is missing or of another type may raise instead."""
-    # The model before the first removal, and the end of a ranking.
+    """Return whether a record is sound; a field that is missing or of another type may raise instead.
+
+    Args:
+        record: one of the four kinds; a key that only one kind has tells which.
+        whole: how much can be counted.
+        heads: the candidates of the search.
+        objectives: those of the search.
+    """
+    # The model before the first removal.
     if "base" in record:
         base = counts_from_record(cast(BaseRecord, record)["base"])
-        return _are_counts(base, whole)
+        return _are_possible_counts(base, whole)
+
+    # All others are of a step. The end of a ranking names its objective only.
     if type(record["step"]) is not int:
         return False
     if "ended" in record:
@@ -343,29 +358,32 @@ def _is_sound(
         return False
     if is_evaluation and not isinstance(record["given_up"], list):
         return False
-    distances = cast(EvaluationRecord, record).get("off", {}).values()
-    if not all(type(off) is float for off in distances):
+    forecast_errors = cast(EvaluationRecord, record).get("off", {}).values()
+    if not all(type(error) is float for error in forecast_errors):
         return False
 
     for counted in (trial, *trial.rivals):
-        if not _is_candidate(counted.head, heads):
+        if not _is_candidate_head(counted.head, heads):
             return False
-        if not _are_counts(counted.counts, whole):
+        if not _are_possible_counts(counted.counts, whole):
             return False
     return True
 
 
-def _is_candidate(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:
+def _is_candidate_head(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:
     """Return whether a head that was read is one of the candidates."""
     has_whole_numbers = all(type(index) is int for index in head)  # True is no index, though it equals 1
     return has_whole_numbers and head in heads
 
 
-def _are_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
-    """Return whether counts are whole numbers between 0 and the most that can be counted."""
+def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
+    """Return whether counts are whole numbers between 0 and the most that can be counted.
+
+    Samples are bounded by those of the data, and what is counted of samples or pairs by how many of these there are.
+    """
     most_two_u = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:
-        most_two_u = 2 * whole.n_id * whole.n_ood
+        most_two_u = 2 * whole.n_id * whole.n_ood  # tasks are weighted: the pairs are not those of all samples counted
     two_u = 0 if counts.two_u is None else counts.two_u
     counts_and_limits = [
         (counts.n_id, whole.n_id),
@@ -380,8 +398,7 @@ def _are_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
         (counts.doubt.higher, most_two_u),
         (counts.doubt.loss, _MOST_LOSS),
     ]
-    are_within = [_is_within(count, most) for count, most in counts_and_limits]
-    return all(are_within)
+    return all(_is_within(count, most) for count, most in counts_and_limits)
 
 
 def _is_within(count: Any, most: int) -> bool:

@@ -39,7 +39,9 @@ class Share(NamedTuple):
 
 
 def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[Share]:
-    """Return the share of each task.
+    """Return how often the samples and pairs of each task count, so that a mean over all is that over the tasks.
+
+    The samples of each task count so often that all tasks are equally large, and then as often as its weight says.
 
     Args:
         sizes: how many ID and OOD samples each task has; a task without OOD samples has 0 of them.
@@ -47,7 +49,6 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
     """
     id_sizes = [max(1, n_id) for n_id, _ in sizes]
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
-    # Samples are repeated as often as makes all tasks equally large.
     common_id = math.lcm(*id_sizes)
     common_ood = math.lcm(*ood_sizes)
     total_weight = sum(weights)
@@ -58,6 +59,7 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
         share = Share(
             inside=times_id,
             outside=weight * times_ood,
+            # The total weight makes the pairs of all tasks add up to all ID times all OOD samples, as often as counted.
             pairs=total_weight * times_id * times_ood,
         )
         shares.append(share)
@@ -118,15 +120,15 @@ class EvaluationCounts:
     def least(self) -> EvaluationCounts:
         """The same counts, with every sample that rounding leaves undecided counted against the model."""
         doubt = self.doubt
-        return self._moved(by_correct=-doubt.fewer, by_two_u=-doubt.lower, by_loss=doubt.loss)
+        return self._shifted(by_correct=-doubt.fewer, by_two_u=-doubt.lower, by_loss=doubt.loss)
 
     @property
     def most(self) -> EvaluationCounts:
         """The same counts, with every such sample counted in the model's favour."""
         doubt = self.doubt
-        return self._moved(by_correct=doubt.more, by_two_u=doubt.higher, by_loss=-doubt.loss)
+        return self._shifted(by_correct=doubt.more, by_two_u=doubt.higher, by_loss=-doubt.loss)
 
-    def _moved(self, *, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
+    def _shifted(self, *, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
         """Return the counts changed by these amounts, without a doubt of their own."""
         two_u = self.two_u
         if two_u is not None:
@@ -202,7 +204,7 @@ class ObjectiveRule:
     scale: Callable[[int, int], int]
 
 
-def _accuracy(counts: EvaluationCounts) -> float:
+def _accuracy_of(counts: EvaluationCounts) -> float:
     return counts.correct / counts.n_id
 
 
@@ -211,7 +213,7 @@ def _two_u(counts: EvaluationCounts) -> int:
     return counts.two_u
 
 
-def _auroc(counts: EvaluationCounts) -> float:
+def _auroc_of(counts: EvaluationCounts) -> float:
     most_two_u = 2 * counts.n_id * counts.n_ood
     return _two_u(counts) / most_two_u
 
@@ -222,7 +224,7 @@ def _average_key(counts: EvaluationCounts) -> int:
     return correct_on_denominator + _two_u(counts)
 
 
-def _loss_units(n_id: int, n_ood: int) -> int:
+def _key_units_of_loss(n_id: int, n_ood: int) -> int:
     return round(n_id / LOSS_UNIT)
 
 
@@ -230,32 +232,32 @@ OBJECTIVE_BY_NAME: dict[str, ObjectiveRule] = {
     "acc": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: counts.correct,
-        score=_accuracy,
+        score=_accuracy_of,
         scale=lambda n_id, n_ood: n_id,
     ),
     "ood": ObjectiveRule(
         needs_ood=True,
         key=_two_u,
-        score=_auroc,
+        score=_auroc_of,
         scale=lambda n_id, n_ood: 2 * n_id * n_ood,
     ),
     "avg": ObjectiveRule(
         needs_ood=True,
         key=_average_key,
-        score=lambda counts: (_accuracy(counts) + _auroc(counts)) / 2,
+        score=lambda counts: (_accuracy_of(counts) + _auroc_of(counts)) / 2,
         scale=lambda n_id, n_ood: 4 * n_id * n_ood,
     ),
     "nll": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: -counts.nll,
         score=lambda counts: -counts.nll * LOSS_UNIT / counts.n_id,
-        scale=_loss_units,
+        scale=_key_units_of_loss,
     ),
     "brier": ObjectiveRule(
         needs_ood=False,
         key=lambda counts: -counts.brier,
         score=lambda counts: -counts.brier * LOSS_UNIT / counts.n_id,
-        scale=_loss_units,
+        scale=_key_units_of_loss,
     ),
 }
 
@@ -275,8 +277,10 @@ Limits = Mapping[str, int]
 def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict[str, int]:
     """Return the lowest allowed key of each objective, exactly; of several constraints on one, the strictest counts.
 
+    A key is an integer that orders counts of the same data as the objective does.
+
     Args:
-        constraints: of ``--subject-to``.
+        constraints: of ``--subject-to``: the least score, or by how much it may fall below that of the whole model.
         base: the counts of the model before the first removal.
     """
     limits: dict[str, int] = {}
@@ -288,8 +292,8 @@ def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict
         if constraint.below_base:
             exact_key = base.key(objective) - exact_key
         lowest = math.ceil(exact_key)
-        strictest = limits.get(objective, lowest)
-        limits[objective] = max(lowest, strictest)
+        lowest_before = limits.get(objective, lowest)
+        limits[objective] = max(lowest, lowest_before)
     return limits
 
 

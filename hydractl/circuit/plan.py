@@ -90,34 +90,34 @@ def plan_search(
     asked_at_most = asked_by_lazy(options)
     is_headmap = options.algorithm == "headmap"
 
-    # Evaluations of the whole data.
+    # Evaluations of the whole data: Headmap tries each head once, Algorithm 1 at every step those that are left.
     naive_count = len(heads)
     if not is_headmap:
         naive_count = evaluations(len(heads), budget)
     count = naive_count
     if asked_at_most is not None:
-        asked_by_step = [min(asked_at_most, len(heads) - step) for step in range(budget)]
-        count = sum(asked_by_step)
+        count = 0
+        for step in range(budget):
+            heads_left = len(heads) - step
+            count += min(asked_at_most, heads_left)
 
-    # Sample-block evaluations.
-    constrained = [parse_constraint(text).key for text in options.subject_to]
+    # Sample-block evaluations, one objective after another.
+    if is_headmap:
+        rounds = _rounds_of_headmap(sites)
+    else:
+        rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
     naive_work = 0.0
     work = 0.0
     for objective in options.objective:
-        samples = sizes["id"]
-        if reads_ood([objective, *constrained]):
-            samples += sizes.get("ood", 0)
+        samples = _samples_read(objective, options, sizes)
         naive_work += naive_count * evaluator.naive_work(samples, sites)
-        if is_headmap:
-            rounds = _rounds_of_headmap(sites)
-        else:
-            rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
         for planned in rounds:
             price_of_model = evaluator.price(None, samples, planned.present)
-            prices = [evaluator.price(site, samples, planned.present) for site in sites]
+            prices_of_heads = [evaluator.price(site, samples, planned.present) for site in sites]
             work += planned.passes * price_of_model
-            work += planned.tried * sum(prices)
+            work += planned.tried * sum(prices_of_heads)
 
+    # The evaluator may have only a part of the data: time and memory are taken to grow with the samples.
     seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
     samples_of_all_sets = sum(sizes.values())
     memory_bytes = evaluator.memory_bytes * samples_of_all_sets / evaluator.size
@@ -129,6 +129,14 @@ def plan_search(
         memory_bytes=round(memory_bytes),
         chunks=len(evaluator.chunks),
     )
+
+
+def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, int]) -> int:
+    """Return how many samples an objective and the constraints read: OOD samples only where one of them needs these."""
+    constrained = [parse_constraint(text).key for text in options.subject_to]
+    if reads_ood([objective, *constrained]):
+        return sizes["id"] + sizes.get("ood", 0)
+    return sizes["id"]
 
 
 def asked_by_lazy(options: SearchOptions) -> int | None:
@@ -164,7 +172,9 @@ def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
 def _rounds_of_elimination(
     evaluator: Evaluator, heads: int, budget: int, asked_at_most: int | None
 ) -> list[_PlannedRound]:
-    """Return a round for each removal.
+    """Return a round for each removal of Algorithm 1, exact or lazy.
+
+    The removed heads are taken evenly from all sites, so that the share of heads present falls from step to step.
 
     Args:
         evaluator: of the whole model.
@@ -172,7 +182,7 @@ def _rounds_of_elimination(
         budget: how many of them are removed.
         asked_at_most: how many candidates a step evaluates at most; None: all that are left.
     """
-    heads_of_model = sum(len(kept) for kept in evaluator.samples.full)
+    heads_of_model = sum(len(kept) for kept in evaluator.sample_tower.full)
     rounds = []
     for step in range(budget):
         present = 1 - step / heads_of_model
@@ -190,7 +200,9 @@ def _rounds_of_elimination(
 def with_memory(
     plan: SearchPlan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False
 ) -> SearchPlan:
-    """Return the plan under a limit of memory, laid out as :class:`Evaluator` does with batches of one size.
+    """Return the plan under a limit of memory: what is kept of it at a time, and in how many parts the data are cut.
+
+    The memory is laid out as :class:`Evaluator` does, with batches of one size.
 
     Args:
         plan: made with one batch of each set.
@@ -200,13 +212,17 @@ def with_memory(
         limit: the memory in bytes.
         tried: whether the states of as many models are kept beside them.
     """
-    # The plan was made without a limit: it counts the stems and the traces of all lanes.
-    states_of_trace = 3 * blocks + 1  # each as large as a stem
+    # Bytes are of all batches together: of their stems (the states before the first block), and of the traces of one
+    # model (for each block three states as large as a stem, and one more).
+    states_of_trace = 3 * blocks + 1
     if tried:
         states_of_trace *= 2
-    stem_bytes = plan.memory_bytes // (1 + lanes * states_of_trace)
+    # The plan was made without a limit: it counts the stems and the traces of all lanes.
+    states_in_plan = 1 + lanes * states_of_trace
+    stem_bytes = plan.memory_bytes // states_in_plan
     trace_bytes = stem_bytes * states_of_trace
 
+    # Stems are kept where they take no more than a quarter.
     kept_stem_bytes = 0
     if stem_bytes <= limit // 4:
         kept_stem_bytes = stem_bytes
@@ -219,7 +235,7 @@ def with_memory(
         memory_bytes = kept_stem_bytes + traces * trace_bytes
         return replace(plan, memory_bytes=memory_bytes, chunks=1)
 
-    # Several chunks, for one lane.
+    # Several chunks, one after another in the memory, for one lane.
     batches_that_fit = left_bytes * batches // max(1, trace_bytes)
     batches_at_a_time = max(1, batches_that_fit)
     chunk_bytes = trace_bytes * batches_at_a_time // batches
@@ -230,18 +246,18 @@ def with_memory(
 def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
     """Return the seconds of a sample-block evaluation, counting included, from one candidate on one ID batch."""
     site, position = head
-    batch = 0
-    while evaluator.batches[batch].labels is None:
-        batch += 1
+    first_id_batch = 0
+    while evaluator.batches[first_id_batch].labels is None:
+        first_id_batch += 1
 
     # The second call is timed: in the first one of a shape, libraries prepare themselves.
-    evaluator.begin([])
-    evaluator.current(batch)
-    evaluator.without_each(batch, site, [position])
-    evaluator.begin([])
+    evaluator.go_to_model_without([])
+    evaluator.current_values(first_id_batch)
+    evaluator.values_without_each(first_id_batch, site, [position])
+    evaluator.go_to_model_without([])
     work_before = evaluator.work
     start = time.perf_counter()
-    evaluator.without_each(batch, site, [position])
+    evaluator.values_without_each(first_id_batch, site, [position])
     elapsed = time.perf_counter() - start
     work = evaluator.work - work_before
     return elapsed / max(work, 1e-9)

@@ -23,7 +23,7 @@ from hydractl.metrics.ood import two_u
 _MOST_PAIRED = 64
 """Up to this many ID or OOD batches, the batches are ordered anew at every step; the cost grows with the square."""
 
-_AHEAD = 0.3
+_SEEN_BEFORE_LEADER_ENDS = 0.3
 """The candidate in front runs to the end once it has seen this share of the batches."""
 
 
@@ -37,7 +37,7 @@ class RacingHead:
         best_case: the most that it can still reach, with rounding in its favour.
         counted_for: those of the open objectives that it has all counts for.
         tally: its counts so far.
-        known: its counts once it is done, or where they come from a journal; None while it runs.
+        final_counts: its counts once it is done, or where they come from a journal; None while it runs.
     """
 
     head: CandidateHead
@@ -45,12 +45,14 @@ class RacingHead:
     best_case: EvaluationCounts
     counted_for: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
-    known: EvaluationCounts | None = None
+    final_counts: EvaluationCounts | None = None
 
     @property
     def counts(self) -> EvaluationCounts:
         """The counts so far."""
-        return self.known or self.tally.counts()
+        if self.final_counts is not None:
+            return self.final_counts
+        return self.tally.counts()
 
     def hope(self, objective: str) -> Standing:
         """Return the best standing that it can still reach, comparable with what others have reached."""
@@ -58,8 +60,7 @@ class RacingHead:
 
     def still_runs_for(self, objective: str) -> bool:
         """Return whether it may still win an objective, and has not all counts for it."""
-        still_counts_for = self.open_for - self.counted_for
-        return objective in still_counts_for
+        return objective in self.open_for and objective not in self.counted_for
 
 
 class Race:
@@ -114,17 +115,17 @@ class Race:
 
     def _enter_known(self, contestant: RacingHead, evaluation: HeadEvaluation) -> None:
         """Enter a candidate that a journal knows: it does not run, and counts for what it was not given up for."""
-        contestant.known = evaluation.counts
+        contestant.final_counts = evaluation.counts
         contestant.open_for.difference_update(evaluation.given_up)
         for objective in contestant.open_for:
-            self._note_counted(contestant, objective)
+            self._enter_counted(contestant, objective)
 
     def run(self) -> dict[str, list[Trial]]:
         """Run the race, and return for each objective the candidates that were not given up, the winner among them."""
         all_in_memory = len(self.evaluator.chunks) == 1
         if self.bounds and all_in_memory:
             for objective in self.objectives:
-                self._settle(objective)
+                self._find_winner(objective)
         else:
             self._run_chunks()
 
@@ -148,13 +149,14 @@ class Race:
 
     # --- all data in memory, bounds: the best case decides who goes on ------------------------------------------------
 
-    def _settle(self, objective: str) -> None:
-        """Find the winner of one objective.
+    def _find_winner(self, objective: str) -> None:
+        """Evaluate candidates until each is counted to its end or out of reach, for one objective.
 
         The candidate with the best hope always runs next, by one batch, so that no candidate runs a batch that it need
         not run whoever wins. One exception: the leader soon runs to the end, to be done with some candidates early.
+        The winner is then among the candidates noted in :attr:`_counted`.
         """
-        order = self._order(objective)
+        order = self._batches_in_order(objective)
         while True:
             running = [contestant for contestant in self._contestants if contestant.still_runs_for(objective)]
             if not running:
@@ -162,65 +164,77 @@ class Race:
             leader = max(running, key=lambda contestant: contestant.hope(objective))
             next_batches = [batch for batch in order if batch not in leader.tally.seen]
             batches_seen = len(order) - len(next_batches)
-            goes_to_the_end = batches_seen >= _AHEAD * len(order)
+            goes_to_the_end = batches_seen >= _SEEN_BEFORE_LEADER_ENDS * len(order)
             if not goes_to_the_end:
                 next_batches = next_batches[:1]
             for batch in next_batches:
-                if objective in leader.open_for:
-                    company = self._company(leader, running, batch, objective)
-                    self._advance([leader, *company], batch)
+                is_given_up = objective not in leader.open_for  # perhaps by what the batch before showed
+                if not is_given_up:
+                    companions = self._companions(leader, running, batch, objective)
+                    self._evaluate_unit([leader, *companions], batch)
 
-    def _company(
+    def _companions(
         self, leader: RacingHead, running: Sequence[RacingHead], batch: int, objective: str
     ) -> list[RacingHead]:
-        """Return who runs a batch together with the candidate in front: the most hopeful of its site."""
+        """Return who runs a batch together with the candidate in front: the most hopeful of its site.
+
+        Only candidates of one site can run together, and ``at_once`` of them, the leader included.
+        """
 
         def hope(contestant: RacingHead) -> Standing:
             return contestant.hope(objective)
 
-        others = []
+        candidates = []
         for contestant in running:
             if contestant is leader:
                 continue
             if contestant.head.site != leader.head.site:
                 continue
             if batch not in contestant.tally.seen:
-                others.append(contestant)
-        others.sort(key=hope, reverse=True)
+                candidates.append(contestant)
+        candidates.sort(key=hope, reverse=True)
         places_left = self.at_once - 1
-        return others[:places_left]
+        return candidates[:places_left]
 
-    def _order(self, objective: str) -> list[int]:
-        """Return the batches that an objective needs, first those on which the model as it is loses most."""
-        needed = self._needed([objective])
-        id_batches = [batch for batch in needed if self.evaluator.batches[batch].labels is not None]
+    def _batches_in_order(self, objective: str) -> list[int]:
+        """Return the batches that an objective needs, first those on which the model as it is loses most.
+
+        What a candidate loses shows there first. With too many batches to compare in pairs they keep their order.
+        """
+        needed = self._batches_read_by([objective])
+        id_batches = [batch for batch in needed if self._is_id(batch)]
         ood_count = len(needed) - len(id_batches)
         if max(len(id_batches), ood_count) > _MOST_PAIRED:
             return needed
 
-        values = [self.evaluator.current(batch) for batch in needed]
+        # The losses of each batch by itself, [batches], and of each pair of batches, [batches, batches].
+        values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
         measured = {objective, *self.limits}
-        alone = np.array([_loss_alone(values_of_batch, measured) for values_of_batch in values])
-        paired = _paired_losses(values)
+        losses = [_loss_of_single_samples(values, measured) for values in values_of_batches]
+        alone = np.array(losses)
+        paired = _paired_losses(values_of_batches)
 
-        # Both kinds of loss as shares of their totals. Each pair stands in the matrix twice.
-        share_alone = alone / max(alone.sum(), 1e-9)
-        share_paired = paired / max(paired.sum() / 2, 1e-9)
-        order = _greedy_order(share_alone, share_paired)
+        # Both kinds of loss as shares of their totals, which may be 0. Each pair stands in the matrix twice.
+        total_alone = max(alone.sum(), 1e-9)
+        total_paired = max(paired.sum() / 2, 1e-9)
+        order = _greedy_order(alone / total_alone, paired / total_paired)
         return [needed[index] for index in order]
 
-    def _needed(self, objectives: Sequence[str]) -> list[int]:
+    def _is_id(self, batch: int) -> bool:
+        """Return whether a batch is one of ID samples; those of OOD samples have no labels."""
+        return self.evaluator.batches[batch].labels is not None
+
+    def _batches_read_by(self, objectives: Sequence[str]) -> list[int]:
         """Return the batches that any of some objectives reads."""
         needed = []
         for batch in range(len(self.evaluator.batches)):
-            if any(self._reads(objective, batch) for objective in objectives):
+            if any(self._is_read_by(objective, batch) for objective in objectives):
                 needed.append(batch)
         return needed
 
-    def _reads(self, objective: str, batch: int) -> bool:
+    def _is_read_by(self, objective: str, batch: int) -> bool:
         """Return whether an objective, or a limit, reads a batch; all of them read every ID batch."""
-        is_id = self.evaluator.batches[batch].labels is not None
-        return is_id or self._needs_ood(objective)
+        return self._is_id(batch) or self._needs_ood(objective)
 
     def _needs_ood(self, objective: str) -> bool:
         """Return whether an objective, or any of the limits, reads OOD samples."""
@@ -230,23 +244,27 @@ class Race:
     # --- one candidate after another ----------------------------------------------------------------------------------
 
     def _run_chunks(self) -> None:
-        """Run all candidates on the batches whose states fit into memory together, then on the next ones."""
-        parts = self._needed_by_chunk()
+        """Run all candidates on the batches whose states fit into memory together, then on the next ones.
+
+        Candidates of one site that run together are a unit. With bounds and three parts or more, the most hopeful unit
+        runs to the end after the first part, so that others can be given up against what it reached.
+        """
+        parts = self._batches_read_by_chunk()
         for number, part in enumerate(parts):
-            units = self._units()
-            if self.bounds and number == 1 and units and len(parts) > 2:
-                # The most hopeful run to the end first, so that others can be given up against what they reached.
+            units = self._units_by_hope()
+            is_after_first_part = number == 1 and len(parts) > 2
+            if self.bounds and is_after_first_part and units:
                 most_hopeful = units.pop(0)
                 for later_part in parts[number:]:
                     self._run_part(most_hopeful, later_part)
-                    self.evaluator.forget(later_part)
+                    self.evaluator.drop_traces(later_part)
             for unit in units:
                 self._run_part(unit, part)
-            self.evaluator.forget(part)
+            self.evaluator.drop_traces(part)
 
-    def _needed_by_chunk(self) -> list[list[int]]:
+    def _batches_read_by_chunk(self) -> list[list[int]]:
         """Return the batches that any objective reads, those of one chunk in one list."""
-        needed = set(self._needed(self.objectives))
+        needed = set(self._batches_read_by(self.objectives))
         parts = []
         for chunk in self.evaluator.chunks:
             part = [batch for batch in chunk if batch in needed]
@@ -257,10 +275,14 @@ class Race:
     def _run_part(self, unit: Sequence[RacingHead], part: Sequence[int]) -> None:
         """Run some candidates of one site on the batches of one part."""
         for batch in part:
-            self._advance(unit, batch)
+            self._evaluate_unit(unit, batch)
 
-    def _units(self) -> list[list[RacingHead]]:
-        """Return the candidates that are not done, those that run together in one list; the most hopeful first."""
+    def _units_by_hope(self) -> list[list[RacingHead]]:
+        """Group the candidates that are not done into units that run together, the most hopeful unit first.
+
+        A unit holds at most ``at_once`` candidates, all of one site, the most hopeful first. Hope is the best standing
+        that a candidate can still reach for the first objective.
+        """
         first_objective = self.objectives[0]
 
         def hope(contestant: RacingHead) -> Standing:
@@ -270,22 +292,30 @@ class Race:
             most_hopeful = unit[0]
             return hope(most_hopeful)
 
-        running = [contestant for contestant in self._contestants if contestant.known is None]
+        running = [contestant for contestant in self._contestants if contestant.final_counts is None]
+        most_hopeful_first = sorted(running, key=hope, reverse=True)
         by_site: dict[int, list[RacingHead]] = {}
-        for contestant in sorted(running, key=hope, reverse=True):
-            site = contestant.head.site
-            by_site.setdefault(site, []).append(contestant)
+        for contestant in most_hopeful_first:
+            contestants_of_site = by_site.setdefault(contestant.head.site, [])
+            contestants_of_site.append(contestant)
+
         units = []
         for contestants_of_site in by_site.values():
             for start in range(0, len(contestants_of_site), self.at_once):
-                units.append(contestants_of_site[start : start + self.at_once])
+                end = start + self.at_once
+                unit = contestants_of_site[start:end]
+                units.append(unit)
         return sorted(units, key=hope_of_unit, reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def _advance(self, unit: Sequence[RacingHead], batch: int) -> None:
-        """Evaluate some candidates of one site on one batch, if one of them may win and has not seen it."""
-        if not any(self._wants(contestant, batch) for contestant in unit):
+    def _evaluate_unit(self, unit: Sequence[RacingHead], batch: int) -> None:
+        """Evaluate some candidates of one site on one batch, and judge each by its new counts.
+
+        Nothing runs where no candidate of them both may win and lacks the batch.
+        """
+        is_needed = any(self._still_needs(contestant, batch) for contestant in unit)
+        if not is_needed:
             return
 
         # Always the same number of candidates at once, since another number would round differently: the last one is
@@ -294,31 +324,36 @@ class Race:
         positions = [contestant.head.position for contestant in unit]
         repetitions = self.at_once - len(positions)
         padding = [positions[-1]] * repetitions
-        values_of_positions = self.evaluator.without_each(batch, site, positions + padding)
-        for contestant, values in zip(unit, values_of_positions, strict=False):
+        values_of_positions = self.evaluator.values_without_each(batch, site, positions + padding)
+        values_of_unit = values_of_positions[: len(unit)]
+        for contestant, values in zip(unit, values_of_unit, strict=True):
             # Asked again: another candidate of the unit may just have put this one out of reach.
-            if self._wants(contestant, batch):
+            if self._still_needs(contestant, batch):
                 contestant.tally.add(batch, values)
-                self._note_batch(contestant)
+                self._judge_after_batch(contestant)
 
-    def _wants(self, contestant: RacingHead, batch: int) -> bool:
-        """Return whether a batch can still tell something about a candidate."""
-        is_done = contestant.known is not None
-        if is_done or batch in contestant.tally.seen:
+    def _still_needs(self, contestant: RacingHead, batch: int) -> bool:
+        """Return whether a batch can still tell something about a candidate: it is not done, and lacks the batch."""
+        is_done = contestant.final_counts is not None
+        if is_done:
             return False
-        return any(self._reads(objective, batch) for objective in contestant.open_for)
+        if batch in contestant.tally.seen:
+            return False
+        return any(self._is_read_by(objective, batch) for objective in contestant.open_for)
 
-    def _note_batch(self, contestant: RacingHead) -> None:
-        """Note that a candidate has seen one more batch.
+    def _judge_after_batch(self, contestant: RacingHead) -> None:
+        """Judge a candidate that has seen one more batch.
 
-        It may now be out of reach of the lead, or have all counts that an objective needs.
+        Its best case is lowered to what is still possible; objectives that it can then no longer win are dropped, and
+        those that it has all counts for are noted as counted.
         """
         n_id = self.evaluator.n_id
         n_ood = self.evaluator.n_ood
         counts = contestant.tally.counts()
         contestant.best_case = counts.most.best_case(n_id, n_ood, contestant.tally.seen_pairs)
-        self._give_up(contestant)
+        self._drop_lost_objectives(contestant)
 
+        # Accuracy and losses are counted once all ID samples are; an objective that reads OOD samples needs these too.
         has_all_id = counts.n_id == n_id
         has_all_ood = counts.n_ood == n_ood
         for objective in self.objectives:
@@ -326,44 +361,46 @@ class Race:
                 continue
             lacks_ood = self._needs_ood(objective) and not has_all_ood
             if has_all_id and not lacks_ood:
-                self._note_counted(contestant, objective)
-        self._finish(contestant)
+                self._enter_counted(contestant, objective)
+        self._finish_if_nothing_left(contestant)
 
-    def _note_counted(self, contestant: RacingHead, objective: str) -> None:
-        """Note that a candidate has all its counts: it may be the best so far, which may put others out."""
+    def _enter_counted(self, contestant: RacingHead, objective: str) -> None:
+        """Enter a candidate that has all counts of an objective; if it leads now, others may be out of reach."""
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
         trial = Trial(contestant.head, contestant.counts)
-        if not self._leads.raised_by(objective, trial):
+        leads_now = self._leads.raise_if_ahead(objective, trial)
+        if not leads_now:
             return
         for other in self._contestants:
             if other is not contestant:
-                self._give_up(other)
-                self._finish(other)
+                self._drop_lost_objectives(other)
+                self._finish_if_nothing_left(other)
 
-    def _give_up(self, contestant: RacingHead) -> None:
-        """Drop the objectives that the candidate can no longer win."""
+    def _drop_lost_objectives(self, contestant: RacingHead) -> None:
+        """Drop the objectives that the candidate can no longer win; without bounds, none is dropped."""
         if not self.bounds:
             return
-        still_counts_for = contestant.open_for - contestant.counted_for
-        for objective in still_counts_for:
+        not_counted_yet = contestant.open_for - contestant.counted_for
+        for objective in not_counted_yet:
             if self._leads.out_of_reach(objective, contestant.head, contestant.best_case):
                 contestant.open_for.discard(objective)
 
-    def _finish(self, contestant: RacingHead) -> None:
+    def _finish_if_nothing_left(self, contestant: RacingHead) -> None:
         """Note as done a candidate that has nothing left to win or to count."""
-        if contestant.known is not None:
+        is_done = contestant.final_counts is not None
+        if is_done:
             return
         has_nothing_to_count = contestant.open_for <= contestant.counted_for
         if has_nothing_to_count:
-            contestant.known = contestant.tally.counts()
+            contestant.final_counts = contestant.tally.counts()
             self.finished(contestant)
 
 
 # --- in which order batches show most ---------------------------------------------------------------------------------
 
 
-def _loss_alone(values: Values, objectives: set[str]) -> float:
+def _loss_of_single_samples(values: Values, objectives: set[str]) -> float:
     """Return the loss on one batch of the objectives that read ID samples one by one.
 
     It is 0 for OOD samples, and for objectives that read pairs of samples only.
@@ -371,13 +408,25 @@ def _loss_alone(values: Values, objectives: set[str]) -> float:
     if not values.labelled:
         return 0.0
     wrong = float(len(values.scores) - values.correct)
-    loss_of_objective = {"acc": wrong, "avg": wrong, "nll": float(values.nll), "brier": float(values.brier)}
+    loss_of_objective = {
+        "acc": wrong,
+        "avg": wrong,
+        "nll": float(values.nll),
+        "brier": float(values.brier),
+    }
     losses = [loss_of_objective.get(objective, 0.0) for objective in objectives]
     return sum(losses)
 
 
 def _paired_losses(values: Sequence[Values]) -> np.ndarray:
-    """Return the loss by the pairs of an ID and an OOD sample of each two batches, symmetric ``[batches, batches]``."""
+    """Return the AUROC loss of each two batches: twice the number of their pairs in the wrong order.
+
+    Args:
+        values: the results of each batch.
+
+    Returns:
+        Symmetric ``[batches, batches]``; zero for batches that are not one of ID and one of OOD samples of a task.
+    """
     losses = np.zeros((len(values), len(values)))
     for id_batch, inside in enumerate(values):
         if not inside.labelled:
@@ -387,20 +436,20 @@ def _paired_losses(values: Sequence[Values]) -> np.ndarray:
                 continue
             common_tasks = set(inside.tasks).intersection(outside.tasks)
             if common_tasks:
-                loss = _inverted(inside, outside)
+                loss = _twice_inverted_pairs(inside, outside)
                 losses[id_batch, ood_batch] = loss
                 losses[ood_batch, id_batch] = loss
     return losses
 
 
-def _inverted(inside: Values, outside: Values) -> int:
+def _twice_inverted_pairs(inside: Values, outside: Values) -> int:
     """Return twice the number of pairs in which the OOD sample does not score above the ID one, ties counted half."""
     pairs = len(inside.scores) * len(outside.scores)
     return 2 * pairs - two_u(inside.scores, outside.scores)
 
 
 def _greedy_order(alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Return batches in order, each time the one that adds most to the loss on those so far.
+    """Return the indices of all batches in order, each time the one that adds most to the loss on those so far.
 
     Args:
         alone: the loss on each batch by itself, ``[batches]``.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hydractl.circuit.counting import margins, one_member, values_of
+from hydractl.circuit.counting import as_one_member, margins, values_of
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
@@ -54,7 +54,8 @@ class SampleSet:
         batch_size: how many samples a batch has.
         workers: how many processes read ahead in :meth:`stream`.
         labelled: whether it is an ID set.
-        tasks, columns: as of :class:`SearchBatch`.
+        tasks: the numbers of the tasks that read the set.
+        columns: where the classes of those tasks are among the model's.
 
     Attributes:
         batches: the batches, whose inputs are read when they are asked for.
@@ -81,8 +82,9 @@ class SampleSet:
         self._order = [int(index) for index in order]
         self.batches = []
         for start in range(0, len(order), batch_size):
-            indices = self._order[start : start + batch_size]
-            self.batches.append(self._batch(indices))
+            end = start + batch_size
+            batch = self._batch(self._order[start:end])
+            self.batches.append(batch)
 
     def _batch(self, indices: list[int]) -> SearchBatch:
         """Return the batch of some samples, whose inputs are read when they are asked for."""
@@ -92,15 +94,15 @@ class SampleSet:
             labels = labels_of_set[indices]
 
         def read() -> Any:
-            return next(self._inputs(indices, workers=0))
+            return next(self._inputs_in_batches(indices, workers=0))
 
         return SearchBatch(read, labels, len(indices), self._tasks, self._columns)
 
     def stream(self) -> Iterator[Any]:
         """Return the inputs of all batches in turn, read ahead by worker processes where there are any."""
-        return self._inputs(self._order, self._workers)
+        return self._inputs_in_batches(self._order, self._workers)
 
-    def _inputs(self, indices: list[int], workers: int) -> Iterator[Any]:
+    def _inputs_in_batches(self, indices: list[int], workers: int) -> Iterator[Any]:
         """Yield the inputs of some samples in batches, on the model's device."""
         model = self._model
         parameter = next(model.parameters())
@@ -149,6 +151,7 @@ def undecided_first(
     reads_loss = "nll" in objectives or "brier" in objectives
     reads_scores = "ood" in objectives or "avg" in objectives
 
+    # The hazard of an ID sample: the sum of its relative ranks, 0 to 1 each, in what the objectives read.
     hazards = np.zeros(len(inside.scores))
     if reads_margin:
         hazards += _relative_rank(-inside.margin)
@@ -156,10 +159,10 @@ def undecided_first(
         hazards += _relative_rank(inside.loss)
     if reads_scores and outside is not None:
         hazards += _relative_rank(inside.scores)
-    order = {"id": _by_hazard(hazards, lengths["id"])}
+    order = {"id": _most_hazardous_first(hazards, lengths["id"])}
     if outside is not None:
         ood_hazards = _relative_rank(-outside.scores)
-        order["ood"] = _by_hazard(ood_hazards, lengths["ood"])
+        order["ood"] = _most_hazardous_first(ood_hazards, lengths["ood"])
     return order
 
 
@@ -173,19 +176,28 @@ def _relative_rank(values: Floats) -> Floats:
     return ranks / last_rank
 
 
-def _by_hazard(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
+def _most_hazardous_first(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
     """Return the indices of samples, the highest hazard first.
 
     Where lengths matter, they are cut into parts of about the same hazard, each with the longest samples first.
+
+    Args:
+        hazards: the higher, the more likely it is that the sample shows a losing candidate, ``[N]``.
+        lengths: of the samples; None where they do not matter.
     """
-    order: list[int] = np.argsort(-hazards, kind="stable").tolist()
+    highest_first = np.argsort(-hazards, kind="stable")
+    order: list[int] = highest_first.tolist()
     if lengths is None:
         return order
-    by_length: list[int] = []
+
+    def minus_length(index: int) -> int:
+        return -lengths[index]
+
+    order_by_length: list[int] = []
     for stratum in np.array_split(order, _STRATA):
-        longest_first = sorted(stratum.tolist(), key=lambda index: -lengths[index])
-        by_length += longest_first
-    return by_length
+        longest_first = sorted(stratum.tolist(), key=minus_length)
+        order_by_length += longest_first
+    return order_by_length
 
 
 def measure_certainty(
@@ -198,19 +210,20 @@ def measure_certainty(
     advance: Callable[[int], None] = lambda samples: None,
     columns: ClassRange = ALL_CLASSES,
 ) -> Certainty:
-    """Run the whole model once over one set, and return the scores of its samples.
+    """Run the whole model once over one set, and return the scores of its samples in the order of the set.
 
     Args:
         dataset: the set.
         model: with one member.
         batch_size, workers: how the samples are read.
-        ood_score: see :data:`hydractl.metrics.ood.OOD_SCORES`.
+        ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
         labelled: whether it is an ID set.
         advance: called with the number of samples of each batch.
         columns: where the classes of the set are among the model's.
     """
+    logits_of_all_classes = logits_of(dataset, model, batch_size, workers, advance)
     first, end = columns
-    logits = logits_of(dataset, model, batch_size, workers, advance)[:, first:end]  # [N, classes]
+    logits = logits_of_all_classes[:, first:end]  # [N, classes]
     all_labels = None
     if labelled:
         all_labels = np.asarray(dataset.labels)
@@ -221,17 +234,24 @@ def measure_certainty(
     for start in range(0, len(logits), batch_size):
         samples = slice(start, start + batch_size)
         logits_of_batch = logits[samples]  # [B, classes]
-        labels = None if all_labels is None else all_labels[samples]
+        labels = None
+        if all_labels is not None:
+            labels = all_labels[samples]
         values = values_of(logits_of_batch, labels, ood_score)
         scores.append(values.scores)
         if labels is not None:
-            log_p = pooled_log_probs(one_member(logits_of_batch))  # [B, classes]
+            log_p = pooled_log_probs(as_one_member(logits_of_batch))  # [B, classes]
             log_p_of_label = log_p[np.arange(len(labels)), labels]
             margins_of_batches.append(margins(log_p, labels))
             losses.append(-log_p_of_label)
+    all_scores = np.concatenate(scores)
     if not labelled:
-        return Certainty(np.concatenate(scores))
-    return Certainty(np.concatenate(scores), np.concatenate(margins_of_batches), np.concatenate(losses))
+        return Certainty(all_scores)
+    return Certainty(
+        scores=all_scores,
+        margin=np.concatenate(margins_of_batches),
+        loss=np.concatenate(losses),
+    )
 
 
 def logits_of(
@@ -241,7 +261,14 @@ def logits_of(
     workers: int,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Tensor:
-    """Return the logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU."""
+    """Return the logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU.
+
+    Args:
+        dataset: the set.
+        model: with one member.
+        batch_size, workers: how the samples are read.
+        advance: called with the number of samples of each batch.
+    """
     parameter = next(model.parameters())
     indices: list[int] = []
     parts: list[Tensor] = []
@@ -252,5 +279,6 @@ def logits_of(
             parts.append(logits[0].cpu())
             indices += batch.indices
             advance(len(batch.indices))
-    in_order_of_set = np.argsort(indices)
-    return torch.cat(parts)[in_order_of_set]
+    # Batches may come in another order, such as that of the lengths of texts.
+    order_of_set = np.argsort(indices)
+    return torch.cat(parts)[order_of_set]

@@ -96,7 +96,9 @@ class Scope:
 
 
 def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
-    """Return where a search begins and how far it goes.
+    """Decide from the options which heads a search may remove, how many of them, and what it begins with.
+
+    A site is an attention block of the model, and is named by its path.
 
     Raises:
         UsageError: for a budget, sites or shares outside the model's range, which the message names.
@@ -109,25 +111,19 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     is_headmap = options.algorithm == "headmap"
     total = None
     if not is_headmap:
-        total = _total(options, before)
+        total = _heads_gone_at_end(options, before)
 
     # The sites whose heads may go.
     listed_paths = [site.path for site in source.sites]
     if options.sites:
-        listed_paths = _numbered(options.sites, source.sites)
-    start = _start(source, options, sites_of_tower, before, log)
+        listed_paths = _paths_of_numbers(options.sites, source.sites)
+    start = _starting_point(source, options, sites_of_tower, before, log)
     after = start.mask.at(before.heads)
-    removed_before = len(before.kept_heads) - len(after.kept_heads)
-    sites = []
-    for path in after.heads:
-        is_decided_by_circuit = path in start.leading
-        if path in listed_paths and not is_decided_by_circuit:
-            sites.append(path)
-    if not sites:
-        raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
+    sites = _searched_sites(after, listed_paths, start.leading)
 
     # How many of them go.
     kept = None
+    removed_before = len(before.kept_heads) - len(after.kept_heads)
     candidates = start.mask.at(sites).kept_heads
     if is_headmap:
         # Its --keep counts the heads of each site by itself.
@@ -138,22 +134,44 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         budget = len(candidates) - sum(kept.values())
     else:
         if total is None:
+            # Only a constraint ends the search: it may go on to the last head that the model can do without.
             all_but_one = len(after.kept_heads) - 1
             total = removed_before + min(len(candidates), all_but_one)
         budget = total - removed_before
         _check_budget(budget, total, options, before, after, candidates)
     return Scope(
-        source=_without(source, start.mask),
+        source=_with_heads_of(source, start.mask),
         sites=sites,
         budget=budget,
         total=budget + removed_before,
-        details=_details(options, start.leading, kept),
+        details=_provenance_details(options, start.leading, kept),
         seen=start.seen,
         kept=kept,
     )
 
 
-def _total(options: SearchOptions, before: HeadMask) -> int | None:
+def _searched_sites(after: HeadMask, listed: Sequence[str], leading: Sequence[str]) -> list[str]:
+    """Return the paths of the sites whose heads may go, in model order.
+
+    Args:
+        after: the heads of the searched tower that the search begins with.
+        listed: the paths of the sites that ``--sites`` lists, or of all.
+        leading: the paths of the sites that another circuit decides.
+
+    Raises:
+        UsageError: no site is left.
+    """
+    sites = []
+    for path in after.heads:
+        is_decided_by_circuit = path in leading
+        if path in listed and not is_decided_by_circuit:
+            sites.append(path)
+    if not sites:
+        raise UsageError("no site is left whose heads could be removed", hint="see --sites, --share-sites and --tower")
+    return sites
+
+
+def _heads_gone_at_end(options: SearchOptions, before: HeadMask) -> int | None:
     """Return how many heads are to be gone at the end, or None where only a constraint ends the search."""
     if options.keep is None and options.budget is None:
         return None
@@ -175,16 +193,19 @@ def _check_budget(
     Raises:
         UsageError: for such a budget.
     """
-    option = "--keep" if options.budget is None else "--budget"
+    is_by_keep = options.budget is None
+    option = "--keep" if is_by_keep else "--budget"
     removed_before = total - budget
     if budget < 1 and removed_before:
         raise UsageError(f"{removed_before} heads are gone at the beginning, and {option} asks for {total} in all")
     if budget < 1:
         raise UsageError(f"{option} removes no head")
     if budget >= len(after.kept_heads):
-        highest = len(before.kept_heads) - 1
-        span = f", so the range is 1..{highest}" if option == "--budget" else ""
-        raise UsageError(f"{option} removes all {total} heads: at least one must be left{span}")
+        allowed_range = ""
+        if not is_by_keep:
+            highest = len(before.kept_heads) - 1
+            allowed_range = f", so the range is 1..{highest}"
+        raise UsageError(f"{option} removes all {total} heads: at least one must be left{allowed_range}")
     if budget > len(candidates):
         raise UsageError(
             f"{option} asks for {budget} more heads, and the sites that are meant have {len(candidates)}",
@@ -192,7 +213,7 @@ def _check_budget(
         )
 
 
-def _details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None) -> ScopeDetails:
+def _provenance_details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None) -> ScopeDetails:
     """Return the part of the provenance that is about the scope."""
     details: ScopeDetails = {}
     if leading:
@@ -207,7 +228,7 @@ def _details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int
 
 
 @dataclass(frozen=True)
-class _Start:
+class _StartingPoint:
     """Where a search begins.
 
     Attributes:
@@ -221,47 +242,79 @@ class _Start:
     seen: list[Entry]
 
 
-def _start(
+def _starting_point(
     source: Source, options: SearchOptions, sites_of_tower: Sequence[Site], before: HeadMask, log: Log
-) -> _Start:
-    """Return where a search begins, by ``--start-mask`` and ``--share-from``."""
+) -> _StartingPoint:
+    """Return where a search begins: the model's heads, less those that the files of two options leave out.
+
+    Args:
+        source: the model.
+        options: of the search; ``--start-mask`` is a mask, ``--share-from`` a circuit that decides the leading sites.
+        sites_of_tower: the sites that are searched, in model order.
+        before: the heads of the model at these sites.
+        log: where a file of other weights is told, if that is allowed.
+    """
     mask = source.description.mask
     leading: list[str] = []
     seen: list[Entry] = []
-
     if options.start_mask is not None:
-        path = options.start_mask
-        document = read_json_file(path)
-        start_mask = mask_from_json(document, source.sites, path, source.description.arch)
+        start_mask, seen_of_mask = _read_start_mask(options.start_mask, source, options, log)
         mask = mask.intersect(start_mask)
-        check_base(document, path, source, allow_other=options.allow_other_base, log=log)
-        seen += seen_in(document, path)
+        seen += seen_of_mask
 
     if options.share_from is not None and options.share_sites is not None:
-        path = options.share_from
         leading, fewest = leading_sites(sites_of_tower, options.share_sites)
         if options.share_sites >= fewest:
             raise UsageError(f"--share-sites {options.share_sites} leaves no later site: the range is 1..{fewest - 1}")
         total = total_budget(before, options.keep, options.budget, "--budget")
-        document = read_json_file(path)
-        ranking = ranking_from_json(document, source.sites, path)
-        check_base(document, path, source, allow_other=options.allow_other_base, log=log)
-        seen += seen_in(document, path)
-        removed_at_leading = []
-        for site, head in _first_removed(ranking, total, source, path):
-            if site in leading:
-                removed_at_leading.append((site, head))
+        removed, seen_of_circuit = _read_removed_heads(options.share_from, total, source, options, log)
+        seen += seen_of_circuit
+        removed_at_leading = [(site, head) for site, head in removed if site in leading]
         mask = mask.without(removed_at_leading)
-    return _Start(mask, leading, seen)
+    return _StartingPoint(mask, leading, seen)
 
 
-def _first_removed(ranking: Ranking, total: int, source: Source, path: str) -> list[Head]:
+def _read_start_mask(path: str, source: Source, options: SearchOptions, log: Log) -> tuple[HeadMask, list[Entry]]:
+    """Read the file of ``--start-mask``; return its mask, and the samples that it was made from."""
+    document = read_json_file(path)
+    mask = mask_from_json(document, source.sites, path, source.description.arch)
+    check_base(document, path, source, allow_other=options.allow_other_base, log=log)
+    return mask, seen_in(document, path)
+
+
+def _read_removed_heads(
+    path: str, total: int, source: Source, options: SearchOptions, log: Log
+) -> tuple[list[Head], list[Entry]]:
+    """Read the circuit of ``--share-from``.
+
+    Args:
+        path: of its file.
+        total: how many heads are gone from the model at the end of this search.
+        source: the model.
+        options: of the search.
+        log: where a circuit of other weights is told, if that is allowed.
+
+    Returns:
+        The heads that the circuit has removed when ``total`` are gone, and the samples that it was made from.
+    """
+    document = read_json_file(path)
+    ranking = ranking_from_json(document, source.sites, path)
+    check_base(document, path, source, allow_other=options.allow_other_base, log=log)
+    seen = seen_in(document, path)
+    return _removed_when_gone(ranking, total, source, path), seen
+
+
+def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) -> list[Head]:
     """Return the heads of the model that a circuit has removed by the time that ``total`` heads are gone.
 
+    These are first the heads that the circuit began without, sorted, then its removals in order.
+
     Raises:
-        InputError: the circuit is shorter, or ends within a group of heads that share keys.
+        InputError: the circuit is shorter.
+        UsageError: it is one of headmap, whose removals belong together, and some of them would be left over.
     """
-    removed_at_start = set(ranking.start) & set(source.description.mask.kept_heads)
+    kept_by_model = set(source.description.mask.kept_heads)
+    removed_at_start = kept_by_model.intersection(ranking.start)
     longest = len(removed_at_start) + len(ranking.removed)
     if longest < total:
         raise InputError(
@@ -269,26 +322,34 @@ def _first_removed(ranking: Ranking, total: int, source: Source, path: str) -> l
             hint="take a longer circuit, or a smaller budget",
         )
     count = total - len(removed_at_start)
-    check_whole(ranking, ranking.removed[count:], path)
-    return [*sorted(removed_at_start), *ranking.removed[:count]]
+    first_removed = ranking.removed[:count]
+    left_over = ranking.removed[count:]
+    check_whole(ranking, left_over, path)
+    return [*sorted(removed_at_start), *first_removed]
 
 
-def _without(source: Source, mask: HeadMask) -> Source:
-    """Return the model with only the heads of a mask."""
+def _with_heads_of(source: Source, mask: HeadMask) -> Source:
+    """Return the model with only the heads of a mask, the others sliced away."""
     if mask == source.description.mask:
         return source
     description, tensors = pruned(source, mask, "sliced")
     return replace(source, description=description, tensors=tensors)
 
 
-def _numbered(text: str, sites: Sequence[Site]) -> list[str]:
-    """Return the paths of the sites that a text such as ``3-5,8`` lists, in model order."""
+def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
+    """Return the paths of the sites that a text such as ``3-5,8`` lists by their numbers, in model order.
+
+    Raises:
+        UsageError: for a number or a range outside those of the model.
+    """
     last_number = len(sites) - 1
     numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         low = int(first)
-        high = int(last or first)  # "8" is "8-8"
+        high = low  # "8" is "8-8"
+        if last:
+            high = int(last)
         if low > high or high > last_number:
             raise UsageError(f"--sites {text}: {part} is outside 0..{last_number}, the sites of the model")
         numbers.update(range(low, high + 1))
@@ -309,30 +370,45 @@ def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -
     Raises:
         UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.
     """
-    counts = Counter(site for site, _ in heads)
-
-    # The same number is kept at each site.
+    heads_of_site = Counter(site for site, _ in heads)
     if keep is not None:
-        most = max(counts.values())
+        most = max(heads_of_site.values())
         if not 0 <= keep < most:
             raise UsageError(
                 f"--keep {keep} is outside 0..{most - 1}: a site has at most {most} heads, and one must go"
             )
-        return {site: min(keep, count) for site, count in counts.items()}
+        return {site: min(keep, count) for site, count in heads_of_site.items()}
 
-    # The same number is removed at each site.
     assert budget is not None
-    sites = len(counts)
-    fewest = min(counts.values())
+    fewest = min(heads_of_site.values())
+    removed_at_each = _removed_at_each_site(budget, len(heads_of_site), fewest)
+    return {site: count - removed_at_each for site, count in heads_of_site.items()}
+
+
+def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
+    """Return how many heads each site loses where all sites lose as many.
+
+    Args:
+        budget: how many heads are removed in all.
+        sites: the number of sites.
+        fewest: how many heads the site with the fewest has.
+
+    Raises:
+        UsageError: the smallest site has not as many heads, or the budget is no multiple of the number of sites.
+    """
     largest = sites * fewest
     if not 1 <= budget <= largest:
         raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")
     removed_at_each, rest = divmod(budget, sites)
     if rest:
         lower = removed_at_each * sites
-        possible = [str(multiple) for multiple in (lower, lower + sites) if 0 < multiple <= largest]
+        higher = lower + sites
+        possible = []
+        for multiple in (lower, higher):
+            if 0 < multiple <= largest:
+                possible.append(str(multiple))
         raise UsageError(
             f"--budget {budget} cannot be shared evenly by {sites} sites",
             hint=f"headmap removes as many heads at each: --budget {' or '.join(possible)}",
         )
-    return {site: count - removed_at_each for site, count in counts.items()}
+    return removed_at_each

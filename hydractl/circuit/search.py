@@ -49,7 +49,7 @@ class ObjectiveRanking:
         return [step.head for step in self.steps]
 
 
-def _tell_nobody(objective: str, step: int, removal: Trial) -> None:
+def _ignore_removal(objective: str, step: int, removal: Trial) -> None:
     pass
 
 
@@ -72,7 +72,8 @@ class GreedySearch:
     Args:
         evaluator: what is to be searched.
         heads: the candidates in model order, each by the number of its site and its position there.
-        bounds, at_once: as in :class:`hydractl.circuit.race.Race`.
+        bounds: whether a candidate is given up as soon as it can no longer win.
+        at_once: how many candidates of one site run together.
         constraints: the scores that every removal has to keep; a ranking ends where no candidate keeps them.
         max_drop: a ranking ends before the first step that takes accuracy further below that of the model.
         journal: where evaluations are kept and found again.
@@ -97,7 +98,7 @@ class GreedySearch:
         journal: Journal | None = None,
         processes: Processes | None = None,
         progress: Progress | None = None,
-        on_removal: Callable[[str, int, Trial], None] = _tell_nobody,
+        on_removal: Callable[[str, int, Trial], None] = _ignore_removal,
     ) -> None:
         self.evaluator = evaluator
         self.heads = [CandidateHead(*head) for head in heads]
@@ -116,31 +117,37 @@ class GreedySearch:
         self._end_limits: Limits = {}
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
-        """Remove ``budget`` heads one after another for each objective, or fewer where a constraint ends the ranking.
+        """Remove heads one a step for each objective, until ``budget`` heads are gone or its ranking ends.
+
+        A ranking ends before the first step at which no candidate keeps the constraints, or at which the winner takes
+        accuracy down by more than ``max_drop``.
 
         Returns:
-            The ranking of each objective.
+            The ranking of each objective, which is also left in :attr:`rankings`.
         """
-        base = self._base()
+        base = self._counts_of_whole_model()
+        self._set_limits(base)
+        self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
+        for step in range(1, budget + 1):
+            # Objectives that have removed the same heads are at the same model, so one step serves all of them.
+            groups = objectives_by_removed_heads(self._removed_where_not_ended())
+            evaluations_of_group = self.evaluations_to_come(step, budget)
+            self._show_evaluations_left(len(groups) * evaluations_of_group)
+            for removed, group in groups.items():
+                winners = self._winners_of_step(group, step, removed)
+                for objective in group:
+                    winner = winners.get(objective)
+                    self._remove_or_end(objective, step, winner)
+        return self.rankings
+
+    def _set_limits(self, base: EvaluationCounts) -> None:
+        """Set the limits of the constraints and of ``max_drop``, which both depend on the counts of the whole model."""
         self._limits = limits_of(self.constraints, base)
         if self.max_drop is not None:
             highest_drop = Constraint("acc", self.max_drop, below_base=True)
             self._end_limits = limits_of([highest_drop], base)
 
-        self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
-        for step in range(1, budget + 1):
-            groups = same_model(self._removed_by_running())
-            evaluations_of_group = self.to_come(step, budget)
-            self._expect(len(groups) * evaluations_of_group)
-            for removed, group in groups.items():
-                winners = self._remembered(group, step)
-                if winners is None:
-                    winners = self._run_step(group, step, removed)
-                for objective in group:
-                    self._take(objective, step, winners.get(objective))
-        return self.rankings
-
-    def _removed_by_running(self) -> dict[str, list[CandidateHead]]:
+    def _removed_where_not_ended(self) -> dict[str, list[CandidateHead]]:
         """Return the heads removed so far by each objective whose ranking has not ended."""
         removed = {}
         for objective, ranking in self.rankings.items():
@@ -148,8 +155,21 @@ class GreedySearch:
                 removed[objective] = ranking.removed
         return removed
 
-    def _take(self, objective: str, step: int, winner: Trial | None) -> None:
-        """Add a removal to the ranking of an objective, or end the ranking."""
+    def _winners_of_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
+        """Return the winner of a step for each objective of a group, from the journal or by running the step.
+
+        Objectives for which no candidate is allowed are left out.
+        """
+        winners = self._winners_in_journal(group, step)
+        if winners is not None:
+            return winners
+        return self._run_and_keep_step(group, step, removed)
+
+    def _remove_or_end(self, objective: str, step: int, winner: Trial | None) -> None:
+        """Add the winner of a step to the ranking of an objective as its next removal, or end the ranking.
+
+        It ends without a winner, since then no candidate keeps the constraints, and with one that breaks ``max_drop``.
+        """
         ranking = self.rankings[objective]
         if winner is None:
             ranking.ended = "subject_to"
@@ -159,38 +179,41 @@ class GreedySearch:
             ranking.steps.append(winner)
             self.on_removal(objective, step, winner)
 
-    def to_come(self, step: int, budget: int) -> int:
+    def evaluations_to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations there may be from a step on, for objectives that have removed the same heads."""
         removed = step - 1
         return evaluations(len(self.heads) - removed, budget - removed)
 
-    def _base(self) -> EvaluationCounts:
-        """Return the counts of the model before the first removal."""
-        known = self.memory.base()
+    def _counts_of_whole_model(self) -> EvaluationCounts:
+        """Return the counts of the model before the first removal, from the journal or counted now and kept there."""
+        known = self.memory.base_counts()
         if known is not None:
             return known
-        self.evaluator.begin([])
+        self.evaluator.go_to_model_without([])
         empty_tally = Tally(self.evaluator.shares)
-        base = self._over_all(empty_tally, self.evaluator.current)
+        base = self._count_over_all_data(empty_tally, values_of_batch=self.evaluator.current_values)
         self.memory.keep_base(base)
         return base
 
-    def _over_all(self, tally: Tally, values: Callable[[int], Values]) -> EvaluationCounts:
+    def _count_over_all_data(self, tally: Tally, values_of_batch: Callable[[int], Values]) -> EvaluationCounts:
         """Add the batches that a tally has not seen yet, and return the counts over all data.
 
         Args:
             tally: the counts of some batches.
-            values: returns the results of a batch, by its number.
+            values_of_batch: returns the results of a batch, by its number.
         """
         for chunk in self.evaluator.chunks:
             for batch in chunk:
                 if batch not in tally.seen:
-                    tally.add(batch, values(batch))
-            self.evaluator.forget(chunk)
+                    values = values_of_batch(batch)
+                    tally.add(batch, values)
+            self.evaluator.drop_traces(chunk)
         return tally.counts()
 
-    def _run_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
-        """Choose the head to remove for objectives that have removed the same heads, and keep it in the journal.
+    def _run_and_keep_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
+        """Evaluate the candidates of a step for objectives that have removed the same heads, and keep the winners.
+
+        They are kept in the journal: of an objective without a winner, that its ranking ends here.
 
         Args:
             group: the objectives.
@@ -200,37 +223,41 @@ class GreedySearch:
         Returns:
             The winner of each objective, without the objectives for which no candidate is allowed.
         """
-        self.evaluator.begin(removed)
+        self.evaluator.go_to_model_without(removed)
         left = [head for head in self.heads if head not in removed]
-        winners = self.choose(group, step, left)
+        winners = self.choose_winners(group, step, left)
         for objective in group:
             winner = winners.get(objective)
             self.memory.keep_removal(objective, step, winner)
         self.memory.sync()
         return winners
 
-    def choose(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
+    def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
         """Choose the best of the candidates left, for each objective that has one.
 
         The evaluator must be at the model of the step.
-        """
-        race = self._race(group, step, left, self.bounds)
-        trials = race.run()
-        winners = {}
-        for objective, winner in self._winners_of_all(trials).items():
-            counted_here = race.tally_of(winner.head)
-            winners[objective] = self._complete(winner, counted_here)
-        return winners
 
-    def _race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
+        Returns:
+            The winner of each objective, counted over all data; objectives without an allowed candidate are left out.
+        """
+        race = self._build_race(group, step, left, self.bounds)
+        trials_here = race.run()
+        winners = self._winners_across_processes(trials_here)
+        completed = {}
+        for objective, winner in winners.items():
+            counted_here = race.tally_of(winner.head)
+            completed[objective] = self._with_counts_over_all_data(winner, counted_here)
+        return completed
+
+    def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
         """Build the race of this process's candidates; those that a journal knows are already counted.
 
         The objectives of a group have removed the same heads: the journal keeps what they share under the first.
         """
         first_objective = group[0]
 
-        def keep(contestant: RacingHead) -> None:
-            """Keep what was counted of a candidate that the race is done with."""
+        def keep_finished(contestant: RacingHead) -> None:
+            """Keep what was counted of a candidate that the race is done with, and count the evaluation."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = HeadEvaluation(contestant.head, contestant.counts, given_up)
             self.evaluations += 1
@@ -244,83 +271,107 @@ class GreedySearch:
             bounds=bounds,
             at_once=self.at_once,
             limits=self._limits,
-            known=self.memory.evaluations(first_objective, step),
-            finished=keep,
+            known=self.memory.evaluations_of_step(first_objective, step),
+            finished=keep_finished,
         )
 
-    def _expect(self, evaluations: int) -> None:
-        """Tell the progress how many evaluations are left, in all processes together."""
+    def _show_evaluations_left(self, evaluations: int) -> None:
+        """Set the total of the progress: the evaluations of this process, and its part of those left in all."""
         left_here = evaluations // self.processes.size
         self.progress.set_total(self.evaluations + left_here)
 
-    def _complete(self, winner: Trial, tally: Tally) -> Trial:
-        """Count the winner on the data that its objective did not need, so that each step has counts over all data."""
-        if winner.counts.n_ood == self.evaluator.n_ood:
+    def _with_counts_over_all_data(self, winner: Trial, tally: Tally) -> Trial:
+        """Return the winner counted on the OOD samples too, which an objective such as accuracy does not need.
+
+        Args:
+            winner: the trial that won a step.
+            tally: what this process has counted of it; the missing batches are added.
+        """
+        has_all_counts = winner.counts.n_ood == self.evaluator.n_ood
+        if has_all_counts:
             return winner
         site, position = winner.head
-        positions = [position] * self.at_once  # another number would round differently
+        # As many heads at once as in the race, since another number would round differently: the same one repeated.
+        positions = [position] * self.at_once
 
-        def without_winner(batch: int) -> Values:
-            values = self.evaluator.without_each(batch, site, positions)
-            return values[0]
+        def values_without_winner(batch: int) -> Values:
+            values_of_repetitions = self.evaluator.values_without_each(batch, site, positions)
+            return values_of_repetitions[0]
 
-        counts = self._over_all(tally, without_winner)
+        counts = self._count_over_all_data(tally, values_without_winner)
         return replace(winner, counts=counts)
 
-    def _remembered(self, group: list[str], step: int) -> dict[str, Trial] | None:
+    def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
         """Return the winners of a step if a journal has all of them; without the objectives that ended there."""
-        return self.memory.removals(group, step)
+        return self.memory.winners_of_step(group, step)
 
     # --- several processes --------------------------------------------------------------------------------------------
 
     def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
-        """Return the candidates of this process, in model order.
+        """Return the candidates that this process evaluates, in model order.
 
-        The most expensive ones are dealt first, each to the process that has least to do so far.
+        The most expensive ones are dealt first, each to the process that has least to do so far. Every process deals
+        all candidates in the same way, so nothing has to be exchanged.
         """
+        # The price of a candidate depends on its site (attention block) alone.
         samples = self.evaluator.size
         sites = {site for site, _ in left}
         price_of_site = {site: self.evaluator.price(site, samples) for site in sites}
+
+        def minus_price(head: CandidateHead) -> float:
+            return -price_of_site[head.site]
+
         in_model_order = sorted(left)
-        dearest_first = sorted(in_model_order, key=lambda head: -price_of_site[head.site])
-        loads = [0.0] * self.processes.size
+        dearest_first = sorted(in_model_order, key=minus_price)  # of one price in model order: the sort is stable
+        load_of_process = [0.0] * self.processes.size
         dealt_here = []
         for head in dearest_first:
-            least_loaded = loads.index(min(loads))
-            loads[least_loaded] += price_of_site[head.site]
-            if least_loaded == self.processes.rank:
+            least_load = min(load_of_process)
+            rank = load_of_process.index(least_load)
+            load_of_process[rank] += price_of_site[head.site]
+            if rank == self.processes.rank:
                 dealt_here.append(head)
         return sorted(dealt_here)
 
-    def _winners_of_all(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
-        """Choose the best candidate of all processes for each objective, with those that could have won elsewhere.
+    def _winners_across_processes(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
+        """Choose the best candidate of all processes for each objective.
 
         Args:
             trials: for each objective the trials of this process.
 
         Returns:
-            The winner of each objective, without the objectives for which no candidate is allowed.
+            The winner of each objective, with its rivals: the trials that could have won on another machine. Objectives
+            for which no candidate is allowed are left out. All processes return the same.
         """
-        # Only those that could win are told to the other processes.
-        records_here: dict[str, list[TrialRecord]] = {}
+        # Only the trials that could win are told to the other processes.
+        could_win_here: dict[str, list[Trial]] = {}
         for objective, trials_of_objective in trials.items():
-            could_win = contenders(objective, trials_of_objective, self._limits)
-            records_here[objective] = [record_of_trial(trial) for trial in could_win]
-        records_by_process = self.processes.gather(records_here)
+            could_win_here[objective] = contenders(objective, trials_of_objective, self._limits)
+        could_win = self._gather_by_objective(could_win_here)
 
         winners = {}
         for objective in trials:
-            trials_of_all: list[Trial] = []
-            for records in records_by_process:
-                records_of_objective = records.get(objective, [])
-                trials_of_all += map(trial_from_record, records_of_objective)
-            winner = winner_of(objective, trials_of_all, self._limits)
+            winner = winner_of(objective, could_win[objective], self._limits)
             if winner is not None:
                 winners[objective] = winner
         return winners
 
-    def _trials_of_all(self, trials_here: Sequence[Trial]) -> list[Trial]:
-        """Return the trials of all processes, in every process."""
+    def _gather_by_objective(self, trials_here: Mapping[str, Sequence[Trial]]) -> dict[str, list[Trial]]:
+        """Return for each objective of this process the trials of all processes, in the order of the processes."""
+        records_here: dict[str, list[TrialRecord]] = {}
+        for objective, trials in trials_here.items():
+            records_here[objective] = [record_of_trial(trial) for trial in trials]
+        records_by_process = self.processes.gather(records_here)
+
+        trials_of_all: dict[str, list[Trial]] = {objective: [] for objective in trials_here}
+        for records_of_process in records_by_process:
+            for objective in trials_here:
+                records = records_of_process.get(objective, [])
+                trials_of_all[objective] += map(trial_from_record, records)
+        return trials_of_all
+
+    def _trials_across_processes(self, trials_here: Sequence[Trial]) -> list[Trial]:
+        """Gather the trials of all processes, in the order of the processes; every process returns the same."""
         records_here = [record_of_trial(trial) for trial in trials_here]
         trials_of_all: list[Trial] = []
         for records in self.processes.gather(records_here):
@@ -328,8 +379,18 @@ class GreedySearch:
         return trials_of_all
 
 
-def same_model(removed: Mapping[str, Sequence[CandidateHead]]) -> dict[tuple[CandidateHead, ...], list[str]]:
-    """Group objectives by the heads they have removed: the same heads in another order are the same model."""
+def objectives_by_removed_heads(
+    removed: Mapping[str, Sequence[CandidateHead]],
+) -> dict[tuple[CandidateHead, ...], list[str]]:
+    """Group objectives by the heads they have removed.
+
+    Args:
+        removed: for each objective the heads, in the order of their removal.
+
+    Returns:
+        The objectives of each group, by the removed heads in model order: the same heads removed in another order are
+        the same model.
+    """
     groups: dict[tuple[CandidateHead, ...], list[str]] = {}
     for objective, heads in removed.items():
         in_model_order = tuple(sorted(heads))
@@ -338,6 +399,9 @@ def same_model(removed: Mapping[str, Sequence[CandidateHead]]) -> dict[tuple[Can
 
 
 def evaluations(heads: int, budget: int) -> int:
-    """Return how many evaluations of the whole data Algorithm 1 needs: 5,784 to remove 48 of 144 heads."""
+    """Return how many evaluations of the whole data Algorithm 1 needs: 5,784 to remove ``budget`` = 48 of 144 heads.
+
+    Each step evaluates every head that is left, one fewer than the step before.
+    """
     candidates_by_step = [heads - step for step in range(budget)]
     return sum(candidates_by_step)

@@ -62,7 +62,7 @@ _TOKENS_AT_ONCE = 1 << 16
 _MOST_AT_ONCE = 8
 """Candidates that run together at most, however few tokens they have."""
 
-_BYTES = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BYTES_OF_UNIT = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 """The units of ``--memory``."""
 
 
@@ -101,45 +101,51 @@ class Session:
         source, classes = with_classes_of_data(scope.source, options)
         self.scope = replace(scope, source=source)
 
+        # The data, what is doubtful about them, and the circuit to compare with: refused before the model is built.
         self.sets, self.tasks = open_tasks(source, classes, options, log)
         self.doubts = doubts_of_sets(self.sets)
         for doubt in self.doubts:
             log.warn(doubt)
-        self._sizes = {name: len(dataset) for name, dataset in self.sets.items()}
-        self._exact: _ExactCircuit | None = None
+        self._size_of_set = {name: len(dataset) for name, dataset in self.sets.items()}
+        self._exact_circuit: _ExactCircuit | None = None
         if options.check_against is not None:
-            self._exact = self._read_exact(options.check_against)
+            self._exact_circuit = self._read_exact(options.check_against)
 
         self.model = build_model(source, local_device(options.device), options.dtype)
-        self._device = next(self.model.parameters()).device
+        self._device_of_model = next(self.model.parameters()).device
         for dataset in self.sets.values():
             report_cut(dataset, self.model.preprocess, log)
         self.names = self._names_of_candidates()
-        self._memory = self._memory_bytes()  # of the model and the sets above
+        self._memory_for_states = self._bytes_for_states()  # asked when the model and the sets are in memory
 
     def _names_of_candidates(self) -> dict[CandidateHead, Head]:
-        """Return the candidates in model order, each with its site and original number."""
+        """Return the candidates in model order, each with the path of its site and its number in the whole model.
+
+        A candidate is known by the number of its site (attention block) and its position among the heads present there.
+        """
         kept = self.scope.source.description.mask.kept
         names = {}
         for index, site in enumerate(self.model.sites):
             if site.path not in self.scope.sites:
                 continue
-            for position, head in enumerate(kept[site.path]):
-                names[CandidateHead(index, position)] = (site.path, head)
+            for position, original_number in enumerate(kept[site.path]):
+                candidate = CandidateHead(index, position)
+                names[candidate] = (site.path, original_number)
         return names
 
-    def _memory_bytes(self) -> int:
+    def _bytes_for_states(self) -> int:
         """Return how many bytes states may take: those of ``--memory``, or half of what is free."""
         text = self.options.memory
         if text is not None:
-            bytes_of_unit = _BYTES.get(text[-1], 1)
+            last_character = text[-1]
+            bytes_of_unit = _BYTES_OF_UNIT.get(last_character, 1)  # a bare number is in bytes
             count = float(text.rstrip("KMGT"))
             return int(count * bytes_of_unit)
-        free = free_memory(self._device)
-        sharing = 1
-        if self._device.type == "cpu":  # whose memory all processes share
-            sharing = self.team.size
-        return free // (2 * sharing)
+        free = free_memory(self._device_of_model)
+        processes_that_share = 1
+        if self._device_of_model.type == "cpu":  # a GPU is of one process alone
+            processes_that_share = self.team.size
+        return free // (2 * processes_that_share)
 
     def _read_exact(self, path: str) -> _ExactCircuit:
         """Read the circuit of ``--check-against``."""
@@ -149,7 +155,7 @@ class Session:
         return _ExactCircuit(list(ranking.removed), document)
 
     @property
-    def _bounds(self) -> bool:
+    def _gives_up_early(self) -> bool:
         """Whether candidates are given up early, which only an exact search does."""
         options = self.options
         is_exact = options.algorithm == "greedy" and options.approx is None
@@ -157,11 +163,18 @@ class Session:
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
-    def _order(self, journal: Journal) -> dict[str, list[int]]:
-        """Return for each set the order of its samples: found once, kept by the journal, the same in all processes."""
+    def _order_of_samples(self, journal: Journal) -> dict[str, list[int]]:
+        """Return for each set the order of its samples: found once, kept by the journal, the same in all processes.
+
+        Args:
+            journal: which may have the order already; otherwise the process of rank 0 stores it there.
+
+        Returns:
+            The indices of the samples, by the name of the set.
+        """
         if journal.order is not None:
             return journal.order
-        if self._bounds:
+        if self._gives_up_early:
             order = self._order_by_certainty()
         else:
             order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
@@ -176,8 +189,11 @@ class Session:
         return order_of_first
 
     def _order_by_certainty(self) -> dict[str, list[int]]:
-        """Return for each set the order in which a losing candidate is given up early."""
-        certainty = self._certainty()
+        """Return for each set the order in which a losing candidate is given up early: undecided samples come first.
+
+        A set that several tasks read is ordered as the last of them says.
+        """
+        certainty = self._certainty_of_sets()
         order: dict[str, list[int]] = {}
         for task in self.tasks:
             inside = certainty[task.data]
@@ -192,7 +208,7 @@ class Session:
                 order[task.ood] = order_of_task["ood"]
         return order
 
-    def _certainty(self) -> dict[str, Certainty]:
+    def _certainty_of_sets(self) -> dict[str, Certainty]:
         """Return for each set the scores of its samples under the whole model."""
         first_columns: dict[str, ClassRange] = {}  # of the first task of each set
         for task in self.tasks:
@@ -200,7 +216,7 @@ class Session:
                 first_columns.setdefault(name, task.columns)
 
         certainty = {}
-        total = sum(self._sizes.values())
+        total = sum(self._size_of_set.values())
         with self.log.progress("finding what is undecided", total, "samples") as progress:
             for name, dataset in self.sets.items():
                 certainty[name] = measure_certainty(
@@ -215,7 +231,7 @@ class Session:
                 )
         return certainty
 
-    def _evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:
+    def _build_evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:
         """Return an evaluator of the model on the samples in an order.
 
         Args:
@@ -239,7 +255,7 @@ class Session:
         return Evaluator(
             self.model,
             batches,
-            stream=self._stream(parts),
+            stream=self._inputs_of_all_batches(parts),
             ood_score=self.options.ood_score,
             memory_bytes=memory_bytes,
             lanes=len(self.options.objective),
@@ -247,7 +263,7 @@ class Session:
             weights=[task.weight for task in self.tasks],
         )
 
-    def _stream(self, parts: Sequence[SampleSet]) -> Iterator[Any]:
+    def _inputs_of_all_batches(self, parts: Sequence[SampleSet]) -> Iterator[Any]:
         """Yield the inputs of all batches in turn, and show how far the reading is."""
         total = 0
         for part in parts:
@@ -261,33 +277,46 @@ class Session:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def probe(self) -> SearchPlan:
-        """Return the plan of the search, judging by one batch of each set."""
+        """Return the plan of the search, judging by one batch of each set, without reading all data."""
         batch_size = self.options.batch_size
         middle_batches = {}
         for name, dataset in self.sets.items():
             order = longest_first(dataset)
-            start = max(0, (len(order) - batch_size) // 2)  # texts are sorted by length: of medium ones
-            middle_batches[name] = order[start : start + batch_size]
-        evaluator = self._evaluator(middle_batches, sys.maxsize)
-        plan = self._plan(evaluator)
-        batches_of_sets = [math.ceil(size / batch_size) for size in self._sizes.values()]
+            # The batch in the middle: where samples differ in length, it has those of medium length.
+            start = max(0, (len(order) - batch_size) // 2)
+            end = start + batch_size
+            middle_batches[name] = order[start:end]
+        evaluator = self._build_evaluator(middle_batches, sys.maxsize)
+        plan = self._plan_of_evaluator(evaluator)
+
+        # The memory is planned for the batches of all data, under the limit.
+        batches = 0
+        for size in self._size_of_set.values():
+            batches += math.ceil(size / batch_size)
         return with_memory(
             plan,
-            sum(batches_of_sets),
+            batches,
             blocks=len(self.model.sites),
             lanes=len(self.options.objective),
-            limit=self._memory,
+            limit=self._memory_for_states,
             tried=self.options.approx is not None,
         )
 
-    def _plan(self, evaluator: Evaluator) -> SearchPlan:
+    def _plan_of_evaluator(self, evaluator: Evaluator) -> SearchPlan:
         """Return the plan of the search, timed on an evaluator that may have a part of the data."""
-        sizes = {"id": 0, "ood": 0}
+        samples_by_role = {"id": 0, "ood": 0}
         for run in set_runs(self.tasks):
             role = role_of(run.name)
-            sizes[role] += self._sizes[run.name]
+            samples_by_role[role] += self._size_of_set[run.name]
         candidates = list(self.names)
-        return plan_search(evaluator, candidates, self.scope.budget, self.options, sizes, self.team.size)
+        return plan_search(
+            evaluator,
+            candidates,
+            self.scope.budget,
+            self.options,
+            samples_by_role,
+            processes=self.team.size,
+        )
 
     # --- searching ----------------------------------------------------------------------------------------------------
 
@@ -297,24 +326,26 @@ class Session:
         Args:
             journal_path: where measurements are kept; None: nowhere.
         """
-        with self._journal(journal_path) as journal:
-            order = self._order(journal)
-            evaluator = self._evaluator(order, self._memory)
-            plan = self._plan(evaluator)
-            tell_plan(self.log, plan, self._bounds)
+        with self._open_journal(journal_path) as journal:
+            order = self._order_of_samples(journal)
+            evaluator = self._build_evaluator(order, self._memory_for_states)
+            plan = self._plan_of_evaluator(evaluator)
+            tell_plan(self.log, plan, self._gives_up_early)
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
             work_before = evaluator.work
-            rankings, evaluations = self._run(evaluator, journal, plan)
+            rankings, evaluations = self._run_search(evaluator, journal, plan)
             work = evaluator.work - work_before
             tell_work(self.log, plan, evaluations, work, self.team.size)
-        return self._documents(rankings)
+        return self._documents_of_rankings(rankings)
 
-    def _run(self, evaluator: Evaluator, journal: Journal, plan: SearchPlan) -> tuple[dict[str, ObjectiveRanking], int]:
+    def _run_search(
+        self, evaluator: Evaluator, journal: Journal, plan: SearchPlan
+    ) -> tuple[dict[str, ObjectiveRanking], int]:
         """Return the rankings, and how many candidates were evaluated for them."""
         columns = ["step", "removed at", "head", "score", "accuracy", "AUROC"]
         if self._several_objectives:
-            columns.insert(1, "objective")
+            columns.insert(1, "objective")  # after the step, as in the cells of a removal
         with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
             search = self._search_of_options(evaluator, journal, progress)
             rankings = search.run(self.options.objective, self.scope.budget)
@@ -325,12 +356,12 @@ class Session:
         return len(self.options.objective) > 1
 
     def _search_of_options(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
-        """Return the search that the options ask for."""
+        """Return the search that the options ask for: Headmap, lazy or exact greedy elimination."""
         options = self.options
         heads = list(self.names)
 
         def show_removal(objective: str, step: int, removal: Trial) -> None:
-            cells = self._row(objective, step, removal)
+            cells = self._progress_cells(objective, step, removal)
             progress.row(cells)
 
         keywords: SearchKeywords = {
@@ -345,36 +376,36 @@ class Session:
             keywords["max_drop"] = Fraction(str(options.max_drop))
 
         if options.algorithm == "headmap":
-            return Headmap(evaluator, heads, kept=self._kept_by_index(), **keywords)
+            return Headmap(evaluator, heads, kept=self._kept_by_site_number(), **keywords)
         asked_at_most = asked_by_lazy(options)
         if asked_at_most is None:
-            keywords["bounds"] = self._bounds
+            keywords["bounds"] = self._gives_up_early
             return GreedySearch(evaluator, heads, **keywords)
         return Lazy(evaluator, heads, size=asked_at_most, **keywords)
 
-    def _row(self, objective: str, step: int, removal: Trial) -> list[str]:
-        """Return the cells of the progress table for one removal."""
+    def _progress_cells(self, objective: str, step: int, removal: Trial) -> list[str]:
+        """Return the cells of the progress table for one removal; the AUROC is empty where it was not measured."""
         site, head = self.names[removal.head]
         counts = removal.counts
+        score = number(counts.score(objective))
+        accuracy = number(counts.score("acc"))
         auroc = ""
         if counts.two_u is not None:
             auroc = number(counts.score("ood"))
-        score = number(counts.score(objective))
-        accuracy = number(counts.score("acc"))
-        cells = [f"{step}/{self.scope.budget}"]
+        first_cells = [f"{step}/{self.scope.budget}"]
         if self._several_objectives:
-            cells.append(objective)
-        return [*cells, site, str(head), score, accuracy, auroc]
+            first_cells.append(objective)
+        return [*first_cells, site, str(head), score, accuracy, auroc]
 
     def _candidates_at_once(self, evaluator: Evaluator) -> int:
-        """Return how many candidates run together: on a CPU a batch of one is enough work."""
-        if self._device.type != "cuda":
+        """Return how many candidates run together: as many as fill a GPU; on a CPU a batch of one is enough work."""
+        if self._device_of_model.type != "cuda":
             return 1
         tokens_of_candidate = max(1, evaluator.largest_batch_tokens)
         most_by_tokens = _TOKENS_AT_ONCE // tokens_of_candidate
         return max(1, min(_MOST_AT_ONCE, most_by_tokens))
 
-    def _kept_by_index(self) -> dict[int, int]:
+    def _kept_by_site_number(self) -> dict[int, int]:
         """Return how many heads Headmap keeps at each site, by the index of the site."""
         kept_by_path = self.scope.kept or {}
         kept_by_index = {}
@@ -386,7 +417,7 @@ class Session:
     # --- journal ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _journal(self, path: Path | None) -> Iterator[Journal]:
+    def _open_journal(self, path: Path | None) -> Iterator[Journal]:
         """Open the journal of this process, in turn with the other processes, and check its records.
 
         Args:
@@ -410,8 +441,9 @@ class Session:
 
         # Every process meets the others as often, whatever its rank.
         with journal:
-            whole = whole_of(self.tasks, self._sizes)
-            check_records(path, journal, self._sizes, self.names, self.options.objective, whole)
+            whole = whole_of(self.tasks, self._size_of_set)
+            objectives = self.options.objective
+            check_records(path, journal, self._size_of_set, self.names, objectives, whole)
             if is_first:
                 self.team.gather(None)  # the others may open theirs now
             self.team.gather(None)  # none may append before all have read
@@ -441,8 +473,11 @@ class Session:
         # The data.
         for name, dataset in self.sets.items():
             settings[name] = dataset.fingerprint()
-        if len(self.tasks) > 1:
-            settings["tasks"] = [[task.data, task.ood, task.weight, task.columns] for task in self.tasks]
+        if len(self.tasks) > 1:  # one task is told by its sets
+            tasks = []
+            for task in self.tasks:
+                tasks.append([task.data, task.ood, task.weight, task.columns])
+            settings["tasks"] = tasks
 
         # The search.
         settings["objective"] = list(options.objective)
@@ -457,7 +492,7 @@ class Session:
         # How the model runs.
         settings["batch_size"] = options.batch_size
         settings["dtype"] = options.dtype
-        settings["device"] = self._device.type
+        settings["device"] = self._device_of_model.type
         settings["max_length"] = source.description.preprocess.get("max_length")
         settings["classes"] = _digest(asked_classes(source, None))
         return settings
@@ -472,38 +507,45 @@ class Session:
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
-    def _documents(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitDocument]:
+    def _documents_of_rankings(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitDocument]:
         """Return the document of each ranking, and tell the user what to know about them."""
-        writer = CircuitWriter(self.scope, self.options, self.names, self.sets, self.tasks, self.doubts)
+        writer = CircuitWriter(
+            scope=self.scope,
+            options=self.options,
+            names=self.names,
+            data=self.sets,
+            tasks=self.tasks,
+            doubts=self.doubts,
+        )
         documents = {}
         for objective, ranking in rankings.items():
             document = writer.document(objective, ranking)
-            if self._exact is not None and ranking.steps:
-                document["agreement"] = agreement(document, self._exact.removed, self._exact.document)
-            self._tell(document)
+            exact = self._exact_circuit
+            if exact is not None and ranking.steps:
+                document["agreement"] = agreement(document, exact.removed, exact.document)
+            self._tell_of_circuit(document)
             documents[objective] = document
-        self._tell_of_all(documents)
+        self._warn_of_circuits_together(documents)
         return documents
 
-    def _tell(self, document: CircuitDocument) -> None:
-        """Tell the user what to know about one circuit."""
+    def _tell_of_circuit(self, document: CircuitDocument) -> None:
+        """Tell the user what to know about one circuit: why it ended early, its agreement, and its gain in AUROC."""
         if "ended" in document:
             self.log.warn(ended_text(document))
         if "agreement" in document:
             against = f"{document['objective']} against {self.options.check_against}"
             self.log.info(f"{against}: {agreement_text(document)}")
         if "gain" in document:
-            if document["gain"]["low"]:
-                self.log.warn(gain_text(document))
-            else:
-                self.log.info(gain_text(document))
+            is_low = document["gain"]["low"]
+            tell = self.log.warn if is_low else self.log.info
+            tell(gain_text(document))
 
-    def _tell_of_all(self, documents: Mapping[str, CircuitDocument]) -> None:
-        """Tell the user what to know about the circuits of one search together."""
-        warnings = [tied_text(document) for document in documents.values()]
-        warnings.append(repeated_text(documents))
-        warnings.append(rounding_text(documents))
-        for warning in warnings:
+    def _warn_of_circuits_together(self, documents: Mapping[str, CircuitDocument]) -> None:
+        """Warn where ties or rounding decided a search, and where its circuits remove the same heads."""
+        perhaps_warnings = [tied_text(document) for document in documents.values()]
+        perhaps_warnings.append(repeated_text(documents))
+        perhaps_warnings.append(rounding_text(documents))
+        for warning in perhaps_warnings:
             if warning is not None:
                 self.log.warn(warning)
 

@@ -55,8 +55,9 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
     Where the sets have different classes, the source gets those of one set after those of another. The list of classes
     is empty where all sets have the same classes, which is always so with a classifier.
     """
-    if source.classes is not None:
+    if source.classes is not None:  # a classifier has its classes already
         return source, []
+
     classes_by_set = []
     all_classes: list[str] = []
     for spec in options.val:
@@ -64,10 +65,11 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
         classes = list(source_with_classes.description.labels or ())
         classes_by_set.append(classes)
         all_classes += classes
-    first = classes_by_set[0]
-    have_same_classes = all(classes == first for classes in classes_by_set)
+
+    first_classes = classes_by_set[0]
+    have_same_classes = all(classes == first_classes for classes in classes_by_set)
     if have_same_classes:
-        return with_labels(source, first), []
+        return with_labels(source, first_classes), []
     return with_labels(source, all_classes), classes_by_set
 
 
@@ -79,7 +81,8 @@ def open_tasks(
     Tasks are every pair of an ID and an OOD set, or with ``--paired`` the first of both, the second of both and so on.
 
     Args:
-        source, classes: as :func:`with_classes_of_data` returns them.
+        source: the model, with the classes of all sets.
+        classes: those of each ID set; empty where all sets have the model's classes.
         options: of the search.
         log: where doubts about the data go.
 
@@ -94,20 +97,26 @@ def open_tasks(
     ood_sets: dict[str, Dataset] = {}
     tasks = []
     for number, data in enumerate(id_sets):
-        columns = columns_by_set[number] if classes else ALL_CLASSES
-        weight = options.val_weights[number] if options.val_weights else 1
+        columns = ALL_CLASSES
+        if classes:
+            columns = columns_by_set[number]
+        weight = 1
+        if options.val_weights:
+            weight = options.val_weights[number]
 
         # The OOD sets that this ID set is measured against; those not opened yet are opened.
         ood_names: list[str | None] = []
         for index, spec in enumerate(options.ood_val):
             if options.paired and index != number:
                 continue
-            name = _name("ood", index)
+            name = _numbered_name("ood", index)
             if spec == AUTO and number > 0:  # made of each ID set anew
                 name += f" of {data}"
             if name not in ood_sets:
                 ood_sets[name] = _open_ood_set(spec, id_sets[data], source, options)
             ood_names.append(name)
+
+        # Without an OOD set, an ID set is a task by itself.
         if not ood_names:
             ood_names = [None]
         tasks += [Task(data, ood, weight, columns) for ood in ood_names]
@@ -128,7 +137,14 @@ def _columns_by_set(classes: Sequence[Sequence[str]]) -> list[ClassRange]:
 def _open_id_sets(
     source: Source, classes: Sequence[Sequence[str]], options: SearchOptions, log: Log
 ) -> dict[str, Dataset]:
-    """Open the ID sets, and return them by name; see :func:`open_tasks`."""
+    """Open the ID sets of ``--val``, check that their labels are classes of the model, and return them by name.
+
+    Args:
+        source: the model, with the classes of all sets.
+        classes: those of each set; empty where all sets have the model's classes.
+        options: of the search.
+        log: where a set of one class only is told.
+    """
     sets = {}
     for index, spec in enumerate(options.val):
         labels: Sequence[str] = source.description.labels or []  # [], not None: names are never taken by position
@@ -145,7 +161,7 @@ def _open_id_sets(
         )
         check_labels_are_classes(dataset, source)
         report_classes(dataset, log)
-        sets[_name("id", index)] = dataset
+        sets[_numbered_name("id", index)] = dataset
     return sets
 
 
@@ -163,7 +179,7 @@ def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOpt
     )
 
 
-def _name(role: str, index: int) -> str:
+def _numbered_name(role: str, index: int) -> str:
     """Return the name of a set: ``id``, ``id2``, ``id3`` and so on."""
     if index == 0:
         return role
@@ -204,19 +220,18 @@ class SetRun:
 
 def set_runs(tasks: Sequence[Task]) -> list[SetRun]:
     """Return the runs over sets: each set once for all tasks with the same classes, ID sets first."""
-    runs: dict[tuple[str, ClassRange], SetRun] = {}
-
-    def add(name: str, number: int) -> None:
-        columns = tasks[number].columns
-        new_run = SetRun(name, columns, [])
-        run = runs.setdefault((name, columns), new_run)
-        run.tasks.append(number)
-
-    for number, task in enumerate(tasks):
-        add(task.data, number)
+    # Every set that a task reads, with the number of the task: first the ID sets of all tasks, then their OOD sets.
+    sets_of_tasks = [(task.data, number) for number, task in enumerate(tasks)]
     for number, task in enumerate(tasks):
         if task.ood is not None:
-            add(task.ood, number)
+            sets_of_tasks.append((task.ood, number))
+
+    runs: dict[tuple[str, ClassRange], SetRun] = {}
+    for name, number in sets_of_tasks:
+        columns = tasks[number].columns
+        new_run = SetRun(name, columns, tasks=[])
+        run = runs.setdefault((name, columns), new_run)
+        run.tasks.append(number)
     return list(runs.values())
 
 
@@ -229,9 +244,12 @@ def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
     """
     if len(tasks) == 1:
         return WholeData(sizes["id"], sizes.get("ood", 0))
+
     task_sizes = []
     for task in tasks:
-        ood_samples = 0 if task.ood is None else sizes[task.ood]
+        ood_samples = 0
+        if task.ood is not None:
+            ood_samples = sizes[task.ood]
         task_sizes.append((sizes[task.data], ood_samples))
 
     weights = [task.weight for task in tasks]

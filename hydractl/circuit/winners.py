@@ -102,15 +102,23 @@ def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
 def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[Trial]:
     """Return the winner, and after it those that could have won on another machine, the best first.
 
-    With ``limits``, the winner is the best trial that keeps them. Rounding may also decide whether a limit is kept, so
-    a trial that perhaps keeps them is listed too. Where no trial keeps them here there is no winner: the first trial of
-    the list is then not allowed.
+    Machines round differently, which may decide whether a trial keeps the limits, and which of two is ahead. So a trial
+    is listed if it perhaps keeps the limits and perhaps reaches the best that surely does.
+
+    Args:
+        objective: the score to win by.
+        trials: of the candidates of a round.
+        limits: the lowest allowed key of each objective; the winner is the best trial that keeps all of them here.
+
+    Returns:
+        The winner and its rivals. Where no trial keeps the limits here there is no winner, and the first trial of the
+        list is one that keeps them on another machine at most.
     """
     perhaps_allowed = [trial for trial in trials if allowed(trial.counts.most, limits)]
     allowed_here = [trial for trial in perhaps_allowed if allowed(trial.counts, limits)]
     surely_allowed = [trial for trial in perhaps_allowed if allowed(trial.counts.least, limits)]
 
-    # Who cannot reach what another one surely has cannot win on any machine.
+    # A trial that cannot reach what another one surely has cannot win on any machine.
     could_win = perhaps_allowed
     if surely_allowed:
         surest = max(surely_allowed, key=lambda trial: surest_standing(objective, trial))
@@ -119,7 +127,7 @@ def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[
             if trial is surest or could_beat(objective, trial, surest):
                 could_win.append(trial)
 
-    # The winner here may be behind one that only perhaps keeps the limits.
+    # The winner here may be behind one that only perhaps keeps the limits, so it is put first.
     in_order = best_first(objective, could_win)
     if not allowed_here:
         return in_order
@@ -187,13 +195,18 @@ class SureLeads:
         self._limits = limits
         self._leads: dict[str, Standing] = {}
 
-    def raised_by(self, objective: str, trial: Trial) -> bool:
-        """Take in a trial that is counted to its end; return whether it leads now."""
-        if not allowed(trial.counts.least, self._limits):
+    def raise_if_ahead(self, objective: str, trial: Trial) -> bool:
+        """Raise the lead to a trial that is counted to its end, if it is above; return whether it was raised.
+
+        Only a trial that keeps the limits on every machine can lead.
+        """
+        surely_allowed = allowed(trial.counts.least, self._limits)
+        if not surely_allowed:
             return False
         sure = surest_standing(objective, trial)
         lead = self._leads.get(objective)
-        if lead is not None and sure <= lead:
+        is_behind = lead is not None and sure <= lead
+        if is_behind:
             return False
         self._leads[objective] = sure
         return True

@@ -93,12 +93,23 @@ class Answer:
         self._write(text)
 
     def _draw(self, document: Mapping[str, object]) -> str | None:
+        """Return the table of a cleaned document, as wide as the terminal; None where it has no table."""
         width = _WIDTH_IN_A_FILE
         if self.to_terminal:
             width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
         return drawn_table(document, width, self._stream, to_terminal=self.to_terminal)
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
+        """Write a text to standard output, and nothing where nobody reads it.
+
+        Args:
+            text: ends with a new line.
+            encoding: None for that of the stream.
+            errors: what to do with characters that the encoding does not have.
+
+        Raises:
+            StorageError: it cannot be written, for example because a disk is full.
+        """
         stream = self._stream
         if stream is None or stream.closed:
             return
@@ -168,7 +179,7 @@ def table_text(document: Mapping[str, object]) -> str:
 
 
 def table_html(document: Mapping[str, object]) -> str:
-    """Return the same as HTML, with the colours of a terminal."""
+    """Return a document as HTML: its table with the colours of a terminal, or its keys and values."""
     safe = clean_document(document)
     renderable = _rendered(safe, _WIDTH_IN_A_FILE)
     if renderable is None:
@@ -193,29 +204,32 @@ def _plain_text(document: object) -> str:
 
 
 def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
-    """Return a JSON value as indented ``key: value`` lines, for documents without a table."""
+    """Return a JSON value as indented ``key: value`` lines, for documents without a table.
+
+    Args:
+        value: an object or a list is written below its key, a list of single values behind it.
+        key: what the lines say of it; empty for the document itself.
+        indent: levels of two spaces.
+    """
     space = "  " * indent
-    if _is_nested(value):
-        lines = []
-        below = indent
+    if not _is_nested(value):
+        text = _value_in_words(value)
         if key:
-            lines.append(f"{space}{key}:")
-            below += 1
-        items: Iterable[tuple[object, object]]
-        if isinstance(value, list):
-            items = enumerate(value)
-        else:
-            items = value.items()
-        for name, item in items:
-            lines += plain_lines(item, str(name), below)
-        return lines
-    text = _scalar(value)
-    if isinstance(value, list):
-        items_in_words = [_scalar(item) for item in value]
-        text = ", ".join(items_in_words) or "none"
+            return [f"{space}{key}: {text}"]
+        return [f"{space}{text}"]
+    lines = []
+    indent_of_items = indent
     if key:
-        return [f"{space}{key}: {text}"]
-    return [f"{space}{text}"]
+        lines.append(f"{space}{key}:")
+        indent_of_items += 1
+    items: Iterable[tuple[object, object]]
+    if isinstance(value, list):
+        items = enumerate(value)
+    else:
+        items = value.items()
+    for name, item in items:
+        lines += plain_lines(item, str(name), indent_of_items)
+    return lines
 
 
 def _is_nested(value: object) -> bool:
@@ -227,7 +241,11 @@ def _is_nested(value: object) -> bool:
     return False
 
 
-def _scalar(value: object) -> str:
+def _value_in_words(value: object) -> str:
+    """Return a value that takes one line, or a list of such values: ``none``, ``yes`` and ``no`` for null and so on."""
+    if isinstance(value, list):
+        items_in_words = [_value_in_words(item) for item in value]
+        return ", ".join(items_in_words) or "none"
     if value is None or value == {}:
         return "none"
     if isinstance(value, bool):

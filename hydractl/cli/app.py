@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], answer: Answer) -> None:
+    """Do what a command line asks for: a verb, ``--info``, or help, which is printed while it is parsed."""
     request = _parse(arguments, answer)
     if request is None:
         return
@@ -58,22 +59,31 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
-    """The request on the command line; None if it was only for help or the version."""
+    """Return the request on the command line; None if it was only for help, the version or completion.
+
+    Raises:
+        UsageError: it is no command of hydractl.
+        KeyboardInterrupt: Ctrl-C came meanwhile.
+    """
     first = ""
     if arguments:
         first = arguments[0]
-    if _COMPLETING in os.environ or first in _COMPLETION:
+    is_for_completion = _COMPLETING in os.environ or first in _COMPLETION
+    if is_for_completion:
         _complete(arguments)
         return None
     if not arguments:
-        arguments, first = ["--help"], "--help"
-    if not first.startswith("-") and first not in VERBS:
+        first = "--help"
+        arguments = [first]
+    is_option = first.startswith("-")
+    if not is_option and first not in VERBS:
         raise no_such_verb(first)
     if first == INFO:
         # It looks like an option of the app and is a command with options of its own: after -- it is taken as one.
         arguments = ["--", *arguments]
     try:
-        result = _command(first).main(args=arguments, prog_name="hydractl", standalone_mode=False, obj=answer)
+        command = _command(first)
+        result = command.main(args=arguments, prog_name="hydractl", standalone_mode=False, obj=answer)
     except typer.TyperException as error:
         raise parser_problem(error, first) from None
     if isinstance(result, Request):
@@ -146,6 +156,7 @@ def build_app(commands: Sequence[str], *, completion: bool = False) -> typer.Typ
 
 
 def _help_of(command: str | None, *, short: bool) -> str:
+    """Return the help of a verb or ``--info``, or else that of the program, as wide as the terminal."""
     columns = shutil.get_terminal_size((80, 24)).columns
     if command in VERBS:
         return verb_help(command, columns, short=short)
@@ -156,20 +167,24 @@ def _help_of(command: str | None, *, short: bool) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM unwind the work as KeyboardInterrupt, and a second one end the process."""
+    """Let the first SIGINT or SIGTERM unwind the work as KeyboardInterrupt, and a second one end the process.
+
+    The handlers of before are put back at the end. In a thread, which may not handle signals, nothing is changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    caught = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(*_: Any) -> None:
-        for number in caught:
+        """Raise KeyboardInterrupt, and leave the next signal to the system, which ends the process."""
+        for number in signals:
             signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in caught}
+    handlers_before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)

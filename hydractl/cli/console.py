@@ -53,11 +53,15 @@ def clean_document(value: Any) -> Any:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person reads the stream on a terminal that can move its cursor."""
+    """Return whether a person reads the stream on a terminal that can move its cursor."""
+    if stream is None:
+        return False
     try:
-        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+        is_on_terminal = stream.isatty()
     except ValueError:  # closed
         return False
+    can_move_cursor = os.environ.get("TERM") != "dumb"
+    return is_on_terminal and can_move_cursor
 
 
 def debugging() -> bool:
@@ -137,7 +141,9 @@ class ConsoleLog(Log):
         if self.quiet or nothing_to_do:
             yield Progress()
             return
-        display = self._live() if is_terminal(sys.stderr) else contextlib.nullcontext()
+        display: contextlib.AbstractContextManager[Bars | None] = contextlib.nullcontext()
+        if is_terminal(sys.stderr):
+            display = self._open_bars()
         with display as bars:
             task = _Task(self, bars, self._clock, description, total, unit, columns)
             try:
@@ -149,8 +155,8 @@ class ConsoleLog(Log):
         task.finish()
 
     @contextlib.contextmanager
-    def _live(self) -> Iterator[Bars]:
-        """The bars of all running tasks; the outermost task opens and closes them."""
+    def _open_bars(self) -> Iterator[Bars]:
+        """Yield the bars of all running tasks; the outermost task opens and closes them."""
         if self._bars is not None:
             yield self._bars
             return
@@ -164,6 +170,7 @@ class ConsoleLog(Log):
                 self._bars = None
 
     def _line(self, message: str) -> None:
+        """Write a line, above the bars where there are any."""
         if self._bars is None:
             say(message)
         else:
@@ -174,6 +181,15 @@ class _Task(Progress):
     """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end.
 
     A row stands in a table above the bar; where there is no bar, it is a line.
+
+    Args:
+        log: writes the lines.
+        bars: the display that its bar is in; None where standard error is no terminal.
+        clock: seconds.
+        description: the name of the task.
+        total: how many units it has; None: not known yet.
+        unit: the name of a unit, in the plural.
+        columns: the names of the cells of its rows.
     """
 
     def __init__(
@@ -207,10 +223,11 @@ class _Task(Progress):
                 unit=self._unit,
                 columns=self._columns,
                 speed=self._speed,
-                left=lambda: self._left(self._clock(), "{} left"),
+                left=lambda: self._time_left(self._clock(), "{} left"),
             )
 
     def hide(self) -> None:
+        """Remove the bar, if there is one."""
         if self._bars is not None:
             self._bars.remove_task(self._id)
 
@@ -221,13 +238,16 @@ class _Task(Progress):
                 self._log.info(self._row_text(cells))
 
     def _row_text(self, cells: Sequence[str]) -> str:
+        """Return a row as a line, each cell behind the name of its column; empty cells are left out."""
         parts = []
         for name, cell in zip_longest(self._columns, cells, fillvalue=""):
             if cell:
-                parts.append(f"{name} {cell}".strip())
-        return f"{self._description}: {'  '.join(parts)}"
+                named_cell = f"{name} {cell}"
+                parts.append(named_cell.strip())
+        row = "  ".join(parts)
+        return f"{self._description}: {row}"
 
-    def _update(self, **fields: Any) -> bool:
+    def _update_bar(self, **fields: Any) -> bool:
         """Change the bar; return whether there is one."""
         if self._bars is None:
             return False
@@ -238,13 +258,16 @@ class _Task(Progress):
         self._done += amount
         now = self._clock()
         self._pace.mark(now, self._done)
-        is_drawn = self._update(advance=amount, note=clean(note))
-        if is_drawn or now - self._last_line < _LINE_EVERY_S:
+        has_bar = self._update_bar(advance=amount, note=clean(note))
+        if has_bar:
+            return
+        seconds_since_line = now - self._last_line
+        if seconds_since_line < _LINE_EVERY_S:
             return
         self._last_line = now
         state = self._state(now - self._start)
-        left = self._left(now, "about {} left")
-        parts = [state, self._speed(), left, note]
+        time_left = self._time_left(now, "about {} left")
+        parts = [state, self._speed(), time_left, note]
         known_parts = filter(None, parts)
         self._log.info(", ".join(known_parts))
 
@@ -252,15 +275,16 @@ class _Task(Progress):
         cleaned = tuple(map(clean, cells))
         rows = (*self._rows, cleaned)
         self._rows = rows[-_ROWS:]
-        is_drawn = self._update(rows=self._rows)
-        if not is_drawn:
+        has_bar = self._update_bar(rows=self._rows)
+        if not has_bar:
             self._log.info(self._row_text(cleaned))
 
     def set_total(self, total: int) -> None:
         self._total = total
-        self._update(total=total)
+        self._update_bar(total=total)
 
     def finish(self) -> None:
+        """Write the line that stands at the end: what was done, in how many seconds."""
         elapsed = self._clock() - self._start
         line = self._state(elapsed)
         is_timed = self._unit == _TIMED and self._done
@@ -270,7 +294,7 @@ class _Task(Progress):
         self._log.info(line)
 
     def _speed(self) -> str:
-        """Recent samples per second; empty for tasks counted in other units."""
+        """Return recent samples per second; empty for tasks counted in other units."""
         if self._unit != _TIMED:
             return ""
         rate = self._pace.rate()
@@ -278,13 +302,15 @@ class _Task(Progress):
             return ""
         return speed(rate, self._unit)
 
-    def _left(self, now: float, words: str) -> str:
-        left = self._pace.left(now, self._total)
-        if left is None:
+    def _time_left(self, now: float, words: str) -> str:
+        """Return ``words`` with the time from ``now`` to the end in them; empty where nothing tells."""
+        seconds = self._pace.left(now, self._total)
+        if seconds is None:
             return ""
-        return words.format(duration(left))
+        return words.format(duration(seconds))
 
     def _state(self, elapsed: float) -> str:
+        """Return what is done of how much, and in how many seconds."""
         done = str(self._done)
         if self._total is not None:
             done += f"/{self._total}"
@@ -310,32 +336,44 @@ class Pace:
         marks = self._marks
         if not marks:
             self._start = now
-        if len(marks) > 1 and now - marks[-2][0] < _MARK_EVERY_S:
-            marks.pop()  # thousands of marks a second would tell no more
+
+        # At most one mark a second: thousands would tell no more. The last one moves along until it is a second old.
+        if len(marks) > 1:
+            last_but_one, _ = marks[-2]
+            if now - last_but_one < _MARK_EVERY_S:
+                marks.pop()
         marks.append((now, done))
-        horizon = now - max(_LEAST_WINDOW_S, (now - self._start) / 2)
-        while len(marks) > _LEAST_MARKS and marks[1][0] <= horizon:
+
+        # Forget the marks before the window, but for the last of them, where the window begins.
+        half_of_its_time = (now - self._start) / 2
+        window_start = now - max(_LEAST_WINDOW_S, half_of_its_time)
+        while len(marks) > _LEAST_MARKS:
+            second_mark, _ = marks[1]
+            if second_mark > window_start:
+                break
             marks.popleft()
 
     def rate(self) -> float | None:
         """Return units a second; None where nothing tells."""
         if len(self._marks) < 2:
             return None
-        first, before = self._marks[0]
-        last, done = self._marks[-1]
-        if last <= first or done <= before:
+        first_time, done_at_first = self._marks[0]
+        last_time, done_at_last = self._marks[-1]
+        seconds = last_time - first_time
+        units = done_at_last - done_at_first
+        if seconds <= 0 or units <= 0:
             return None
-        return (done - before) / (last - first)
+        return units / seconds
 
     def left(self, now: float, total: int | None) -> float | None:
         """Return the seconds from ``now`` until ``total`` units are done; None where nothing tells."""
         rate = self.rate()
         if total is None or rate is None:
             return None
-        last, done = self._marks[-1]
-        left_then = (total - done) / rate
-        since_then = now - last
-        return max(left_then - since_then, 0.0)
+        last_time, done_at_last = self._marks[-1]
+        left_at_last = (total - done_at_last) / rate
+        since_last = now - last_time
+        return max(left_at_last - since_last, 0.0)
 
 
 def speed(rate: float, unit: str) -> str:

@@ -41,7 +41,10 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return message and exit code for any exception that ends a command."""
+    """Return message and exit code for any exception that ends a command.
+
+    What is no error of hydractl, no interruption and none that a person can mend is a defect of hydractl.
+    """
     if isinstance(error, HydraError):
         return Failure(error.exit_code, error.message, error.hint, error.problems)
     if isinstance(error, Interrupted):
@@ -56,14 +59,21 @@ def failure_of(error: BaseException) -> Failure:
             where = f" {error.filename}"
         hint = "free some space or choose another folder with -o"
         return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("hydractl"):
-        return _missing_module(error.name)
-    what = type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        is_of_hydractl = error.name.startswith("hydractl")  # a file of it is gone
+        if not is_of_hydractl:
+            return _missing_module(error.name)
+    return _defect(error)
+
+
+def _defect(error: BaseException) -> Failure:
+    """Return the failure of an exception that nobody expected: its kind, and the first line of its message."""
+    description = type(error).__name__
     lines = str(error).strip().splitlines()
     if lines:
-        what += f": {lines[0]}"
+        description += f": {lines[0]}"
     hint = "this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened"
-    return Failure(_INTERNAL, f"internal: {what}", hint)
+    return Failure(_INTERNAL, f"internal: {description}", hint)
 
 
 def _missing_module(module: str) -> Failure:
@@ -78,22 +88,29 @@ def _missing_module(module: str) -> Failure:
 
 
 def say_failure(failure: Failure, error: BaseException) -> None:
-    """Write what went wrong: one ``error:`` line, a line for each problem, and a ``hint:``."""
+    """Write what went wrong: one ``error:`` line, a line for each problem, and a ``hint:``.
+
+    Args:
+        failure: what is said.
+        error: the exception, whose traceback is shown before where ``HYDRACTL_DEBUG`` asks for it.
+    """
     if debugging():
         trace = "".join(traceback.format_exception(error))
         for line in trace.splitlines():
             say(line)
-    say(f"error: {_cut(failure.message)}")
+    message = _without_middle(failure.message)
+    say(f"error: {message}")
     for problem in failure.problems[:_MOST_PROBLEMS]:
-        say(f"  - {_cut(problem)}")
-    rest = len(failure.problems) - _MOST_PROBLEMS
-    if rest > 0:
-        say(f"  - and {rest} more")
+        shown_problem = _without_middle(problem)
+        say(f"  - {shown_problem}")
+    problems_left = len(failure.problems) - _MOST_PROBLEMS
+    if problems_left > 0:
+        say(f"  - and {problems_left} more")
     if failure.hint:
         say(f"hint: {failure.hint}")
 
 
-def _cut(line: str) -> str:
+def _without_middle(line: str) -> str:
     """Return a line; a long one without its middle."""
     if len(line) <= _LONGEST:
         return line
@@ -102,6 +119,7 @@ def _cut(line: str) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception of Python or of torch says that memory has run out."""
     # torch is not imported here: its exception is known by its name.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -129,9 +147,11 @@ def parser_problem(error: typer.TyperException, first: str) -> UsageError:
     if first in (*VERBS, INFO):
         verb = first
         hint = f"hydractl {verb} --help"
-    if hasattr(error, "possibilities"):  # the complaint about an unknown option
+    is_of_unknown_option = hasattr(error, "possibilities")
+    if is_of_unknown_option:
         wrong = error.option_name  # type: ignore[attr-defined]
-        return UsageError(f"no such option: {wrong}{_suggestion(wrong, verb)}", hint=hint)
+        suggestion = _suggestion(wrong, verb)
+        return UsageError(f"no such option: {wrong}{suggestion}", hint=hint)
     message = error.format_message().strip().rstrip(".")
     in_lower_case = message[:1].lower() + message[1:]
     return UsageError(in_lower_case, hint=hint)

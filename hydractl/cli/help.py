@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydractl.settings.registry import VERBS
+from hydractl.settings.registry import VERBS, Verb
 
 if TYPE_CHECKING:
     from hydractl.settings.common import Common
@@ -59,7 +60,8 @@ def app_help(columns: int) -> str:
         ("    --install-completion", "Let the shell complete verbs and options (--show-completion prints how)"),
         ("-h, --help", "Show this help; hydractl VERB -h shows the most used options of a verb, --help all"),
     ]
-    sections = {"Verbs": [(name, verb.summary) for name, verb in VERBS.items()], "Options": general}
+    verbs = [(name, verb.summary) for name, verb in VERBS.items()]
+    sections = {"Verbs": verbs, "Options": general}
     return _page("VERB MODEL... [-o OUTPUT] [options]", _APP_ABOUT, sections, APP_EXAMPLES, columns)
 
 
@@ -74,46 +76,80 @@ def info_help(columns: int) -> str:
 
 
 def verb_help(name: str, columns: int, *, short: bool = False) -> str:
-    """``hydractl VERB --help``: usage, what it does, its options by group, examples; ``-h``: what most people need."""
+    """Return ``hydractl VERB --help``, or what most people need of it.
+
+    Args:
+        name: of the verb.
+        columns: how wide the terminal is.
+        short: the help of ``-h``: the most used options and the first examples.
+
+    Returns:
+        Usage, what the verb does, its options by group, and examples.
+    """
     # Here, because ``hydractl --help`` does without the settings.
     from hydractl.settings.verbs import SETTINGS, options_of_verb
 
-    settings, verb = SETTINGS[name], VERBS[name]
+    settings = SETTINGS[name]
+    verb = VERBS[name]
+    # The verb's groups come first: they are not among the shared ones, so find gives -1 for them.
     options = sorted(options_of_verb(name), key=lambda option: _SHARED_GROUPS.find(option.group))
-    groups: dict[str, list[Row]] = {"Arguments": [_model_row(settings)]}
-    for option in options:
-        if option.name == "model" or option.flagless or (short and not option.often):
-            continue
-        heading = option.group
-        if short:
-            heading = "Most used options"
-        groups.setdefault(heading, []).append(_row(option, short=short))
     usage = f"{name} {verb.usage}"
     about = verb.about or f"{verb.summary}."
     if short:
-        first_examples = verb.examples.splitlines()[: 1 + _SHORT_EXAMPLES]
-        examples = "\n".join(first_examples)
-        return _page(usage, about, groups, f"{examples}\n\nall options: hydractl {name} --help\n", columns)
-    groups[options[-1].group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
+        groups = _groups_of_most_used(settings, options)
+        examples = f"{_first_examples(verb)}\n\nall options: hydractl {name} --help\n"
+        return _page(usage, about, groups, examples, columns)
+    note = _NOTE
+    flagless = [option.key for option in options if option.flagless]
+    if flagless:
+        keys = ", ".join(flagless)
+        note += f" {keys} have no flag: they are keys of recipes, of hydra.yaml and of variables."
+    return _page(usage, about, _groups_of_all(settings, options), verb.examples, columns, note=note)
+
+
+def _groups_of_most_used(settings: type[Common], options: Sequence[Option]) -> dict[str, list[Row]]:
+    """Return the lines of the short help by heading: the MODEL, and the options that are often used."""
+    groups = {"Arguments": [_model_row(settings)]}
+    often_used = [option for option in options if option.often and _is_listed(option)]
+    if often_used:
+        groups["Most used options"] = [_option_row(option, short=True) for option in often_used]
+    return groups
+
+
+def _groups_of_all(settings: type[Common], options: Sequence[Option]) -> dict[str, list[Row]]:
+    """Return the lines of the whole help by heading: the MODEL, and all options in the order that they come in."""
+    groups = {"Arguments": [_model_row(settings)]}
+    for option in options:
+        if _is_listed(option):
+            row = _option_row(option, short=False)
+            groups.setdefault(option.group, []).append(row)
+    last_group = options[-1].group
+    groups[last_group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
     for heading, rows in settings.further_help().items():
         groups[heading] += rows
-    note = _NOTE
-    flagless = []
-    for option in options:
-        if option.flagless:
-            flagless.append(option.key)
-    if flagless:
-        note += f" {', '.join(flagless)} have no flag: they are keys of recipes, of hydra.yaml and of variables."
-    return _page(usage, about, groups, verb.examples, columns, note=note)
+    return groups
+
+
+def _is_listed(option: Option) -> bool:
+    """Return whether an option has a line of its own among the flags: MODEL, and what has no flag, have none."""
+    return option.name != "model" and not option.flagless
+
+
+def _first_examples(verb: Verb) -> str:
+    """Return the first examples of a verb, for the short help; the text of all begins with a new line."""
+    lines = verb.examples.splitlines()
+    return "\n".join(lines[: 1 + _SHORT_EXAMPLES])
 
 
 def _model_row(settings: type[Common]) -> Row:
+    """Return the line of help on the models of a verb: what they are called, and what they are."""
     if settings.many_models:
         return settings.models_called, settings.models_help
     return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
 
 
-def _row(option: Option, *, short: bool) -> Row:
+def _option_row(option: Option, *, short: bool) -> Row:
+    """Return the line of help on an option: its flags with the place of its value, and what it means."""
     short_flag = "    "
     if option.short:
         short_flag = f"{option.short}, "
@@ -124,9 +160,20 @@ def _row(option: Option, *, short: bool) -> Row:
 def _page(
     usage: str, about: str, sections: dict[str, list[Row]], examples: str, columns: int, note: str | None = None
 ) -> str:
+    """Return a page of help, its parts apart by an empty line.
+
+    Args:
+        usage: how the command is written, without ``hydractl``.
+        about: what it does.
+        sections: rows of two columns, by heading.
+        examples: commands, kept as they are; empty for none.
+        columns: how wide the terminal is.
+        note: stands behind the sections.
+    """
     width = max(60, min(columns, _WIDEST))
+    usage_indent = " " * (len("Usage: ") + 2)
     parts = [
-        textwrap.fill(f"Usage: hydractl {usage}", width, subsequent_indent=" " * 9, break_on_hyphens=False),
+        textwrap.fill(f"Usage: hydractl {usage}", width, subsequent_indent=usage_indent, break_on_hyphens=False),
         textwrap.fill(about, width, break_on_hyphens=False),
     ]
     for title, rows in sections.items():
@@ -139,18 +186,18 @@ def _page(
 
 
 def _section(title: str, rows: list[Row], width: int) -> str:
-    """A heading and two columns; a long left side has its right side on the next line."""
+    """Return a heading and two columns; the text of a row with a long left side begins on the next line."""
     lines = [f"{title}:"]
     margin = " " * _LEFT
     for left, right in rows:
-        wrapped = textwrap.wrap(right, width - _LEFT, break_on_hyphens=False)
-        has_room = len(left) + 4 <= _LEFT
-        if has_room:
-            first = wrapped.pop(0)
+        text_lines = textwrap.wrap(right, width - _LEFT, break_on_hyphens=False)
+        has_room_beside = len(left) + 4 <= _LEFT  # two spaces before it, and two behind it at least
+        if has_room_beside:
+            first_line = text_lines.pop(0)
             padded = left.ljust(_LEFT - 2)
-            lines.append(f"  {padded}{first}")
+            lines.append(f"  {padded}{first_line}")
         else:
             lines.append(f"  {left}")
-        for line in wrapped:
+        for line in text_lines:
             lines.append(margin + line)
     return "\n".join(lines)

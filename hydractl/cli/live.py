@@ -34,9 +34,13 @@ class Bars(Progress):
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Tables above, bars below; where the terminal is low the tables give way, never the bars."""
+        """Yield a table of the last rows of each task, and below them the bars.
+
+        Where the terminal is low the tables give way, those of the outer tasks first, never the bars.
+        """
         tasks = self.tasks
-        room = self._screen.height - len(tasks) - 1
+        lines_of_bars = len(tasks)
+        lines_left = self._screen.height - lines_of_bars - 1
         tables: list[Table] = []
         for task in reversed(tasks):
             columns = task.fields["columns"]
@@ -44,44 +48,52 @@ class Bars(Progress):
             heading_lines = 0
             if columns:
                 heading_lines = 1
-            fitting = min(len(rows), room - heading_lines)
-            if fitting > 0:
-                tables.insert(0, _table(columns, rows[-fitting:]))
-                room -= fitting + heading_lines
+            rows_that_fit = min(len(rows), lines_left - heading_lines)
+            if rows_that_fit > 0:
+                last_rows = rows[-rows_that_fit:]
+                tables.insert(0, _rows_table(columns, last_rows))
+                lines_left -= rows_that_fit + heading_lines
         yield from tables
-        yield self._widest_that_fits(tasks)
+        yield self._bars_that_fit(tasks)
 
-    def _widest_that_fits(self, tasks: Sequence[Task]) -> Table:
+    def _bars_that_fit(self, tasks: Sequence[Task]) -> Table:
         """Return the bars with as much beside them as a line holds: whole columns go, words are not cut."""
-        anything = self._screen.options.update(width=_ANY_WIDTH)
+        without_limit = self._screen.options.update(width=_ANY_WIDTH)
         table = Table()
-        for layout in self._layouts:
+        for layout in self._layouts:  # from the widest
             self.columns = layout
             table = self.make_tasks_table(tasks)
-            if Measurement.get(self._screen, anything, table).maximum <= self._screen.width:
+            needed = Measurement.get(self._screen, without_limit, table)
+            if needed.maximum <= self._screen.width:
                 break
         return table
 
 
 def _layouts() -> Iterator[tuple[ProgressColumn, ...]]:
-    """Yield the columns of the bars, from the widest choice to the narrowest, which is what was done of how much."""
+    """Yield the columns beside the title of a task, from the widest choice to the narrowest: how much is done."""
     title = TextColumn("{task.description}", markup=False)
     count = MofNCompleteColumn(table_column=Column(no_wrap=True))
     unit = TextColumn("{task.fields[unit]}", markup=False)
-    speed = _Current("speed", "progress.data.speed", Column(no_wrap=True))
-    left = _Current("left", "progress.remaining", Column(no_wrap=True))
+    speed = _CurrentText("speed", "progress.data.speed", Column(no_wrap=True))
+    left = _CurrentText("left", "progress.remaining", Column(no_wrap=True))
     note = TextColumn("{task.fields[note]}", markup=False)
     for width in _BAR_WIDTHS:
         yield title, BarColumn(width), count, unit, speed, left, note
-    shortest = BarColumn(_BAR_WIDTHS[-1])
-    yield title, shortest, count, unit, speed, left
+    shortest_bar = BarColumn(_BAR_WIDTHS[-1])
+    yield title, shortest_bar, count, unit, speed, left
     yield title, count, unit, speed, left
     yield title, count, unit, left
     yield title, count, unit
 
 
-class _Current(ProgressColumn):
-    """A text that changes between one advance and the next, too; empty at the end."""
+class _CurrentText(ProgressColumn):
+    """A text that changes between one advance and the next, too; empty at the end.
+
+    Args:
+        field: of the task, which holds a function that returns the text.
+        style: of rich's theme.
+        column: how the text is set.
+    """
 
     def __init__(self, field: str, style: str, column: Column) -> None:
         super().__init__(column)
@@ -91,16 +103,23 @@ class _Current(ProgressColumn):
     def render(self, task: Task) -> Text:
         text = ""
         if not task.finished:
-            text = task.fields[self._field]()
+            current_text = task.fields[self._field]
+            text = current_text()
         return Text(text, style=self._style)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Rows of one line each: what is too long for the terminal is cut."""
+def _rows_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of rows of one line each: what is too long for the terminal is cut.
+
+    Args:
+        columns: the names of the columns; empty for a table without a heading.
+        rows: the cells of each row. Columns of numbers are set to the right, those with any letter to the left.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns))
-    by_column = list(zip_longest(*rows, fillvalue=""))
-    for name, cells in zip_longest(columns, by_column, fillvalue=""):
-        has_letters = any(character.isalpha() for character in "".join(cells))
+    cells_by_column = list(zip_longest(*rows, fillvalue=""))
+    for name, cells in zip_longest(columns, cells_by_column, fillvalue=""):
+        text_of_column = "".join(cells)
+        has_letters = any(character.isalpha() for character in text_of_column)
         if has_letters:
             table.add_column(Text(name), justify="left", no_wrap=True)
         else:

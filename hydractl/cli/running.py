@@ -44,37 +44,48 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
     options: Sequence[Option] = ()
     if verb == INFO:
         files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
-        parameters = [files, _keyword("json", bool | None, typer.Option(None, "--json"))]
+        as_json = _keyword("json", bool | None, typer.Option(None, "--json"))
+        parameters = [files, as_json]
     else:
         options = [option for option in options_of(SETTINGS[verb]) if not option.flagless]
         parameters = [_parameter(option) for option in options]
     for name, declared in help_options.items():
         parameters.append(_keyword(name, bool, declared))
 
+    # No docstring: Typer would show it as the help of the command. Every option is passed, most of them as None.
     def request(**values: Any) -> Request:
         for name in help_options:
             del values[name]
         for option in options:
-            if not option.many and option.type is not bool:
-                values[option.name] = _once(option, values[option.name] or [], verb)
+            takes_one_value = not option.many and option.type is not bool
+            if takes_one_value:
+                texts = values[option.name] or []
+                values[option.name] = _single_value(option, texts, verb)
         return Request(verb, values)
 
+    # Typer reads the parameters of a function from these two.
     request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     request.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return request
 
 
-def _once(option: Option, given: list[str], verb: str) -> str | None:
-    """Return the one value of an option; it may be given twice, but not with another value."""
-    values = list(dict.fromkeys(given))
-    if len(values) > 1:
-        raise UsageError(f"{option.flag} is given as {' and as '.join(values)}; {verb} takes one", hint="give it once")
-    if not values:
+def _single_value(option: Option, values: list[str], verb: str) -> str | None:
+    """Return the value of an option that takes one; None where it was not given.
+
+    Raises:
+        UsageError: it was given several times with different values.
+    """
+    different_values = list(dict.fromkeys(values))
+    if len(different_values) > 1:
+        listed = " and as ".join(different_values)
+        raise UsageError(f"{option.flag} is given as {listed}; {verb} takes one", hint="give it once")
+    if not different_values:
         return None
-    return values[0]
+    return different_values[0]
 
 
 def _parameter(option: Option) -> inspect.Parameter:
+    """Return an option as the parameter of a function, by which Typer parses it; its value stays text."""
     if option.name == "model":
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
     is_switch = option.type is bool
@@ -88,10 +99,12 @@ def _parameter(option: Option) -> inspect.Parameter:
     if is_switch:
         annotation = bool | None
     choices = list(option.choices)
-    return _keyword(option.name, annotation, typer.Option(None, *flags, autocompletion=lambda: choices))
+    declared = typer.Option(None, *flags, autocompletion=lambda: choices)
+    return _keyword(option.name, annotation, declared)
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """Return a keyword-only parameter; its default is Typer's declaration of it."""
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -138,8 +151,8 @@ _MOST_SHOWN = 20
 
 
 def _give_lines(outcome: Outcome, lines: Iterator[dict[str, object]], settings: Common, answer: Answer) -> None:
-    """Print rows as they are computed; for a person, keep the first ones for the table behind them."""
-    if settings.to_stdout or not answer.to_terminal:
+    """Print rows as they are computed; for a person at a terminal, keep the first ones for the table behind them."""
+    if _prints_rows(settings, answer):
         answer.lines(lines)
         return
     first: list[dict[str, object]] = []
@@ -147,6 +160,11 @@ def _give_lines(outcome: Outcome, lines: Iterator[dict[str, object]], settings: 
         if len(first) < _MOST_SHOWN:
             first.append(row)
     outcome.document["first"] = first
+
+
+def _prints_rows(settings: Common, answer: Answer) -> bool:
+    """Return whether rows go to standard output as lines of JSON: to a file or a pipe, or where ``-o -`` says so."""
+    return settings.to_stdout or not answer.to_terminal
 
 
 def _log_options(settings: Common, log: ConsoleLog) -> None:
@@ -165,19 +183,23 @@ def _check_versions() -> None:
     """Refuse libraries older than hydractl declares: they would fail later, and say something else."""
     from packaging.version import Version  # no help waits for it
 
-    declared = _metadata("hydractl", r"^Requires-Dist: *([^;\n]+)$")  # not the extras: those have conditions
+    declared = _metadata_fields("hydractl", r"^Requires-Dist: *([^;\n]+)$")  # not the extras: those have conditions
     for requirement in declared:  # none if hydractl runs from its source
         name, _, least = requirement.partition(">=")
-        for version in _metadata(name, r"^Version: *(\S+)"):  # none: its import says so where it is needed
+        for version in _metadata_fields(name, r"^Version: *(\S+)"):  # none: its import says so where it is needed
             if Version(version) < Version(least):
                 message = f"{name} {version} is installed, and hydractl needs {requirement}"
                 raise UsageError(message, hint=f"pip install '{requirement}'")
 
 
-def _metadata(name: str, line: str) -> list[str]:
-    """Find a pattern in the headers of a distribution's metadata; empty for one that is not installed.
+def _metadata_fields(name: str, pattern: str) -> list[str]:
+    """Return what a pattern finds in the headers of a distribution's metadata, its group of each match.
 
     Parsing them all, README included, would take ten times as long.
+
+    Args:
+        name: of the distribution; nothing is found for one that is not installed.
+        pattern: of a whole line, with one group.
     """
     try:
         distribution = metadata.distribution(name)
@@ -185,32 +207,39 @@ def _metadata(name: str, line: str) -> list[str]:
         return []
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     headers = text.partition("\n\n")[0]
-    return re.findall(line, headers, re.MULTILINE)
+    return re.findall(pattern, headers, re.MULTILINE)
 
 
 def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -> None:
-    """Print the answer of a verb.
+    """Print the answer of a verb, and fail where a ``--require`` did not hold.
+
+    Standard output has one of these: the rows, which were printed when they were computed; the document as JSON; for a
+    script the paths of the files; for a person a table. The files are named in the log unless they are the output.
 
     Raises:
         RequirementError: after printing, if a ``--require`` did not hold.
     """
-    if outcome.lines is not None and (settings.to_stdout or not answer.to_terminal):
-        for path in outcome.files:
-            log.info(f"wrote {path}")
-        _check_requirements(outcome)
-        return
+    has_printed_rows = outcome.lines is not None and _prints_rows(settings, answer)
     as_json = settings.json or outcome.print_document
-    for_a_script = not answer.to_terminal and not VERBS[settings.verb].prints_table
-    if for_a_script and outcome.files and not as_json:
+    is_for_script = not answer.to_terminal and not VERBS[settings.verb].prints_table
+    only_paths = is_for_script and bool(outcome.files) and not as_json
+    if has_printed_rows:
+        _log_files(outcome, log)
+    elif only_paths:
         answer.paths(outcome.files)
+    elif as_json:
+        answer.document(outcome.document)
+        _log_files(outcome, log)
     else:
-        if as_json:
-            answer.document(outcome.document)
-        else:
-            answer.table(outcome.document)
-        for path in outcome.files:
-            log.info(f"wrote {path}")
+        answer.table(outcome.document)
+        _log_files(outcome, log)
     _check_requirements(outcome)
+
+
+def _log_files(outcome: Outcome, log: ConsoleLog) -> None:
+    """Say which files were written."""
+    for path in outcome.files:
+        log.info(f"wrote {path}")
 
 
 def _check_requirements(outcome: Outcome) -> None:
@@ -228,12 +257,19 @@ def _check_requirements(outcome: Outcome) -> None:
 
 
 def describe_files(request: Request, answer: Answer) -> None:
-    """``--info``: describe every file and compare their heads, or say what is wrong with each that is no such file."""
+    """Print for ``--info`` what each file is, and how far the heads of several overlap.
+
+    Raises:
+        UsageError: no file is named.
+        HydraError: what is wrong with a single file.
+        InputError: after the others are printed, what is wrong with each of several that are no such files.
+    """
     files = request.given["files"]
     if not isinstance(files, list) or not files:
         raise UsageError("--info needs a FILE", hint="hydractl --info --help")
     from hydractl.verbs.info import compare, describe
 
+    # Describe each.
     infos = []
     errors: list[HydraError] = []
     for file in files:
@@ -241,15 +277,19 @@ def describe_files(request: Request, answer: Answer) -> None:
             infos.append(describe(Path(file)))
         except HydraError as error:
             errors.append(error)
-    if len(files) == 1 and errors:
+    is_single = len(files) == 1
+    if is_single and errors:
         raise errors[0]
     documents = [info.to_json() for info in infos]
     overlap = compare(infos)
     if overlap is not None:
         documents.append(overlap.to_json())
-    if request.given["json"] and len(files) == 1:
+
+    # Print them: one JSON document, or tables with an empty line between them.
+    as_json = request.given["json"]
+    if as_json and is_single:
         answer.document(documents[0])
-    elif request.given["json"]:
+    elif as_json:
         answer.document(documents)
     else:
         for number, document in enumerate(documents):

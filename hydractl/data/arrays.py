@@ -33,7 +33,9 @@ class ArrayImages(Dataset):
     """Images of one array.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         images: by place uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB): in memory, or in their file.
     """
 
@@ -81,7 +83,8 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
 
     Args:
         spec: of the file.
-        limit, seed: see :func:`hydractl.data.labels.limited`.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
         read_once: the samples are read once, in their order: then not even a compressed array is kept in memory.
 
     Returns:
@@ -92,17 +95,16 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
     """
     spec.check_query(_SETTINGS)
     path = Path(os.path.expanduser(spec.path))
-    names = {}
-    for key in _SETTINGS:
-        names[key] = spec.query.get(key, key)
+    names = {key: spec.query.get(key, key) for key in _SETTINGS}
     try:
-        headers, problems = _checked_headers(spec, path, names)
+        headers, problems = _read_needed_headers(spec, path, names)
         label_problems = _label_problems(names, headers)
         if problems:
             all_problems = problems + label_problems
             raise InputError(f"{spec.where}: not a usable image set", problems=all_problems)
         raw, rows = _read_labels(path, names, headers, label_problems, limit, seed)
-        images = _images(spec, path, names["x"], headers[names["x"]], rows, read_once=read_once)
+        images_name = names["x"]
+        images = _open_images(spec, path, images_name, headers[images_name], rows, read_once=read_once)
     except (InputError, MemoryError):
         raise
     # A damaged archive or header makes zipfile, zlib and numpy's parser raise nearly anything.
@@ -115,20 +117,24 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
     return dataset, raw
 
 
-def _checked_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
+def _read_needed_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
     """Return the headers of the named arrays that are there, and why the images cannot be used.
 
     Args:
         spec: the SPEC of the file.
         path: of the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
+
+    Returns:
+        The headers by name of the array, and a line for each array that is needed and is missing, and for each that
+        cannot be used.
     """
     with zipfile.ZipFile(path) as archive:
         headers, problems = _read_headers(archive, names.values())
     present = sorted(member.removesuffix(".npy") for member in archive.namelist())
     listed = ", ".join(present) or "nothing"
 
-    # The array of the images is needed, and those that the SPEC names.
+    # The array of the images is needed, and those that the SPEC names by ?x=, ?y= and ?classes=.
     needed = {"x": names["x"]}
     needed.update(spec.query)
     for key, name in needed.items():
@@ -156,7 +162,8 @@ def _read_labels(
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
         headers: of the arrays that are there.
         label_problems: why labels and class names cannot be used; where there are any, these are not read.
-        limit, seed: see :func:`hydractl.data.labels.limited`.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class.
     """
     labels = None
     classes = None
@@ -166,24 +173,25 @@ def _read_labels(
                 labels = arrays[names["y"]]
             if names["classes"] in headers:
                 classes = arrays[names["classes"]]
-    all_labels = None if labels is None else labels.tolist()
+    labels_to_draw_by = None if labels is None else labels.tolist()
     total = headers[names["x"]].shape[0]
-    rows: Sequence[int] = limited(all_labels, total, limit, seed)
-    if rows == list(range(len(rows))):
+    rows: Sequence[int] = limited(labels_to_draw_by, total, limit, seed)
+    are_first_rows = rows == list(range(len(rows)))
+    if are_first_rows:
         rows = range(len(rows))  # which takes no memory
 
     problems = list(label_problems)
-    if labels is not None and _has_no_characters(labels):
+    if labels is not None and _holds_no_text(labels):
         problems.append(f"{names['y']} has strings with numbers that are no characters")
-    if classes is not None and _has_no_characters(classes):
+    if classes is not None and _holds_no_text(classes):
         problems.append(f"{names['classes']} has strings with numbers that are no characters")
     if problems:
         return RawLabels(problems=problems), rows
     class_names = None if classes is None else classes.tolist()
-    return _labels(labels, rows, class_names, names["y"]), rows
+    return _labels_of_rows(labels, rows, class_names, names["y"]), rows
 
 
-def _images(
+def _open_images(
     spec: Spec, path: Path, name: str, header: _Header, rows: Sequence[int], *, read_once: bool
 ) -> npt.NDArray[np.uint8] | NpzRows:
     """Return the images at some rows of the array, in memory or read when they are asked for.
@@ -194,23 +202,25 @@ def _images(
         name: of the array.
         header: of the array.
         rows: ascending.
-        read_once: see :func:`read_npz`.
+        read_once: whether they will be read once, in their order: then none are kept in memory.
     """
     is_whole = len(rows) == header.shape[0]
+    # In Fortran's order the pixels of an image do not stand together: it cannot be read by itself.
     if header.fortran:
-        all_images = _unpacked(path, name)
+        all_images = _read_whole_array(path, name)
         return np.ascontiguousarray(all_images[list(rows)])
     images = NpzRows(path, name, spec.where, rows)
+    # A compressed array would have to be unpacked anew for every image out of its turn.
     in_memory = not images.at_any_row and not read_once
     if in_memory and is_whole:
-        return _unpacked(path, name)
+        return _read_whole_array(path, name)
     images.check()
     if in_memory:
         return np.stack([images[i] for i in range(len(rows))])
     return images
 
 
-def _unpacked(path: Path, name: str) -> npt.NDArray[np.uint8]:
+def _read_whole_array(path: Path, name: str) -> npt.NDArray[np.uint8]:
     """Read an array of images as a whole."""
     with np.load(path, allow_pickle=False) as arrays:
         images: npt.NDArray[np.uint8] = arrays[name]
@@ -218,64 +228,95 @@ def _unpacked(path: Path, name: str) -> npt.NDArray[np.uint8]:
 
 
 def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[str, _Header], list[str]]:
-    """Return the headers of those of the named arrays that are there, and what is wrong with them."""
+    """Return the headers of those of the named arrays that are there and sound, and what is wrong with the others."""
     headers: dict[str, _Header] = {}
     problems = []
     members = set(archive.namelist())
     for name in names:
         if f"{name}.npy" not in members:
             continue
-        info = archive.getinfo(f"{name}.npy")
-        with archive.open(info) as member:
-            version = np.lib.format.read_magic(member)
-            if version not in ((1, 0), (2, 0)):
-                problems.append(f"{name}: a .npy of version {version} is for structured arrays")
-                continue
-            member.seek(0)
-            shape, fortran, dtype = read_array_header(member)
-            size_in_file = info.file_size - member.tell()
-        if dtype.hasobject:
-            problems.append(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
-            continue
-        # A header may claim any size: numpy would first set that much memory aside.
-        claimed_size = dtype.itemsize * math.prod(shape)
-        if claimed_size != size_in_file:
-            problems.append(f"{name}: {shape} of {dtype} needs {claimed_size} bytes, the file has {size_in_file}")
-            continue
-        headers[name] = _Header(shape, dtype, fortran)
+        try:
+            headers[name] = _read_header(archive, name)
+        except _UnusableArray as error:
+            problems.append(str(error))
     return headers, problems
 
 
+class _UnusableArray(ValueError):
+    """An array that is never read, and why, as a sentence that names it."""
+
+
+def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
+    """Return the header of an array that is there.
+
+    Raises:
+        _UnusableArray: its values are no plain ones, or it is not as large as it says.
+    """
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        if version not in ((1, 0), (2, 0)):
+            raise _UnusableArray(f"{name}: a .npy of version {version} is for structured arrays")
+        member.seek(0)
+        shape, fortran, dtype = read_array_header(member)
+        size_in_file = info.file_size - member.tell()
+    if dtype.hasobject:
+        raise _UnusableArray(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
+    # A header may claim any size: numpy would first set that much memory aside.
+    claimed_size = dtype.itemsize * math.prod(shape)
+    if claimed_size != size_in_file:
+        raise _UnusableArray(f"{name}: {shape} of {dtype} needs {claimed_size} bytes, the file has {size_in_file}")
+    return _Header(shape, dtype, fortran)
+
+
 def _image_problems(name: str, header: _Header) -> list[str]:
-    """List what is wrong with the images' type and shape."""
+    """List what is wrong with the images' type and shape.
+
+    Args:
+        name: of the array, for messages.
+        header: of the array.
+    """
     problems = []
-    shape = header.shape
     if header.dtype != np.uint8:
         problems.append(f"{name} is {header.dtype}, uint8 (0..255) is needed")
-    if len(shape) not in (3, 4):
-        problems.append(f"{name} has shape {shape}, (N, H, W) or (N, H, W, C) is needed")
-    elif shape[0] == 0:
-        problems.append(f"{name} has no images: shape {shape}")
-    elif 0 in shape:
-        problems.append(f"{name} has images without pixels: shape {shape}")
-    elif len(shape) == 4 and shape[3] not in (1, 3):
-        if shape[3] == 4:
-            advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
-        elif shape[1] in (1, 3):
-            advice = "channels come last: transpose to (N, H, W, C)"
-        else:
-            advice = "1 or 3 channels are needed"
-        problems.append(f"{name} has shape {shape}; {advice}")
+    problem_of_shape = _problem_of_image_shape(name, header.shape)
+    if problem_of_shape is not None:
+        problems.append(problem_of_shape)
     return problems
 
 
+def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:
+    """Return why an array of this shape holds no images that are read; None where it does."""
+    if len(shape) not in (3, 4):
+        return f"{name} has shape {shape}, (N, H, W) or (N, H, W, C) is needed"
+    if shape[0] == 0:
+        return f"{name} has no images: shape {shape}"
+    if 0 in shape:
+        return f"{name} has images without pixels: shape {shape}"
+    if len(shape) == 3 or shape[3] in (1, 3):
+        return None
+    if shape[3] == 4:
+        advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
+    elif shape[1] in (1, 3):
+        advice = "channels come last: transpose to (N, H, W, C)"
+    else:
+        advice = "1 or 3 channels are needed"
+    return f"{name} has shape {shape}; {advice}"
+
+
 def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) -> list[str]:
-    """List what is wrong with the types and shapes of labels and class names."""
-    problems = []
+    """List what is wrong with the types and shapes of labels and class names.
+
+    Args:
+        names: the name of the array for each of ``x``, ``y`` and ``classes``.
+        headers: of the arrays that are there, by name.
+    """
+    images = headers.get(names["x"])
     labels = headers.get(names["y"])
-    if labels is not None:
-        problems += _problems_of_label_header(names["y"], labels, headers.get(names["x"]))
     classes = headers.get(names["classes"])
+    problems = []
+    if labels is not None:
+        problems += _problems_of_label_header(names["y"], labels, images)
     if classes is not None and not _is_list_of_strings(classes):
         problems.append(f"{names['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed")
     return problems
@@ -318,8 +359,11 @@ _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 """Unicode's code points of half characters, which are none by themselves."""
 
 
-def _has_no_characters(array: npt.NDArray[Any]) -> bool:
-    """Return whether strings hold numbers beyond Unicode or half characters: Python takes them in and fails later."""
+def _holds_no_text(array: npt.NDArray[Any]) -> bool:
+    """Return whether strings hold numbers beyond Unicode or half characters: Python takes them in and fails later.
+
+    False for an array of anything else.
+    """
     if array.dtype.kind != "U" or not array.nbytes:
         return False
     unsigned = np.dtype(f"{array.dtype.byteorder}u4")  # numpy stores one number of 4 bytes for each character
@@ -330,8 +374,10 @@ def _has_no_characters(array: npt.NDArray[Any]) -> bool:
     return bool(is_half.any())
 
 
-def _labels(all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str) -> RawLabels:
-    """Return the labels of some samples.
+def _labels_of_rows(
+    all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str
+) -> RawLabels:
+    """Return the labels of some samples: names where the file has strings, else integers.
 
     Args:
         all_labels: those of all samples; None where there are none.
@@ -342,12 +388,12 @@ def _labels(all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: lis
     if all_labels is None:
         return RawLabels(None, names)
     labels = all_labels[list(rows)]
-    if labels.dtype.kind == "U":
+    are_strings = labels.dtype.kind == "U"
+    if are_strings:
         if names is None:
             names = sorted(set(all_labels.tolist()))
         return RawLabels(labels.tolist(), names)
-    if labels.dtype.kind == "u":
-        largest = int(labels.max())
-        if largest > np.iinfo(np.int64).max:
-            return RawLabels(problems=[f"{array} has labels beyond 2^63"])
+    are_unsigned = labels.dtype.kind == "u"
+    if are_unsigned and int(labels.max()) > np.iinfo(np.int64).max:
+        return RawLabels(problems=[f"{array} has labels beyond 2^63"])
     return RawLabels(labels.astype(np.int64), names)

@@ -78,7 +78,7 @@ class Spec:
 
 
 def parse_spec(text: str, option: str = "--data") -> Spec:
-    """Take a SPEC apart.
+    """Take a SPEC apart: the text that names a data set, ``[KIND:]PATH[?key=value&key=value]``.
 
     The query starts at the first ``?`` that ``key=`` follows. ``%26`` stands for ``&`` in a value, ``%25`` for ``%``;
     the path is taken as it is.
@@ -95,25 +95,30 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
     kind, path = _kind_and_path(name)
     if not path:
         raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
-
-    query: dict[str, str] = {}
-    problems = []
-    for item in settings:
-        key, equals, value = item.partition("=")
-        if not key or not equals or not value:
-            problems.append(f"{item!r} is not key=value")
-        elif key in query:
-            problems.append(f"{key!r} is given twice")
-        else:
-            query[key] = unquote(value)
+    query, problems = _parse_settings(settings)
     if problems:
         raise UsageError(f"{option} {text}: cannot read the settings after '?'", problems=problems)
     held = text.value if isinstance(text, Held) else None
     return Spec(str(text), option, kind, path, query, held)
 
 
+def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of settings ``key=value`` by their keys, and a line for each that cannot be read."""
+    values: dict[str, str] = {}
+    problems = []
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not key or not equals or not value:
+            problems.append(f"{setting!r} is not key=value")
+        elif key in values:
+            problems.append(f"{key!r} is given twice")
+        else:
+            values[key] = unquote(value)
+    return values, problems
+
+
 def _kind_and_path(text: str) -> tuple[str, str]:
-    """Return the kind of a SPEC without its query, and the path without the scheme."""
+    """Return the kind of a SPEC without its query, by its scheme or its ending, and the path without the scheme."""
     scheme, colon, path = text.partition(":")
     if colon and scheme in _SCHEMES:
         return scheme, path
@@ -158,6 +163,7 @@ class Dataset(ABC):
     kind = "image"
 
     def __init__(self, spec: str, where: str, ids: Sequence[str]) -> None:
+        """Set what every set has; whoever opens it fills in labels and names."""
         self.spec = spec
         self.where = where
         self.ids = list(ids)
@@ -248,7 +254,10 @@ def _sha256(pieces: Iterable[bytes]) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Say in one line why the system or a library failed; its words may quote the bytes of a damaged file."""
+    """Say in one line why the system or a library failed.
+
+    Its words may quote the bytes of a damaged file: what cannot be printed is escaped.
+    """
     words = str(error)
     if isinstance(error, OSError) and error.strerror:
         words = error.strerror
@@ -310,14 +319,14 @@ def report_skipped(dataset: Dataset, log: Log) -> None:
     if not dataset.skipped:
         return
     ids = []
-    for i in sorted(dataset.skipped):
+    for i, why in sorted(dataset.skipped.items()):
         sample_id = dataset.ids[i]
-        reason = dataset.skipped[i]
         ids.append(sample_id)
-        log.detail(f"skipped {sample_id}: {reason}")
+        log.detail(f"skipped {sample_id}: {why}")
     count = len(ids)
     verb = "is" if count == 1 else "are"
     listed = ", ".join(ids[:_MOST_SAID])
-    if count > _MOST_SAID:
-        listed += f" and {count - _MOST_SAID} more"
+    unlisted = count - _MOST_SAID
+    if unlisted > 0:
+        listed += f" and {unlisted} more"
     log.warn(f"{dataset.where}: {count} of {len(dataset)} images {verb} left out, as they cannot be read: {listed}")

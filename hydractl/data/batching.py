@@ -73,17 +73,22 @@ def batches(
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
-    order = longest_first(dataset) if indices is None else list(map(int, indices))
+    if indices is None:
+        order = longest_first(dataset)
+    else:
+        order = [int(index) for index in indices]
     total = len(dataset)
-    for i in order:
-        if i < 0 or i >= total:
-            raise IndexError(f"sample {i} of {total}")
+    for index in order:
+        if index < 0 or index >= total:
+            raise IndexError(f"sample {index} of {total}")
     indices_by_batch = []
     for start in range(0, len(order), batch_size):
-        indices_by_batch.append(order[start : start + batch_size])
+        stop = start + batch_size
+        indices_by_batch.append(order[start:stop])
     reader = _BatchReader(dataset, collate, indices_by_batch)
+    busy_workers = min(workers, len(reader))
     # A generator of its own, so that wrong arguments are refused at the call and not at the first batch.
-    return _run(reader, min(workers, len(reader)))
+    return _generate_batches(reader, busy_workers)
 
 
 def longest_first(dataset: Dataset) -> list[int]:
@@ -98,29 +103,37 @@ def longest_first(dataset: Dataset) -> list[int]:
     return order
 
 
-def _run(reader: _BatchReader, workers: int) -> Iterator[Batch]:
-    """Yield the batches of a reader with their labels; note in the data set which samples cannot be read."""
+def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
+    """Yield the batches of a reader with their labels; note in the data set which samples cannot be read.
+
+    Args:
+        reader: of the batches.
+        workers: processes that read; 0 reads in this one.
+
+    Raises:
+        InputError: where every sample was skipped.
+    """
     import torch
 
     dataset = reader.dataset
     results: Iterator[_Result] = map(reader.read, range(len(reader)))
     if workers:
-        results = _from_workers(reader, workers)
-    any_readable = False
+        results = _read_in_workers(reader, workers)
+    yielded = 0
     for indices, (inputs, unreadable) in zip(reader.indices_by_batch, results, strict=True):
         readable = indices
         if unreadable:
             assert dataset.skipped is not None  # else the reader raises
             dataset.skipped.update(unreadable)
             readable = [i for i in indices if i not in unreadable]
-            if not readable:
-                continue
-        any_readable = True
+        if not readable:
+            continue
         labels = None
         if dataset.labels is not None:
             labels = torch.from_numpy(dataset.labels[readable])
+        yielded += 1
         yield Batch(inputs, labels, readable)
-    if len(reader) > 0 and not any_readable:
+    if len(reader) > 0 and yielded == 0:
         skipped = dataset.skipped or {}
         reasons = [skipped[i] for i in sorted(skipped)]
         raise InputError(f"{dataset.where}: not one of the samples can be read", problems=reasons)
@@ -132,7 +145,8 @@ class _BatchReader:
     Item i is batch i: torch's loader then needs no sampler and no collating of its own.
 
     Args:
-        dataset, collate: see :func:`batches`.
+        dataset: the samples.
+        collate: from a list of samples to the model's inputs.
         indices_by_batch: the samples of each batch.
     """
 
@@ -172,8 +186,8 @@ class _BatchReader:
             return RuntimeError(f"a data worker failed:\n{traceback.format_exc()}")
 
 
-def _from_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
-    """Yield the results of the reader, batch by batch, from worker processes."""
+def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
+    """Yield the results of the reader, batch by batch, from worker processes; raise what a worker met, as it met it."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -206,6 +220,7 @@ def _from_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
 
 
 def _unchanged(value: Any) -> Any:
+    """Return a batch as it is: the reader has collated it."""
     return value
 
 

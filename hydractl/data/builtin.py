@@ -7,6 +7,7 @@ The images are 8x8 and grey, from what scikit-learn and Pillow carry inside. ``d
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from functools import lru_cache
 from typing import Any
 
@@ -61,6 +62,13 @@ _PHOTO_SCALES = (1, 2, 4, 8)
 def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
 
+    Args:
+        spec: of the set, for example ``builtin:digits/test``.
+        limit: how many samples, the first ones; None: all.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: for an unknown name or split, listing the known ones, and for a set of scikit-learn where that is
             not installed.
@@ -76,7 +84,7 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         raw = RawLabels(labels[:limit], list("0123456789"))
     else:
         images = ood_images(name)
-        raw = RawLabels()
+        raw = RawLabels()  # OOD sets have none
     images = images[:limit]
     ids = _ids(spec, len(images))
     dataset = ArrayImages(spec.text, spec.where, ids, images)
@@ -84,15 +92,17 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def _ids(spec: Spec, count: int) -> list[str]:
-    """Return the ids of so many samples."""
-    ids = []
-    for number in range(count):
-        ids.append(f"builtin:{spec.path}#{number}")
-    return ids
+    """Return the ids of so many samples of a set, numbered from 0."""
+    return [f"builtin:{spec.path}#{number}" for number in range(count)]
 
 
 def _check_name(spec: Spec, name: str, split: str) -> None:
     """Refuse sets and splits that do not exist, and those that need a library which is not installed.
+
+    Args:
+        spec: of the set, for messages.
+        name: of the set.
+        split: of the set; empty where none was given.
 
     Raises:
         UsageError: saying which there are.
@@ -105,9 +115,10 @@ def _check_name(spec: Spec, name: str, split: str) -> None:
         raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {listed}")
     splits = SPLITS[name]
     full_names = " or ".join(_full_names(name))
-    if splits and split not in splits:
+    has_splits = len(splits) > 0
+    if has_splits and split not in splits:
         raise UsageError(f"{spec.where}: builtin:{name} has no split {split!r}", hint=f"write {full_names}")
-    if not splits and split:
+    if not has_splits and split:
         raise UsageError(f"{spec.where}: builtin:{name} has no splits", hint=f"write {full_names}")
     if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
         message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
@@ -137,36 +148,52 @@ def _sentences(spec: Spec, limit: int | None) -> Texts:
 
 @lru_cache(maxsize=3)
 def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
-    """Return a fixed stratified part of scikit-learn's handwritten digits (UCI, 1,797 images, 0..16 made 0..255).
+    """Return one split of scikit-learn's 1,797 handwritten digits (UCI): always the same images, every class in it.
+
+    Args:
+        split: ``train``, ``val`` or ``test``; the three have no image in common.
 
     Returns:
-        Images uint8 ``[N, 8, 8]`` and labels int64 ``[N]``; N = 1,000 (train), 300 (val), 497 (test).
+        Images uint8 ``[N, 8, 8]``, read-only, whose levels 0..16 are stretched to 0..255, and labels int64 ``[N]``;
+        N = 1,000 (train), 300 (val), 497 (test).
     """
     from sklearn.datasets import load_digits
 
     source = load_digits()
-    classes = np.asarray(source.target, dtype=np.int64)
-
-    # Class after class, each in random order; then every split takes its even share along this line.
-    shuffled = np.random.RandomState(0).permutation(len(classes))
-    by_class = np.argsort(classes[shuffled], kind="stable")
-    line = shuffled[by_class]
-    in_train = _even(len(line), DIGITS_TRAIN)
-    rest = line[~in_train]
-    in_val = _even(len(rest), DIGITS_VAL)
-    rows_by_split = {"train": line[in_train], "val": rest[in_val], "test": rest[~in_val]}
-
-    rows = np.sort(rows_by_split[split])
+    all_labels = np.asarray(source.target, dtype=np.int64)
+    rows = _digits_of_split(all_labels, split)
     images = _to_grey(source.images[rows])
-    labels = classes[rows]
-    # Both are kept for the next call.
+    labels = all_labels[rows]
+    # Both are kept for the next call, so nobody may change them.
     images.setflags(write=False)
     labels.setflags(write=False)
     return images, labels
 
 
-def _even(total: int, count: int) -> npt.NDArray[np.bool_]:
-    """Mark ``count`` of ``total`` places, spread evenly: bool ``[total]``."""
+def _digits_of_split(labels: npt.NDArray[np.int64], split: str) -> npt.NDArray[np.int64]:
+    """Return which digits belong to a split, by their numbers, ascending.
+
+    Args:
+        labels: of all digits.
+        split: ``train``, ``val`` or ``test``. Each has every class by its share of the whole.
+    """
+    # All digits in a line, class after class, each class in random order: what is marked at even distances along the
+    # line takes the same share of every class.
+    shuffled = np.random.RandomState(0).permutation(len(labels))
+    by_class = np.argsort(labels[shuffled], kind="stable")
+    line = shuffled[by_class]
+    in_train = _evenly_marked(len(line), DIGITS_TRAIN)
+    if split == "train":
+        return np.sort(line[in_train])
+    rest = line[~in_train]
+    in_val = _evenly_marked(len(rest), DIGITS_VAL)
+    if split == "val":
+        return np.sort(rest[in_val])
+    return np.sort(rest[~in_val])
+
+
+def _evenly_marked(total: int, count: int) -> npt.NDArray[np.bool_]:
+    """Return bool ``[total]``, of which ``count`` are True at even distances."""
     places = np.arange(total + 1)
     marked_before = places * count // total  # [total + 1]: how many places are marked before each
     return np.diff(marked_before) > 0
@@ -189,35 +216,45 @@ def _photo_patches() -> Images:
     """Cut square patches out of scikit-learn's two sample photographs, in grey, averaged down at four scales.
 
     Returns:
-        The patches, uint8 ``[_PHOTO_PATCHES, 8, 8]``; one after the other of either photograph, at one scale after the
-        other.
+        The patches, uint8 ``[400, 8, 8]``, each from a random place: one of every photograph at the first scale, then
+        one of every photograph at the next, and so on from the first scale again.
     """
     from sklearn.datasets import load_sample_images
 
-    grey_photos = []
-    for photo in load_sample_images().images:
-        # Integer arithmetic (the weights of ITU-R BT.601), so that no rounding depends on the machine.
-        rgb = np.asarray(photo, dtype=np.int64)  # [height, width, 3]
-        weighted = rgb @ np.array([299, 587, 114])
-        grey_photos.append((weighted + 500) // 1000)
+    photos = [_rounded_grey(photo) for photo in load_sample_images().images]
+    one_round = [(photo, scale) for scale in _PHOTO_SCALES for photo in photos]
+    all_rounds = itertools.cycle(one_round)
     random = np.random.RandomState(3)
     patches = []
-    for i in range(_PHOTO_PATCHES):
-        round_number, photo_number = divmod(i, len(grey_photos))
-        photo = grey_photos[photo_number]
-        scale_number = round_number % len(_PHOTO_SCALES)
-        scale = _PHOTO_SCALES[scale_number]
+    for photo, scale in itertools.islice(all_rounds, _PHOTO_PATCHES):
         side = _SIDE * scale
         height, width = photo.shape
         top = int(random.randint(0, height - side + 1))
         left = int(random.randint(0, width - side + 1))
-        patch = photo[top : top + side, left : left + side]
-        blocks = patch.reshape(_SIDE, scale, _SIDE, scale)
-        totals = blocks.sum(axis=(1, 3))  # [8, 8]
-        pixels = scale * scale
-        means = (totals + pixels // 2) // pixels
-        patches.append(means.astype(np.uint8))
+        rows = slice(top, top + side)
+        columns = slice(left, left + side)
+        patch = photo[rows, columns]
+        patches.append(_block_means(patch, scale))
     return np.stack(patches)
+
+
+def _rounded_grey(photo: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return a photograph ``[height, width, 3]`` in grey, ``[height, width]``, by the weights of ITU-R BT.601.
+
+    The arithmetic is that of integers, so that no rounding depends on the machine.
+    """
+    rgb = np.asarray(photo, dtype=np.int64)
+    thousandfold = rgb @ np.array([299, 587, 114])
+    return (thousandfold + 500) // 1000
+
+
+def _block_means(patch: npt.NDArray[np.int64], scale: int) -> Images:
+    """Return the rounded means of the blocks of ``scale`` times ``scale`` pixels of a patch: uint8 ``[8, 8]``."""
+    blocks = patch.reshape(_SIDE, scale, _SIDE, scale)
+    totals = blocks.sum(axis=(1, 3))
+    pixels = scale * scale
+    means = (totals + pixels // 2) // pixels
+    return means.astype(np.uint8)
 
 
 def _to_grey(counts: npt.NDArray[Any]) -> Images:
@@ -246,34 +283,26 @@ def _glyph_images(characters: str, variants: int, seed: int) -> Images:
     images = []
     for _ in range(variants):
         for character in characters:
-            image = _draw(character, font, random)
+            image = _draw_glyph(character, font, random)
             while image.tobytes() in seen:
-                image = _draw(character, font, random)
+                image = _draw_glyph(character, font, random)
             seen.add(image.tobytes())
             images.append(image)
     return np.stack(images)
 
 
-def _draw(character: str, font: Any, random: np.random.RandomState) -> Images:
+def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Images:
     """Draw one character, uint8 ``[8, 8]``, of random thickness, angle, size and place."""
     thickness = int(random.randint(2, 9))
     angle = float(random.uniform(-12, 12))
-    height = random.randint(28, _BITMAP + 1)
-    width = random.randint(20, 27)
-    large = Image.new("L", (_CANVAS, _CANVAS))
-    place = (_FONT_SIZE // 2, _FONT_SIZE // 3)
-    ImageDraw.Draw(large).text(place, character, fill=255, font=font, stroke_width=thickness)
-    large = large.rotate(angle, resample=Image.Resampling.BILINEAR)
-    large = large.crop(large.getbbox())
+    box_height = random.randint(28, _BITMAP + 1)
+    box_width = random.randint(20, 27)
+    large = _large_glyph(character, font, thickness, angle)
+    small = _resized_into_box(large, box_width, box_height)
 
-    # Into a box of the digits' size; flat or narrow signs keep their proportions.
-    scale = min(height / large.height, width / large.width)
-    small_width = max(1, round(large.width * scale))
-    small_height = max(1, round(large.height * scale))
-    small = large.resize((small_width, small_height), resample=Image.Resampling.BOX)
-
-    free_width = _BITMAP - small_width
-    free_height = _BITMAP - small_height
+    # In the middle of the bitmap, or a little beside it.
+    free_width = _BITMAP - small.width
+    free_height = _BITMAP - small.height
     left = free_width // 2 + int(random.randint(-1, 2))
     top = round(free_height * float(random.uniform(0.25, 0.75)))
     bitmap = Image.new("L", (_BITMAP, _BITMAP))
@@ -283,3 +312,20 @@ def _draw(character: str, font: Any, random: np.random.RandomState) -> Images:
     blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)
     white_pixels = blocks.sum(axis=(1, 3))  # [8, 8]
     return _to_grey(white_pixels)
+
+
+def _large_glyph(character: str, font: Any, thickness: int, angle: float) -> Image.Image:
+    """Draw a character in white on black, turned by some degrees, and cut off what is black around it."""
+    canvas = Image.new("L", (_CANVAS, _CANVAS))
+    place = (_FONT_SIZE // 2, _FONT_SIZE // 3)
+    ImageDraw.Draw(canvas).text(place, character, fill=255, font=font, stroke_width=thickness)
+    turned = canvas.rotate(angle, resample=Image.Resampling.BILINEAR)
+    return turned.crop(turned.getbbox())
+
+
+def _resized_into_box(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Return an image resized into a box of this size; flat or narrow signs keep their proportions."""
+    scale = min(height / image.height, width / image.width)
+    fitted_width = max(1, round(image.width * scale))
+    fitted_height = max(1, round(image.height * scale))
+    return image.resize((fitted_width, fitted_height), resample=Image.Resampling.BOX)

@@ -72,6 +72,10 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     ``.txt``. ``?image=`` and ``?caption=`` name the columns, or the endings of the files in shards, where a caption
     may also be in ``json.KEY``. With ``limit``, nothing behind the first ``limit`` pairs is read.
 
+    Args:
+        spec: of the pairs.
+        limit: how many pairs, the first ones; None: all.
+
     Raises:
         InputError: for a file that cannot be read, columns that are not there or cannot be decided, and listing the
             pairs without a caption or an image.
@@ -79,57 +83,86 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """
     name = spec.path.lower()
     path = Path(os.path.expanduser(spec.path))
-    if name.endswith(".tar") or path.is_dir():
-        return _from_shards(spec, limit)
+    are_shards = name.endswith(".tar") or path.is_dir()
+    if are_shards:
+        return _read_shard_pairs(spec, limit)
     if not name.endswith(TEXT_SUFFIXES):
         raise InputError(
             f"{spec.where}: not a kind of file that captions are read from",
             hint=f"a table of images and captions ({', '.join(TEXT_SUFFIXES)}), or WebDataset shards (.tar)",
         )
     if name.endswith(".parquet") and holds_images(str(path)):
-        return _from_image_parquet(spec, limit)
-    return _from_table(spec, limit)
+        return _read_parquet_pairs(spec, limit)
+    return _read_table_pairs(spec, limit)
 
 
-def _from_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs of WebDataset shards."""
+def _read_shard_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open the pairs of WebDataset shards; they have no labels.
+
+    Args:
+        spec: of the shards.
+        limit: how many pairs, the first ones; None: all.
+
+    Raises:
+        InputError: listing the images without a caption.
+    """
     spec.check_query(("image", "caption"))
     caption_source = spec.query.get("caption", "txt")
     images, captions = index_shards(spec, limit, caption_source, texts=True)
     problems = []
     for image_id, caption in zip(images.ids, captions, strict=True):
-        if caption is None or not caption.strip():
+        is_blank = caption is None or not caption.strip()
+        if is_blank:
             problems.append(f"{image_id} has no caption, or an empty one")
-    _refuse(spec, problems, f"where captions are: ?caption={caption_source}")
+    _refuse_pairs(spec, problems, f"where captions are: ?caption={caption_source}")
     dataset = CaptionedImages(images, captions)
     return dataset, RawLabels()
 
 
-def _from_image_parquet(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs of a Parquet file that holds the images themselves."""
+def _read_parquet_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open the pairs of a Parquet file that holds the images themselves; they have no labels.
+
+    Args:
+        spec: of the file.
+        limit: how many pairs, the first ones; None: all.
+
+    Raises:
+        InputError: for columns that are not there or cannot be decided, and listing the rows without a caption.
+    """
     table = open_table(spec, ("image", "caption"))
+    # What reads the images knows no setting of the captions.
     image_query = {}
     if "image" in spec.query:
         image_query["image"] = spec.query["image"]
     image_spec = replace(spec, query=image_query)
     images, _ = read_image_parquet(image_spec, limit, None)
-    column = _column(spec, "caption", table.columns or (), "column")
+    available = table.columns or ()
+    column = _choose_column(spec, "caption", available, "column")
     all_rows = table.rows([column])
     rows = itertools.islice(all_rows, len(images))
-    texts, _ = _texts(spec, rows, {"caption": column})
+    texts, _ = _read_texts(spec, rows, {"caption": column})
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()
 
 
-def _from_table(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs of a table whose rows name the files of the images."""
+def _read_table_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
+    """Open the pairs of a table whose rows name the files of the images; they have no labels.
+
+    Args:
+        spec: of the file.
+        limit: how many pairs, the first ones; None: all.
+
+    Raises:
+        InputError: for columns that are not there or cannot be decided, and listing the rows without a caption, and
+            the images that do not exist.
+    """
     table = open_table(spec, ("image", "caption", "root"))
     columns = {}
-    if table.columns:
-        columns = _columns(spec, table.columns, "column")
+    if table.columns:  # else every row has keys of its own
+        columns = _choose_columns(spec, table.columns, "column")
     all_rows = table.rows(list(columns.values()))
     rows = itertools.islice(all_rows, limit)
-    texts, places = _texts(spec, rows, columns)
+    texts, places = _read_texts(spec, rows, columns)
     if not places:
         raise InputError(f"{spec.where}: no pairs in the file")
     images = listed_images(spec, texts["image"], places)
@@ -137,8 +170,10 @@ def _from_table(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     return dataset, RawLabels()
 
 
-def _texts(spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the texts of some columns, and the place of each row.
+def _read_texts(
+    spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Read the texts of some columns, and note the place of each row.
 
     Args:
         spec: of the file.
@@ -159,8 +194,8 @@ def _texts(spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]) -> t
             if row.problem:
                 raise ValueError(row.problem)
             if not columns:
-                columns = _columns(spec, list(row.values), "key")
-            texts_of_row = {key: _text(row, column, key) for key, column in columns.items()}
+                columns = _choose_columns(spec, list(row.values), "key")
+            texts_of_row = {key: _text_of_row(row, column, key) for key, column in columns.items()}
         except ValueError as error:
             problems.append(f"{row.place} {error}")
             if len(problems) == MOST_PROBLEMS:
@@ -169,19 +204,19 @@ def _texts(spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]) -> t
         places.append(row.place)
         for key, text in texts_of_row.items():
             texts[key].append(text)
-    _refuse(spec, problems)
+    _refuse_pairs(spec, problems)
     return texts, places
 
 
-def _columns(spec: Spec, available: Sequence[str], what: str) -> dict[str, str]:
-    """Return the column of the images and that of the captions."""
+def _choose_columns(spec: Spec, available: Sequence[str], what: str) -> dict[str, str]:
+    """Return the column of the images and that of the captions, by ``image`` and ``caption``."""
     columns = {}
     for key in _NAMES:
-        columns[key] = _column(spec, key, available, what)
+        columns[key] = _choose_column(spec, key, available, what)
     return columns
 
 
-def _column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
+def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
     """Return the column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name.
 
     Args:
@@ -202,8 +237,9 @@ def _column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
         known_names = (asked,)
     candidates = [name for name in known_names if name in available]
     if len(candidates) == 1:
-        name = candidates[0]
-        if list(available).count(name) == 1:
+        (name,) = candidates
+        times_there = list(available).count(name)
+        if times_there == 1:
             return name
     if candidates:
         names = " and ".join(map(repr, candidates))
@@ -216,7 +252,7 @@ def _column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
     raise InputError(f"{spec.where}: {problem}: it has {shown_columns(available)}", hint=hint)
 
 
-def _text(row: TextRow, column: str, what: str) -> str:
+def _text_of_row(row: TextRow, column: str, what: str) -> str:
     """Return a path or a caption of one row.
 
     Args:
@@ -237,7 +273,7 @@ def _text(row: TextRow, column: str, what: str) -> str:
     return value
 
 
-def _refuse(spec: Spec, problems: list[str], hint: str | None = None) -> None:
+def _refuse_pairs(spec: Spec, problems: list[str], hint: str | None = None) -> None:
     """Raise the error of pairs that cannot be used, if there are any.
 
     Args:

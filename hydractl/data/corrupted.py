@@ -52,6 +52,7 @@ class CorruptedImages(Dataset):
     """
 
     def __init__(self, clean: Dataset, name: str, severity: int, photographs: str | None = None) -> None:
+        """Take over ids and labels of the clean images; photographs of frost are read now, the images later."""
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         spec = with_setting(clean.spec, f"corruption={name}&severity={severity}")
@@ -61,32 +62,34 @@ class CorruptedImages(Dataset):
         self.clean = clean
         self.name = name
         self.severity = severity
-        self.photographs: list[Image.Image] | None = None
-        self._photographs_fingerprint = b""
-        if photographs is not None:
-            folder = Spec(photographs, "photographs", "path", photographs)
-            frost, _ = read_folder(folder, None)
-            # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
-            self.photographs = [frost[i] for i in range(len(frost))]
-            self._photographs_fingerprint = bytes.fromhex(frost.fingerprint())
         self.labels = clean.labels
         self.label_names = clean.label_names
         if clean.skipped is not None:
             self.skipped = {}
 
+        # Frost alone has photographs.
+        self.photographs: list[Image.Image] | None = None
+        self._photographs_fingerprint = b""
+        if photographs is not None:
+            folder, _ = read_folder(Spec(photographs, "photographs", "path", photographs), None)
+            # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
+            self.photographs = [folder[i] for i in range(len(folder))]
+            self._photographs_fingerprint = bytes.fromhex(folder.fingerprint())
+
     def _sample(self, i: int) -> Image.Image:
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
 
-        image = _reduced(grey_or_rgb(self.clean[i]))
+        grey_or_coloured = grey_or_rgb(self.clean[i])
+        image = _reduced(grey_or_coloured)
         corruption = TABLE[self.name]
-        constants_by_severity = corruption.large
-        if min(image.size) < SMALL_SIDE:
-            constants_by_severity = corruption.small
+        is_small = min(image.size) < SMALL_SIDE
+        constants_by_severity = corruption.small if is_small else corruption.large
         constants = constants_by_severity[self.severity - 1]
-        if self.photographs is not None:
+        if self.photographs is not None:  # of frost, which takes them as its last constant
             constants = (*constants, self.photographs)
-        random = _random(self.name, self.severity, i)
-        corrupted = corruption.apply(to_pixels(image), constants, random)
+        random = _generator_of_sample(self.name, self.severity, i)
+        pixels = to_pixels(image)
+        corrupted = corruption.apply(pixels, constants, random)
         return to_image(corrupted)
 
     def _content(self, i: int) -> Iterable[bytes]:
@@ -124,7 +127,10 @@ class AskedCorruption(NamedTuple):
 
 
 def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
-    """Return the SPEC of the clean images, and the corruption that its query asks for.
+    """Take the settings of a corruption out of a SPEC, the name of a data set with settings behind ``?``.
+
+    Returns:
+        The SPEC of the clean images, without these settings, and the corruption that they ask for; None: none.
 
     Raises:
         UsageError: for an unknown corruption or severity, and for settings that do not go together.
@@ -146,17 +152,24 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
     severity = asked["severity"]
     photographs = asked.get("photographs")
     _check_corruption(spec.where, name, severity)
-    hint = PHOTOGRAPHS.format("&photographs=FOLDER")
+
+    # Photographs are for frost alone, which cannot do without them.
+    hint_at_photographs = PHOTOGRAPHS.format("&photographs=FOLDER")
     if name == FROST and photographs is None:
-        raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint)
+        raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint_at_photographs)
     if name != FROST and photographs is not None:
-        raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint)
+        raise UsageError(f"{spec.where}: {name} takes no photographs: frost does", hint=hint_at_photographs)
     clean_spec = replace(spec, query=other_settings)
     return clean_spec, AskedCorruption(name, int(severity), photographs)
 
 
 def _check_corruption(where: str, name: str, severity: str) -> None:
     """Refuse a corruption or a severity that does not exist.
+
+    Args:
+        where: what messages call the data set.
+        name: of the corruption.
+        severity: as it was written, which is to be one of 1 to 5.
 
     Raises:
         UsageError: with the known ones.
@@ -168,13 +181,18 @@ def _check_corruption(where: str, name: str, severity: str) -> None:
             guess = f"; did you mean {near[0]}?"
         known = ", ".join(CORRUPTIONS)
         raise UsageError(f"{where}: unknown corruption {name!r}{guess}", hint=f"there are: {known}")
-    if severity not in map(str, SEVERITIES):
-        least, *_, most = SEVERITIES
+    known_severities = [str(known) for known in SEVERITIES]
+    if severity not in known_severities:
+        least = known_severities[0]
+        most = known_severities[-1]
         raise UsageError(f"{where}: severity {severity} is not in {least} .. {most}")
 
 
-def _random(name: str, severity: int, index: int) -> np.random.RandomState:
-    """Return a generator for one sample; RandomState's stream never changes between numpy versions."""
+def _generator_of_sample(name: str, severity: int, index: int) -> np.random.RandomState:
+    """Return a random generator seeded by the corruption, its severity and the index of a sample.
+
+    RandomState's stream never changes between numpy versions.
+    """
     text = f"hydractl.corruption {name} {severity} {index}"
     digest = hashlib.sha256(text.encode()).digest()
     little_endian = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine

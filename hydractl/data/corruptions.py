@@ -101,20 +101,26 @@ def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> 
     """Blur with a disk, itself smoothed a little at its edge; (radius and sigma of the smoothing in pixels)."""
     radius, smoothing = constants
     # The sizes of the two kernels are the authors'.
-    if radius <= 8:
-        half_side, edge_reach = 8, 1
-    else:
-        half_side, edge_reach = int(radius), 2
-
-    squares = np.arange(-half_side, half_side + 1) ** 2
-    squared_distances = squares[:, None] + squares[None, :]  # of each place from the centre, [side, side]
-    disk = (squared_distances <= radius**2).astype(np.float64)
-    disk = disk / disk.sum()
-
-    bell = _bell(np.arange(-edge_reach, edge_reach + 1), smoothing)
+    disk_reach = 8
+    bell_reach = 1
+    if radius > 8:
+        disk_reach = int(radius)
+        bell_reach = 2
+    disk = _disk(radius, disk_reach)
+    bell = _bell(np.arange(-bell_reach, bell_reach + 1), smoothing)
     bell_in_two_directions = bell[:, None] * bell[None, :]
-    smooth_disk = filtered(disk[..., None], bell_in_two_directions)  # [side, side, 1], as an image of one channel
+    disk_as_image = disk[..., None]  # of one channel, [side, side, 1]
+    smooth_disk = filtered(disk_as_image, bell_in_two_directions)
     return filtered(x, smooth_disk[..., 0])
+
+
+def _disk(radius: float, reach: int) -> Pixels:
+    """Return a kernel ``[2 * reach + 1, 2 * reach + 1]`` of equal weights within a radius, whose sum is 1."""
+    squares = np.arange(-reach, reach + 1) ** 2
+    squared_distances = squares[:, None] + squares[None, :]  # of each place from the centre
+    is_inside = squared_distances <= radius**2
+    weights = is_inside.astype(np.float64)
+    return weights / weights.sum()
 
 
 @_corruption(
@@ -127,30 +133,43 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) ->
     The authors mean to swap the two pixels; their code copies the one over the other, and so made ImageNet-C.
     """
     sigma, distance, rounds = constants
+    height, width, channels = x.shape
     # They cut the smoothed image down to 8 bits.
     levels = np.clip(smoothed(x, sigma), 0, 1) * 255
-    x = np.floor(levels) / 255
-    height, width, channels = x.shape
+    eight_bits = np.floor(levels) / 255
+    origins = _origins_of_pixels(height, width, distance, rounds, random)
+    pixels = eight_bits.reshape(-1, channels)
+    shuffled = pixels[origins]  # [height * width, channels]
+    return smoothed(shuffled.reshape(x.shape), sigma)
 
-    # Pixels are numbered row by row. All are replaced but those at the border, from the last one to the first, as the
-    # authors' loops go.
+
+def _origins_of_pixels(height: int, width: int, distance: int, rounds: int, random: _Random) -> list[int]:
+    """Replace pixel after pixel by one nearby, and return which pixel is at each place then.
+
+    Args:
+        height, width: of the image.
+        distance: how far at most a pixel is from the one it replaces, in rows and in columns.
+        rounds: how often all pixels are gone through.
+        random: draws the pixels nearby.
+
+    Returns:
+        ``[height * width]``: for each place the pixel of the image that is there now, both counted row by row.
+    """
+    # All are replaced but those at the border, from the last one to the first, as the authors' loops go.
     rows = np.arange(height - distance, distance, -1)
     columns = np.arange(width - distance, distance, -1)
-    numbers = rows[:, None] * width + columns[None, :]
-    replaced = numbers.ravel()
+    places = rows[:, None] * width + columns[None, :]
+    replaced = places.ravel()
 
-    # origin_of[pixel]: the pixel of the smoothed image that is now there.
-    origin_of = list(range(height * width))
+    origins = list(range(height * width))
     for _ in range(rounds):
-        right, down = random.randint(-distance, distance, size=(len(replaced), 2)).T
+        shifts = random.randint(-distance, distance, size=(len(replaced), 2))
+        right, down = shifts.T
         nearby = replaced + down * width + right
         # One after another: the pixel nearby may itself have been replaced already.
-        for pixel, neighbour in zip(replaced.tolist(), nearby.tolist(), strict=True):
-            origin_of[pixel] = origin_of[neighbour]
-
-    pixels = x.reshape(-1, channels)
-    shuffled = pixels[origin_of]  # [height * width, channels]
-    return smoothed(shuffled.reshape(x.shape), sigma)
+        for place, neighbour in zip(replaced.tolist(), nearby.tolist(), strict=True):
+            origins[place] = origins[neighbour]
+    return origins
 
 
 @_corruption(
@@ -201,7 +220,7 @@ def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
     The constants: mean, deviation, enlargement and threshold of the noise, radius and sigma of the blowing in pixels,
     and the share of the image that is not whitened.
     """
-    mean, deviation, zoom, threshold, radius, sigma, keep = constants
+    mean, deviation, zoom, threshold, radius, sigma, unchanged_share = constants
     height, width, _ = x.shape
 
     noise = random.normal(loc=mean, scale=deviation, size=(height, width, 1))
@@ -212,10 +231,15 @@ def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
     blown = shifted_along(flakes, radius, sigma, angle)
     upside_down = blown[::-1, ::-1]
 
-    brightened = _grey_values(x) * 1.5 + 0.5
-    lightened = np.maximum(x, brightened)
-    whitened = keep * x + (1 - keep) * lightened
+    whitened = _whitened(x, unchanged_share)
     return whitened + blown + upside_down
+
+
+def _whitened(x: Pixels, unchanged_share: float) -> Pixels:
+    """Mix an image with one in which dark and colourful pixels are replaced by light grey ones."""
+    light_grey = _grey_values(x) * 1.5 + 0.5
+    lightened = np.maximum(x, light_grey)
+    return unchanged_share * x + (1 - unchanged_share) * lightened
 
 
 def _grey_values(x: Pixels) -> Pixels:
@@ -242,22 +266,25 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     image_share, frost_share, stride, photographs = constants
     height, width, channels = x.shape
 
-    photograph = photographs[random.randint(len(photographs))]
-    if channels == 1:
-        photograph = in_mode(photograph, "L")
-    else:
-        photograph = in_mode(photograph, "RGB")
+    number = random.randint(len(photographs))
+    photograph = photographs[number]
+    mode = "L" if channels == 1 else "RGB"
+    photograph = in_mode(photograph, mode)
     photograph = _covering(photograph, stride * width, stride * height)
     middle = stride // 2
     pixels = np.asarray(photograph)[middle::stride, middle::stride]
+    part = _random_part(pixels, height, width, random)
+    frosted = part.reshape(x.shape)  # [height, width] of a grey one -> [height, width, 1]
+    return image_share * x + frost_share * frosted / 255
 
+
+def _random_part(pixels: npt.NDArray[Any], height: int, width: int, random: _Random) -> npt.NDArray[Any]:
+    """Cut a part of this size out of a larger image, at a random place."""
     free_height = pixels.shape[0] - height
     free_width = pixels.shape[1] - width
     top = random.randint(free_height + 1)
     left = random.randint(free_width + 1)
-    part = pixels[top : top + height, left : left + width]
-    frosted = part.reshape(x.shape)  # [height, width] of a grey one -> [height, width, 1]
-    return image_share * x + frost_share * frosted / 255
+    return pixels[top : top + height, left : left + width]
 
 
 def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
@@ -328,43 +355,62 @@ _LARGER = 244 / 224
     small=((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
 )
 def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: _Random) -> Pixels:
-    """Apply a random affine map, then smooth random shifts; (strength, smoothness, affine) in shorter sides."""
+    """Apply a random affine map, then shift each pixel by a smooth random field.
+
+    The constants, each a share of the image's shorter side: the largest shift, the sigma by which the shifts are
+    smoothed (0: not at all), and how far the affine map moves a point at most.
+    """
     strength, smoothness, affine = constants
     height, width, _ = x.shape
     side = min(height, width)
-    x = _affinely_moved(x, side * affine, random)
+    moved = _randomly_mapped(x, side * affine, random)
+
     shifts = random.uniform(-1, 1, size=(2, height, width))  # to the right, and down
     if smoothness > 0:
         sigma = side * smoothness
-        shifts = ndimage.gaussian_filter(shifts, (0, sigma, sigma), mode="reflect", truncate=3)
+        sigmas = (0, sigma, sigma)  # none between the two directions
+        shifts = ndimage.gaussian_filter(shifts, sigmas, mode="reflect", truncate=3)
     right, down = shifts * (side * strength)
+
     rows, columns = _grid(height, width)
     shown_rows = rows + down
     shown_columns = columns + right
-    return warped(x, shown_rows, shown_columns, mode="reflect")
+    return warped(moved, shown_rows, shown_columns, mode="reflect")
 
 
-def _affinely_moved(x: Pixels, most: float, random: _Random) -> Pixels:
-    """Apply the affine map that moves each of three points near the middle by up to ``most`` pixels in x and in y."""
+def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
+    """Apply an affine map that moves each of three points near the middle by up to ``most`` pixels in x and in y."""
     height, width, _ = x.shape
-    reach = min(height, width) // 3
-    top = height // 2 - reach
-    bottom = height // 2 + reach
-    left = width // 2 - reach
-    right = width // 2 + reach
-    corners = np.array([(right, bottom), (right, top), (left, top)], dtype=np.float64)  # (x, y) each
+    corners = _three_corners(height, width)
     moved_corners = corners + random.uniform(-most, most, size=corners.shape)
-    if reach == 0:  # the three points are one, and no map is known by them; the numbers are drawn all the same
+    is_one_point = min(height, width) < 3
+    if is_one_point:  # no map is known by it; the numbers are drawn all the same
         return x
 
     # The map leads from a place in the result back to the place in the image that it shows: [x, y, 1] @ back.
     moved_with_ones = np.column_stack([moved_corners, np.ones(3)])
     back = np.linalg.solve(moved_with_ones, corners)  # [3, 2]
-    to_x, to_y = back.T
+    x_by_x, x_by_y, x_shift = back[:, 0]
+    y_by_x, y_by_y, y_shift = back[:, 1]
     rows, columns = _grid(height, width)
-    shown_columns = columns * to_x[0] + rows * to_x[1] + to_x[2]
-    shown_rows = columns * to_y[0] + rows * to_y[1] + to_y[2]
+    shown_columns = columns * x_by_x + rows * x_by_y + x_shift
+    shown_rows = columns * y_by_x + rows * y_by_y + y_shift
     return warped(x, shown_rows, shown_columns, mode="mirror")
+
+
+def _three_corners(height: int, width: int) -> Pixels:
+    """Return three corners of a square around the middle of an image, ``(x, y)`` each: float64 ``[3, 2]``.
+
+    They are a third of the shorter side from the middle, in x and in y; of an image with a side below 3, they are one
+    point.
+    """
+    reach = min(height, width) // 3
+    top = height // 2 - reach
+    bottom = height // 2 + reach
+    left = width // 2 - reach
+    right = width // 2 + reach
+    corners = [(right, bottom), (right, top), (left, top)]
+    return np.array(corners, dtype=np.float64)
 
 
 def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
@@ -466,24 +512,29 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
     Returns:
         The blurred image, ``[height, width, channels]``.
     """
-    height, width, _ = x.shape
     reach = 2 * math.ceil(radius)
     distances = np.arange(reach + 1)
     weights = _bell(distances, sigma)
     direction = math.radians(angle)
-    down = _nearest_integers(distances * math.sin(direction))
-    right = _nearest_integers(distances * math.cos(direction))
-    every_row = np.arange(height)
-    every_column = np.arange(width)
-    last_row = height - 1
-    last_column = width - 1
+    steps_down = _nearest_integers(distances * math.sin(direction))
+    steps_right = _nearest_integers(distances * math.cos(direction))
+
+    # Each pixel is a weighted sum of those that stand behind it in this direction.
     blurred = np.zeros_like(x)
-    for i, weight in enumerate(weights):
-        rows = np.clip(every_row + down[i], 0, last_row)
-        columns = np.clip(every_column + right[i], 0, last_column)
-        shifted = x[rows][:, columns]
+    for distance, weight in enumerate(weights):
+        shifted = _shifted(x, steps_down[distance], steps_right[distance])
         blurred += weight * shifted
     return blurred
+
+
+def _shifted(x: Pixels, down: int, right: int) -> Pixels:
+    """Return an image whose pixels are taken so many rows below and columns to the right, its edges repeated."""
+    height, width, _ = x.shape
+    last_row = height - 1
+    last_column = width - 1
+    rows = np.clip(np.arange(height) + down, 0, last_row)
+    columns = np.clip(np.arange(width) + right, 0, last_column)
+    return x[rows][:, columns]
 
 
 def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
@@ -505,6 +556,7 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
 
     The amplitude of the noise is divided by ``decay`` squared from one scale to the next finer one.
     """
+    # The smallest power of two that the map fits into.
     size = 2
     while size < max(height, width):
         size *= 2
@@ -524,16 +576,18 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
 def _refine(field: Pixels, step: int, amplitude: float, random: np.random.RandomState) -> None:
     """Fill in the points of a map halfway between those that are ``step`` apart, in place.
 
-    Each is the mean of its four neighbours and some noise.
+    Each is the mean of its four neighbours and some noise. First come the middles of squares, between their four
+    corners; then the middles of edges, between their two ends and the middles of the squares on either side.
 
     Args:
-        field: the map ``[size, size]``, a torus; its points at every ``step``-th row and column are there.
+        field: the map ``[size, size]``, a torus; its points at every ``step``-th row and column are there: the corners.
         step: a power of two.
         amplitude: of the noise.
         random: where the noise is drawn from.
     """
 
     def noisy_mean(total_of_four: Pixels) -> Pixels:
+        """Return the mean of four neighbours, given their sum, with noise added."""
         noise = random.uniform(-1, 1, size=total_of_four.shape)
         mean = total_of_four / 4
         return mean + amplitude * noise
@@ -552,12 +606,14 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
     right_corners = np.roll(corners, -1, axis=1)
     ends = corners + right_corners
     squares_above = np.roll(centres, 1, axis=0)
-    field[::step, half::step] = noisy_mean(ends + centres + squares_above)
+    total = ends + centres + squares_above
+    field[::step, half::step] = noisy_mean(total)
 
     # The middle of each vertical edge: its ends, and the squares to its right and left.
     ends = corners + lower_corners
     squares_to_the_left = np.roll(centres, 1, axis=1)
-    field[half::step, ::step] = noisy_mean(ends + centres + squares_to_the_left)
+    total = ends + centres + squares_to_the_left
+    field[half::step, ::step] = noisy_mean(total)
 
 
 def to_pixels(image: Image.Image) -> Pixels:

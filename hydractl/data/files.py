@@ -62,7 +62,7 @@ class EncodedImages(Dataset):
         except MemoryError:
             raise
         except UnidentifiedImageError as error:
-            known = ", ".join(_formats())
+            known = ", ".join(_available_formats())
             raise self.unreadable(i, f"not an image in one of the formats {known}") from error
         # A damaged file makes the decoders raise nearly anything: OSError, SyntaxError, ValueError, struct.error, ...
         except Exception as error:
@@ -114,7 +114,7 @@ def decoded_image(content: bytes, most_pixels: int | None = None) -> Image.Image
             others, and ``ValueError`` for a mode that has no colours.
     """
     try:
-        image = Image.open(io.BytesIO(content), formats=_formats())
+        image = Image.open(io.BytesIO(content), formats=_available_formats())
     except Image.DecompressionBombError as error:
         if most_pixels is None:
             raise
@@ -140,7 +140,7 @@ def _is_readable(mode: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _formats() -> tuple[str, ...]:
+def _available_formats() -> tuple[str, ...]:
     """Return those of the formats that this build of Pillow has; ``Image.open`` refuses the names of others."""
     Image.init()
     formats = [name for name in _FORMATS if name in Image.OPEN]
@@ -157,21 +157,29 @@ def printable(path: str) -> str:
 
 
 def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open an image list (UTF-8).
+    """Open an image list (UTF-8), with a path and perhaps a label in each line.
 
     Paths are relative to ``?root=``, else to the list's folder. A tab, if there is one, separates path and label. Else
     the last field is the label if it is an integer, or if the line does not end like an image file's name (then it is
     a name); the rest is the path, spaces included. Blank lines are passed over. Ids are the paths as written; a path
     that comes again gets ``#2``, ``#3``, ...
 
+    Args:
+        spec: of the list.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         InputError: for a file that is not text or lists nothing, and for listed files that do not exist (all of them).
     """
     spec.check_query(("root",))
-    entries = _entries_of(spec, spec.path)
+    entries = _parse_list(spec, spec.path)
     labels = [entry.label for entry in entries]
     rows = limited(labels, len(entries), limit, seed)
-    return _listed(spec, entries, rows)
+    return _open_entries(spec, entries, rows)
 
 
 def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
@@ -183,20 +191,20 @@ def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tup
         limit: how many images in all; None: all.
 
     Raises:
-        InputError: see :func:`read_image_list`.
+        InputError: for a file that is not text or lists nothing, and for listed files that do not exist.
     """
     entries: list[_ListedImage] = []
-    completed_shares: list[float] = []  # by entry: the share of its list up to and with it
+    shares: list[float] = []  # by entry: the share of its list that is done with it
     for file in files:
         file_name = os.path.basename(file)
-        entries_of_file = _entries_of(spec, file, f"{file_name} ")
+        entries_of_file = _parse_list(spec, file, f"{file_name} ")
         count = len(entries_of_file)
         entries += entries_of_file
-        for number in range(1, count + 1):
-            completed_shares.append(number / count)
-    by_share = sorted(range(len(entries)), key=completed_shares.__getitem__)
+        shares += [number / count for number in range(1, count + 1)]
+    # The first entries by share are the same share of every list.
+    by_share = sorted(range(len(entries)), key=lambda row: shares[row])
     rows = sorted(by_share[:limit])
-    return _listed(spec, entries, rows)
+    return _open_entries(spec, entries, rows)
 
 
 class _ListedImage(NamedTuple):
@@ -213,8 +221,8 @@ class _ListedImage(NamedTuple):
     label: str | None
 
 
-def _entries_of(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
-    """Return the lines of an image list, without the blank ones.
+def _parse_list(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
+    """Return the entries of an image list, one for each line that is not blank.
 
     Args:
         spec: the SPEC it belongs to.
@@ -230,7 +238,8 @@ def _entries_of(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
     except OSError as error:
         raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
+        content_before = error.object[: error.start]
+        number = content_before.count(b"\n") + 1
         raise InputError(f"{spec.where}: {name}line {number} of the image list is not UTF-8 text") from error
     entries = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -244,13 +253,18 @@ def _entries_of(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
     return entries
 
 
-def _listed(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
-    """Open the images at some rows of a list, and read their labels.
+def _open_entries(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
+    """Open some images of a list, and read their labels.
+
+    Args:
+        spec: of the list.
+        entries: all lines of the list.
+        rows: which of them are opened.
 
     Raises:
         InputError: listing the images that do not exist.
     """
-    raw = _labels(entries, rows)
+    raw = _labels_of_entries(entries, rows)
     paths = []
     places = []
     for row in rows:
@@ -261,7 +275,11 @@ def _listed(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) -> tup
 
 
 def split_line(line: str) -> tuple[str, str | None]:
-    """Return path and label of one line, by the rules of :func:`read_image_list`; None where there is no label."""
+    """Return path and label of one line of an image list, by the rules of :func:`read_image_list`.
+
+    ``a.jpg 3`` is (``a.jpg``, ``3``); ``my cat.jpg`` is the path alone, with None for the label; behind a tab there is
+    always a label.
+    """
     line = line.strip(" \r")
     if "\t" in line:
         path, _, label = line.rpartition("\t")
@@ -276,29 +294,20 @@ def split_line(line: str) -> tuple[str, str | None]:
     return path.rstrip(), last_field
 
 
-def _labels(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
+def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
     """Return the labels of some entries of a list: all integers, all names, or none at all.
 
-    All entries are checked, whichever rows are asked for.
+    Args:
+        entries: all of the list. They are checked, whichever rows are asked for; names of classes are those of all.
+        rows: which of them the labels are of.
     """
-    labels: list[str] = []
-    problems_of_unlabelled = []
-    problems_of_names = []
-    for entry in entries:
-        if entry.label is None:
-            shown_path = repr(entry.path)[1:-1]
-            problems_of_unlabelled.append(f"{entry.place}: no label for {shown_path}")
-            continue
-        labels.append(entry.label)
-        if not INTEGER.fullmatch(entry.label):
-            problems_of_names.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
+    labels = [entry.label for entry in entries if entry.label is not None]
     if not labels:
         return RawLabels()
-    # A name is a problem only where other labels are numbers.
-    are_names = len(problems_of_names) == len(labels)
-    problems = problems_of_unlabelled
+    are_names = not any(INTEGER.fullmatch(label) for label in labels)
+    problems = _unlabelled_entries(entries)
     if not are_names:
-        problems += problems_of_names
+        problems += _entries_with_names(entries)
     if problems:
         return RawLabels(problems=problems)
     chosen = [labels[row] for row in rows]
@@ -306,6 +315,25 @@ def _labels(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
         return RawLabels(chosen, sorted(set(labels)))
     numbers = [int(label) for label in chosen]
     return RawLabels(np.array(numbers, dtype=np.int64))
+
+
+def _unlabelled_entries(entries: Iterable[_ListedImage]) -> list[str]:
+    """List the entries without a label, a line of a message for each."""
+    problems = []
+    for entry in entries:
+        if entry.label is None:
+            shown_path = repr(entry.path)[1:-1]
+            problems.append(f"{entry.place}: no label for {shown_path}")
+    return problems
+
+
+def _entries_with_names(entries: Iterable[_ListedImage]) -> list[str]:
+    """List the entries whose label is no number, a line of a message for each."""
+    problems = []
+    for entry in entries:
+        if entry.label is not None and not INTEGER.fullmatch(entry.label):
+            problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
+    return problems
 
 
 def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
@@ -327,20 +355,24 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
     for name, place in zip(names, places, strict=True):
         path = os.path.join(root, name)
         paths.append(path)
-        if "\0" in path or not os.path.isfile(path):
+        if "\0" in path or not os.path.isfile(path):  # a NUL is no part of a name
             missing.append(f"{place}: no file {printable(name)!r}")
-    if missing:
-        hint = "name the folder that the paths are relative to with ?root=FOLDER"
-        if len(missing) < len(paths):
-            message = f"{len(missing)} of {len(paths)} listed images do not exist under {root}"
-            raise InputError(f"{spec.where}: {message}", hint=hint, problems=missing + list(problems))
-        message = f"none of the {len(paths)} listed images is under {root}; the first is {printable(names[0])!r}"
-        raise InputError(f"{spec.where}: {message}", hint=hint)
-    ids = _numbered_apart(names)
-    return FileImages(spec.text, spec.where, ids, paths)
+    if not missing:
+        ids = with_numbers_if_repeated(names)
+        return FileImages(spec.text, spec.where, ids, paths)
+
+    hint = "name the folder that the paths are relative to with ?root=FOLDER"
+    total = len(paths)
+    if len(missing) < total:
+        message = f"{len(missing)} of {total} listed images do not exist under {root}"
+        all_problems = [*missing, *problems]
+        raise InputError(f"{spec.where}: {message}", hint=hint, problems=all_problems)
+    first = printable(names[0])
+    message = f"none of the {total} listed images is under {root}; the first is {first!r}"
+    raise InputError(f"{spec.where}: {message}", hint=hint)
 
 
-def _numbered_apart(names: Sequence[str]) -> list[str]:
+def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
     """Return the names; one that comes again gets ``#2``, ``#3``, ..."""
     times_met: dict[str, int] = {}
     ids = []
@@ -358,11 +390,19 @@ def _numbered_apart(names: Sequence[str]) -> list[str]:
 
 
 def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open a folder.
+    """Open a folder of images, or of class folders with images.
 
     Every sub-folder is a class and holds its images at any depth; ids are paths relative to the folder, classes and
     files in the order of their names (code points, the same on every machine). Hidden files and folders and files
     without an image's ending are passed over. A folder with images and no sub-folders is a set without labels.
+
+    Args:
+        spec: of the folder.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
         InputError: for a folder without any images, a class folder without images, images beside class folders, or a
@@ -372,31 +412,34 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     root = os.path.expanduser(spec.path)
     images_by_class: dict[str, list[str]] = {}
     try:
-        class_folders, loose_images = _entries(root)
+        class_folders, loose_images = _folders_and_images(root)
         for name in class_folders:
             images_by_class[name] = _images_below(os.path.join(root, name), ())
     except OSError as error:
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
     _check_folder(spec, images_by_class, loose_images)
-
-    if class_folders:
-        class_of_each, paths = _classes_and_paths(images_by_class)
-        rows = limited(class_of_each, len(paths), limit, seed)
-    else:
-        paths = loose_images
-        rows = limited(None, len(paths), limit, seed)
-    ids = [printable(paths[row]) for row in rows]
-    files = [os.path.join(root, paths[row]) for row in rows]
-    dataset = FileImages(spec.text, spec.where, ids, files)
     if not class_folders:
+        rows = limited(None, len(loose_images), limit, seed)
+        dataset = _open_paths(spec, root, [loose_images[row] for row in rows])
         return dataset, RawLabels()
+
+    class_of_each, paths = _classes_and_paths(images_by_class)
+    rows = limited(class_of_each, len(paths), limit, seed)
+    dataset = _open_paths(spec, root, [paths[row] for row in rows])
     labels = [printable(class_of_each[row]) for row in rows]
     class_names = list(map(printable, class_folders))
     return dataset, RawLabels(labels, class_names)
 
 
+def _open_paths(spec: Spec, root: str, paths: Sequence[str]) -> FileImages:
+    """Open images by their paths in a folder, which are their ids too."""
+    ids = [printable(path) for path in paths]
+    files = [os.path.join(root, path) for path in paths]
+    return FileImages(spec.text, spec.where, ids, files)
+
+
 def _classes_and_paths(images_by_class: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return the class and the path of each image, class after class."""
+    """Return the class of each image, and its path ``CLASS/IMAGE``: two lists of the same length, class after class."""
     class_of_each = []
     paths = []
     for name, images in images_by_class.items():
@@ -407,7 +450,16 @@ def _classes_and_paths(images_by_class: Mapping[str, Sequence[str]]) -> tuple[li
 
 
 def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:
-    """Refuse a folder that is neither one of class folders, each with images, nor one of images."""
+    """Refuse a folder that is neither one of class folders, each with images, nor one of images.
+
+    Args:
+        spec: of the folder.
+        images_by_class: the images below each of its folders.
+        loose_images: those directly in it.
+
+    Raises:
+        InputError: saying what is there that does not belong.
+    """
     if not loose_images and not any(images_by_class.values()):
         endings = " ".join(IMAGE_SUFFIXES)
         raise InputError(f"{spec.where}: no images in the folder", hint=f"image files end in {endings}")
@@ -427,7 +479,7 @@ def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loos
         )
 
 
-def _entries(folder: str) -> tuple[list[str], list[str]]:
+def _folders_and_images(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the sub-folders and of the images directly in a folder, each sorted; links are followed."""
     folders = []
     images = []
@@ -453,7 +505,7 @@ def _images_below(folder: str, above: tuple[tuple[int, int], ...]) -> list[str]:
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return []
-    folders, images = _entries(folder)
+    folders, images = _folders_and_images(folder)
     for name in folders:
         subfolder = os.path.join(folder, name)
         for path in _images_below(subfolder, (*above, identity)):

@@ -107,10 +107,11 @@ def held_set(value: Any, argument: str) -> HeldSet:
     if isinstance(value, IterableDataset):
         raise InputError(f"{argument} is an IterableDataset, which has no samples by number")
     if isinstance(value, TorchDataset):
-        return _torch_set(value, argument)
+        return _held_torch_set(value, argument)
     if isinstance(value, Table):
         return value
-    samples, labels = value, None
+    samples = value
+    labels = None
     if isinstance(value, tuple) and len(value) == 2:
         samples, labels = value
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
@@ -121,7 +122,7 @@ def held_set(value: Any, argument: str) -> HeldSet:
     return HeldSamples(samples, labels)
 
 
-def _torch_set(dataset: Any, argument: str) -> HeldSamples:
+def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
     """Read the labels of a torch data set; its samples are read when they are needed.
 
     Raises:
@@ -133,6 +134,8 @@ def _torch_set(dataset: Any, argument: str) -> HeldSamples:
         raise InputError(f"{argument} is a data set without a length") from None
     if count == 0:
         return HeldSamples((), None)
+
+    # All items are taken to be like the first one.
     first = dataset[0]
     if isinstance(first, dict):
         raise InputError(
@@ -143,12 +146,14 @@ def _torch_set(dataset: Any, argument: str) -> HeldSamples:
         return HeldSamples(LazySamples(dataset.__getitem__, range(count)), None)
     if len(first) != 2:
         raise InputError(f"{argument} is a data set whose items have {len(first)} parts: (sample, label) is needed")
+
     samples = LazySamples(_SampleOfPair(dataset), range(count))
     labels = _labels_of(dataset, count)
     names = getattr(dataset, "classes", None)
     if not isinstance(names, list | tuple):
         return HeldSamples(samples, labels)
-    if not all(isinstance(name, str) for name in names):
+    are_texts = all(isinstance(name, str) for name in names)
+    if not are_texts:
         return HeldSamples(samples, labels)
     return HeldSamples(samples, labels, list(names))
 
@@ -161,6 +166,7 @@ def _labels_of(dataset: Any, count: int) -> Sequence[Any]:
         count: how many there are.
     """
     listed = getattr(dataset, "targets", None)
+    # What it lists are the labels before such a change.
     changes_labels = getattr(dataset, "target_transform", None) is not None
     if listed is not None and len(listed) == count and not changes_labels:
         return list(listed)

@@ -7,6 +7,7 @@ the network; what the library has in its cache is taken from there. It runs no c
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -53,7 +54,9 @@ class ParquetImages(EncodedImages):
     """Images in one Parquet file; one group of its rows is in memory at a time.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         path: the file.
         column: the name of the column of images.
         rows: of the samples in the file.
@@ -73,9 +76,14 @@ class ParquetImages(EncodedImages):
         self._group: _RowGroup | None = None
 
     def read(self, i: int) -> bytes:
+        """Return the bytes of image ``i``; empty where its row holds none.
+
+        Raises:
+            UnreadableSample: the file is damaged, or no longer there.
+        """
         row = self._rows[i]
-        groups_so_far = np.searchsorted(self._starts, row, side="right")
-        number = int(groups_so_far) - 1
+        groups_begun = np.searchsorted(self._starts, row, side="right")
+        number = int(groups_begun) - 1  # of the group that has the row
         images = self._images_of_group(number)
         place = row - int(self._starts[number])
         if place >= len(images):  # a damaged file may hold fewer than it says
@@ -98,6 +106,11 @@ class ParquetImages(EncodedImages):
         return images
 
     def _read_group(self, number: int) -> list[Any]:
+        """Read the images of a group of rows from the file.
+
+        Raises:
+            UnreadableSample: the file is damaged, or no longer there.
+        """
         import pyarrow
         import pyarrow.parquet
 
@@ -131,9 +144,8 @@ def _image_columns(schema: Any) -> list[str]:
     from pyarrow import types
 
     def is_bytes(kind: Any) -> bool:
-        if types.is_large_binary(kind):
-            return True
-        return bool(types.is_binary(kind))
+        """Return whether a type of Arrow is of bytes."""
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
     columns = []
     for column in schema:
@@ -165,23 +177,25 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
 
     spec.check_query(_SETTINGS)
     path = os.path.expanduser(spec.path)
-    labels: list[Any] | None = None
+    labels_read: Any = None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
             group_sizes = []
             for number in range(file.metadata.num_row_groups):
                 group_sizes.append(file.metadata.row_group(number).num_rows)
-            image_column, label_column = _image_and_label(spec, _image_columns(schema), schema.names)
+            image_column, label_column = _choose_columns(spec, _image_columns(schema), schema.names)
             if label_column is not None:
-                table = file.read(columns=[label_column], use_threads=False)
+                labels_read = file.read(columns=[label_column], use_threads=False)
     except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
+
     total = sum(group_sizes)
     if not total:
         raise InputError(f"{spec.where}: no images in the file")
+    labels: list[Any] | None = None
     if label_column is not None:
-        labels = table.column(0).to_pylist()
+        labels = labels_read.column(0).to_pylist()
         if len(labels) != total:
             raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
 
@@ -191,18 +205,16 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
         rows = limited(labels, total, limit, seed)
     file_name = printable(Path(path).name)
     ids = [f"{file_name}#{row}" for row in rows]
-    starts = [0]
-    for size in group_sizes:
-        starts.append(starts[-1] + size)
+    starts = [0, *itertools.accumulate(group_sizes)]
     dataset = ParquetImages(spec.text, spec.where, ids, path, image_column, rows, starts)
     if labels is None:
-        return dataset, _no_labels(schema.names)
+        return dataset, _unlabelled(schema.names)
     chosen_labels = [labels[row] for row in rows]
-    class_names = _class_names(schema, str(label_column))
+    class_names = _names_in_metadata(schema, str(label_column))
     return dataset, raw_labels(chosen_labels, ids, names=class_names)
 
 
-def _image_and_label(spec: Spec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
+def _choose_columns(spec: Spec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
     """Return the column of the images and that of the labels, None where there are no labels.
 
     Args:
@@ -213,15 +225,7 @@ def _image_and_label(spec: Spec, image_columns: Sequence[str], available: Sequen
     Raises:
         InputError: for a column that is not there, or cannot be decided.
     """
-    image_column = spec.query.get("image")
-    if image_column is None:
-        if len(image_columns) != 1:
-            candidates = " and ".join(image_columns)
-            raise InputError(f"{spec.where}: images are in {candidates}", hint="say which with ?image=NAME")
-        image_column = image_columns[0]
-    elif image_column not in image_columns:
-        listed = ", ".join(image_columns) or "no column"
-        raise InputError(f"{spec.where}: no images in ?image={image_column}: they are in {listed}")
+    image_column = _choose_image_column(spec, image_columns)
     label_column = spec.query.get("label", _LABEL)
     if label_column in available:
         return image_column, label_column
@@ -231,14 +235,35 @@ def _image_and_label(spec: Spec, image_columns: Sequence[str], available: Sequen
     return image_column, None
 
 
-def _no_labels(available: Sequence[str]) -> RawLabels:
+def _choose_image_column(spec: Spec, image_columns: Sequence[str]) -> str:
+    """Return the column of the images: the one that ``?image=`` names, else the only one.
+
+    Raises:
+        InputError: for a column that holds no images, or several of which none is named.
+    """
+    asked = spec.query.get("image")
+    if asked is None:
+        if len(image_columns) != 1:
+            candidates = " and ".join(image_columns)
+            raise InputError(f"{spec.where}: images are in {candidates}", hint="say which with ?image=NAME")
+        return image_columns[0]
+    if asked not in image_columns:
+        listed = ", ".join(image_columns) or "no column"
+        raise InputError(f"{spec.where}: no images in ?image={asked}: they are in {listed}")
+    return asked
+
+
+def _unlabelled(available: Sequence[str]) -> RawLabels:
     """Return the labels of a set without a column of labels: none, and a hint that lists its columns."""
     listed = ", ".join(available)
     return RawLabels(hint=f"the columns are {listed}: name that of the labels with ?label=NAME")
 
 
-def _class_names(schema: Any, column: str) -> list[str] | None:
-    """Return the names that the ``datasets`` library wrote beside a column of integers; None where there are none."""
+def _names_in_metadata(schema: Any, column: str) -> list[str] | None:
+    """Return the class names that the ``datasets`` library wrote beside a column of integers; None where it has none.
+
+    They are JSON in the metadata of a Parquet file: ``info.features.COLUMN.names``.
+    """
     try:
         metadata = schema.metadata or {}
         description = json.loads(metadata[b"huggingface"])
@@ -259,7 +284,9 @@ class HubImages(EncodedImages):
     """Images of a set of the ``datasets`` library.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         column: the column of images, not decoded: each item is ``{"bytes", "path"}``.
         rows: of the samples in it.
         folders: where images that are files may lie: that of the set, or the library's cache; None: anywhere.
@@ -271,14 +298,19 @@ class HubImages(EncodedImages):
         super().__init__(spec, where, ids)
         self.column = column
         self._rows = rows
-        self._folders = folders
+        self._folders_of_images = folders
 
     def read(self, i: int) -> bytes:
+        """Return the bytes of image ``i``, which stand in its row or in a file that the row names.
+
+        Raises:
+            UnreadableSample: it has none, or a file that is not one of the set's, or cannot be read.
+        """
         row = self._rows[i]
-        value = self.column[row] or {}
+        value = self.column[row] or {}  # an image may be missing
         content = value.get("bytes")
         path = value.get("path")
-        if content is None and path:
+        if content is None and path:  # the image is a file
             if not self._may_read(path):
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
@@ -291,9 +323,9 @@ class HubImages(EncodedImages):
 
     def _may_read(self, path: str) -> bool:
         """Return whether a file lies in one of the folders of the set."""
-        if self._folders is None:
+        if self._folders_of_images is None:
             return True
-        return any(_lies_in(path, folder) for folder in self._folders)
+        return any(_lies_in(path, folder) for folder in self._folders_of_images)
 
 
 def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
@@ -302,17 +334,31 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
     A set with a column of images is one of images (``?image=``, ``?label=``), any other one of texts (``?text=``,
     ``?text_b=``, ``?label=``). Integers point into the names of the set's own ``ClassLabel``.
 
+    Args:
+        spec: of the set.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: where the library is not installed, or the SPEC has no config and split.
         InputError: where the library cannot open the set, or columns are not there or cannot be decided.
     """
-    table = _load(spec)
-    folders = _folders(spec)
+    table = _load_table(spec)
+    folders = _folders_of_images(spec)
     return _read_loaded(spec, table, folders, limit, seed)
 
 
 def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
     """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as those of a set of the hub.
+
+    Args:
+        spec: what messages and ids call it.
+        table: the data set of the library.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class.
 
     Raises:
         InputError: where columns are not there or cannot be decided.
@@ -330,7 +376,7 @@ def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -
 def _read_loaded(
     spec: Spec, table: Any, folders: Sequence[str] | None, limit: int | None, seed: int
 ) -> tuple[Dataset, RawLabels]:
-    """Read the columns of a table of the library.
+    """Open the images of a table of the library, or its texts where it has no column of images.
 
     Args:
         spec: what it was opened for.
@@ -354,10 +400,11 @@ def _read_loaded(
             image_columns.append(column)
     if not image_columns:
         count = total if limit is None else min(limit, total)
-        return _texts(spec, table, count, name)
+        return _read_texts(spec, table, count, name)
+
     spec.check_query(_SETTINGS)
     available = list(table.features)
-    image_column, label_column = _image_and_label(spec, image_columns, available)
+    image_column, label_column = _choose_columns(spec, image_columns, available)
     from datasets import Image
 
     labels = None
@@ -368,13 +415,13 @@ def _read_loaded(
     undecoded = table.cast_column(image_column, Image(decode=False))
     dataset = HubImages(spec.text, spec.where, ids, undecoded[image_column], rows, folders)
     if labels is None:
-        return dataset, _no_labels(available)
+        return dataset, _unlabelled(available)
     chosen_labels = [labels[row] for row in rows]
-    class_names = _names(table.features[label_column])
+    class_names = _names_of_feature(table.features[label_column])
     return dataset, raw_labels(chosen_labels, ids, names=class_names)
 
 
-def _names(feature: Any) -> list[str] | None:
+def _names_of_feature(feature: Any) -> list[str] | None:
     """Return the class names of a column; None for plain numbers and texts."""
     names = getattr(feature, "names", None)
     if not names:
@@ -382,18 +429,19 @@ def _names(feature: Any) -> list[str] | None:
     return list(names)
 
 
-def _texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
+def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
     """Read the texts and labels of a table without images.
 
     Args:
         spec: what it was opened for.
         table: the library's own.
-        count: how many rows.
+        count: how many rows, the first ones.
         name: what the ids begin with.
     """
     spec.check_query(TEXT_QUERY)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
+        """Yield the rows with the values of some columns, numbered from 1."""
         chosen_columns = table.select_columns(list(columns))
         for i in range(count):
             place = f"row {i + 1}"
@@ -405,11 +453,11 @@ def _texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset, RawL
     has_integers = isinstance(raw.values, np.ndarray)
     if has_integers:
         label_column = spec.query.get("label", _LABEL)
-        raw.names = _names(table.features[label_column])
+        raw.names = _names_of_feature(table.features[label_column])
     return dataset, raw
 
 
-def _load(spec: Spec) -> Any:
+def _load_table(spec: Spec) -> Any:
     """Return the library's own table.
 
     Raises:
@@ -423,12 +471,13 @@ def _load(spec: Spec) -> Any:
             f"{spec.where}: hf: data sets need the datasets library, which is not installed",
             hint=install_hint("datasets"),
         ) from error
-    name, config, split = _parts(spec)
-    if name.startswith(_HERE):
+    name, config, split = _name_config_split(spec)
+    is_folder = name.startswith(_HERE)
+    if is_folder:
         name = os.path.expanduser(name)
         if not os.path.isdir(name):
             raise InputError(f"{spec.where}: no such folder: {name}")
-        _refuse_elsewhere(spec, Path(name))
+        _refuse_files_elsewhere(spec, Path(name))
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(name, config, split=split)
@@ -437,11 +486,11 @@ def _load(spec: Spec) -> Any:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
 
 
-def _folders(spec: Spec) -> list[str]:
+def _folders_of_images(spec: Spec) -> list[str]:
     """Return where the files of a set lie: in its own folder, or where the library keeps what it downloads."""
     import datasets
 
-    name, _, _ = _parts(spec)
+    name, _, _ = _name_config_split(spec)
     if name.startswith(_HERE):
         return [os.path.expanduser(name)]
     config = datasets.config
@@ -462,7 +511,7 @@ _DESCRIPTIONS = (_CARD, ".huggingface.yaml")
 _LONGEST_DESCRIPTION = 1 << 20  # bytes; YAML of a few kilobytes is usual
 
 
-def _refuse_elsewhere(spec: Spec, folder: Path) -> None:
+def _refuse_files_elsewhere(spec: Spec, folder: Path) -> None:
     """Refuse a folder that sends the library elsewhere: to an address, or to files outside of it.
 
     Raises:
@@ -473,7 +522,7 @@ def _refuse_elsewhere(spec: Spec, folder: Path) -> None:
         if not file.is_file():
             continue
         description = _read_description(spec, file)
-        for place in _places(description, set()):
+        for place in _file_names_in(description, set()):
             if _is_elsewhere(place):
                 raise InputError(
                     f"{spec.where}: {file} names {printable(place)!r}, outside of the folder",
@@ -493,7 +542,7 @@ def _read_description(spec: Spec, file: Path) -> Any:
     try:
         text = file.read_text(encoding="utf-8")
         if file.name == _CARD:
-            text = _front(text)
+            text = _yaml_of_card(text)
         return yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{spec.where}: {file} cannot be read: {reason(error)}") from error
@@ -508,42 +557,42 @@ def _is_elsewhere(place: str) -> bool:
     return ".." in Path(place).parts
 
 
-def _front(text: str) -> str:
-    """Return the YAML at the beginning of a card; empty where there is none."""
+def _yaml_of_card(text: str) -> str:
+    """Return the YAML at the beginning of a card, between two lines of ``---``; empty where there is none."""
     match = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
     if match is None:
         return ""
     return match[1]
 
 
-def _places(value: Any, met: set[tuple[int, bool]], *, named: bool = False) -> Iterator[str]:
-    """Yield every text below ``data_files`` or ``data_dir``.
+def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool = False) -> Iterator[str]:
+    """Yield the names of files that a description of a set gives: every text below ``data_files`` or ``data_dir``.
 
     A part that stands there twice (YAML has aliases, and they may even go round in a circle) is gone through once.
 
     Args:
-        value: a part of the document.
-        met: the parts that were gone through, by identity and ``named``; more are added.
-        named: whether it lies below such a key.
+        document: the description, or a part of it.
+        met: the parts that were gone through, by identity and ``below_key``; more are added.
+        below_key: whether the part lies below one of the two keys.
     """
-    if isinstance(value, str) and named:
-        yield value
-    if not isinstance(value, (dict, list)):
+    if isinstance(document, str) and below_key:
+        yield document
+    if not isinstance(document, (dict, list)):
         return
-    part = (id(value), named)
+    part = (id(document), below_key)
     if part in met:
         return
     met.add(part)
-    if isinstance(value, list):
-        for item in value:
-            yield from _places(item, met, named=named)
+    if isinstance(document, list):
+        for item in document:
+            yield from _file_names_in(item, met, below_key=below_key)
         return
-    for key, item in value.items():
-        names_files = key in ("data_files", "data_dir")
-        yield from _places(item, met, named=named or names_files)
+    for key, item in document.items():
+        is_key = key in ("data_files", "data_dir")
+        yield from _file_names_in(item, met, below_key=below_key or is_key)
 
 
-def _parts(spec: Spec) -> tuple[str, str, str]:
+def _name_config_split(spec: Spec) -> tuple[str, str, str]:
     """Return name, config and split of ``[ORG/]NAME/config/split`` or ``FOLDER/config/split``.
 
     Raises:

@@ -7,13 +7,14 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hydractl.data.base import Dataset
-from hydractl.data.files import IMAGE_SUFFIXES, FileImages, printable
+from hydractl.data.files import IMAGE_SUFFIXES, FileImages, printable, with_numbers_if_repeated
 from hydractl.data.opening import open_data
 from hydractl.data.text import Texts
 from hydractl.errors import InputError
@@ -32,28 +33,28 @@ class JoinedSets(Dataset):
     """
 
     def __init__(self, parts: Sequence[Dataset]) -> None:
-        ids = []
-        for part in parts:
-            ids += part.ids
-        if len(set(ids)) < len(ids):
-            ids = []
-            for part in parts:
-                ids += [f"{part.spec}:{sample_id}" for sample_id in part.ids]
-        super().__init__(" ".join(part.spec for part in parts), "INPUT", ids)
-        self.kind = parts[0].kind
+        """Join the ids and labels of the sets; their samples are read where they are."""
+        specs = [part.spec for part in parts]
+        super().__init__(" ".join(specs), "INPUT", _joined_ids(parts))
+        first = parts[0]
+        self.kind = first.kind
         self.parts = list(parts)
-        self.label_names = parts[0].label_names
-        self._ends = list(itertools.accumulate(len(part) for part in parts))
+        self.label_names = first.label_names
+        # Behind the last sample of each set, counted over all sets before it.
+        sizes = [len(part) for part in parts]
+        self._ends = list(itertools.accumulate(sizes))
         if any(part.labels is not None for part in parts):
-            self.labels = np.concatenate([_labels_of(part) for part in parts])
-        if parts[0].skipped is not None:
+            self.labels = np.concatenate([_labels_or_minus_one(part) for part in parts])
+        if first.skipped is not None:
             self.skipped = {}
 
     def _place(self, i: int) -> tuple[Dataset, int]:
         """Return the set that has sample ``i``, and its place there."""
         number = bisect_right(self._ends, i)
-        first = self._ends[number - 1] if number else 0
-        return self.parts[number], i - first
+        samples_before = 0
+        if number > 0:
+            samples_before = self._ends[number - 1]
+        return self.parts[number], i - samples_before
 
     def _sample(self, i: int) -> Any:
         part, place = self._place(i)
@@ -64,18 +65,32 @@ class JoinedSets(Dataset):
         return part._content(place)
 
     def lengths(self) -> list[int] | None:
-        """Return those of all sets; None where one of them has none."""
+        """Return the lengths of the samples of all sets; None where one of them has none."""
         lengths: list[int] = []
         for part in self.parts:
-            of_part = part.lengths()
-            if of_part is None:
+            lengths_of_part = part.lengths()
+            if lengths_of_part is None:
                 return None
-            lengths += of_part
+            lengths += lengths_of_part
         return lengths
 
 
-def _labels_of(part: Dataset) -> np.ndarray:
-    """Return the labels of a set, -1 for each sample of one that has none."""
+def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
+    """Return the ids of the samples of all sets; where two sets share one, each with the SPEC of its set before it."""
+    ids = []
+    for part in parts:
+        ids += part.ids
+    are_different = len(set(ids)) == len(ids)
+    if are_different:
+        return ids
+    ids_with_spec = []
+    for part in parts:
+        ids_with_spec += [f"{part.spec}:{sample_id}" for sample_id in part.ids]
+    return ids_with_spec
+
+
+def _labels_or_minus_one(part: Dataset) -> np.ndarray:
+    """Return the labels of a set, int64 ``[samples]``; -1 for each sample of one that has none."""
     if part.labels is None:
         return np.full(len(part), -1, dtype=np.int64)
     return part.labels
@@ -100,59 +115,63 @@ def open_inputs(
         limit: only so many samples of each input; image files one after another are one.
         seed: draws them of a set sorted by class.
         on_bad: what becomes of an image that cannot be read: ``error`` or ``skip``.
-        lines: gives those of standard input.
+
+    Returns:
+        The only input, or all of them joined.
 
     Raises:
         UsageError, InputError: as :func:`hydractl.data.open_data`, or nothing is in standard input.
     """
-    (wanted,) = reads.values()
+    ((model, wanted),) = reads.items()
+    open_spec = partial(
+        open_data,
+        option="INPUT",
+        limit=limit,
+        seed=seed,
+        labels=labels,
+        ignore_labels=True,
+        reads=reads,
+        on_bad=on_bad,
+        read_once=True,
+    )
     parts: list[Dataset] = []
-    for is_file, group in itertools.groupby(texts, key=_is_image_file):
-        if is_file:
-            parts.append(_image_files(list(group)[:limit]))
+    for are_files, group in itertools.groupby(texts, key=_is_image_file):
+        neighbours = list(group)
+        if are_files:
+            parts.append(_open_image_files(neighbours[:limit]))
             continue
-        for text in group:
+        for text in neighbours:
             if text == STANDARD_INPUT:
-                parts.append(_standard_input(wanted, limit))
-                continue
-            parts.append(
-                open_data(
-                    text,
-                    option="INPUT",
-                    limit=limit,
-                    seed=seed,
-                    labels=labels,
-                    ignore_labels=True,
-                    reads=reads,
-                    on_bad=on_bad,
-                    read_once=True,
-                )
-            )
+                parts.append(_read_standard_input(wanted, limit))
+            else:
+                parts.append(open_spec(text))
     for part in parts:
         if part.kind != wanted:
-            name = next(iter(reads))
-            raise InputError(f"{part.where} holds {part.kind}s, and {name} reads {wanted}s")
+            raise InputError(f"{part.where} holds {part.kind}s, and {model} reads {wanted}s")
         part.skipped = {} if on_bad == "skip" else None
-    return parts[0] if len(parts) == 1 else JoinedSets(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return JoinedSets(parts)
 
 
 def _is_image_file(text: str) -> bool:
+    """Return whether an input is a file with the ending of an image."""
     return text.lower().endswith(IMAGE_SUFFIXES) and Path(text).is_file()
 
 
-def _image_files(paths: Sequence[str]) -> FileImages:
+def _open_image_files(paths: Sequence[str]) -> FileImages:
     """Return image files as a set, each with its path as its id; a path that comes again gets ``#2``, ``#3``, ..."""
-    times_met: dict[str, int] = {}
-    ids = []
-    for path in paths:
-        name = printable(path)
-        times_met[name] = times_met.get(name, 0) + 1
-        ids.append(name if times_met[name] == 1 else f"{name}#{times_met[name]}")
+    names = [printable(path) for path in paths]
+    ids = with_numbers_if_repeated(names)
     return FileImages("files", "INPUT", ids, paths)
 
 
-def _standard_input(wanted: str, limit: int | None) -> Dataset:
-    """Return what standard input lists: paths of images, or texts, one a line; empty lines are passed over.
+def _read_standard_input(wanted: str, limit: int | None) -> Dataset:
+    """Open what standard input lists: paths of images, or texts, one a line; empty lines are passed over.
+
+    Args:
+        wanted: what the model reads: ``text`` for texts, else images.
+        limit: so many lines, the first ones; None: all.
 
     Raises:
         InputError: it lists nothing, or texts that are not UTF-8.
@@ -160,12 +179,14 @@ def _standard_input(wanted: str, limit: int | None) -> Dataset:
     if sys.stdin is None:
         raise InputError("INPUT - : standard input is closed")
     # As bytes: the name of a file may be no text.
-    lines = [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
-    lines = [line for line in lines if line.strip()][:limit]
+    all_lines = [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
+    lines = [line for line in all_lines if line.strip()]
+    lines = lines[:limit]
     if not lines:
         raise InputError("INPUT - : standard input is empty", hint="give a path or a text in each line")
     if wanted != "text":
-        return _image_files([os.fsdecode(line) for line in lines])
+        paths = [os.fsdecode(line) for line in lines]
+        return _open_image_files(paths)
     texts = []
     for number, line in enumerate(lines, start=1):
         try:

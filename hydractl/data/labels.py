@@ -62,7 +62,8 @@ def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: i
     class_sizes = _sizes_if_sorted(labels)
     if class_sizes is None:
         return list(range(limit))
-    # Samples are drawn in rounds: each class has its turn in every round while it has samples left.
+    # Samples are drawn in rounds: each class has its turn in every round while it has samples left. The samples of a
+    # class are given the rounds 0, 1, ... in random order.
     random = np.random.default_rng(seed)
     turn_of_class = random.permutation(len(class_sizes))
     round_within_class = [random.permutation(size) for size in class_sizes]
@@ -104,7 +105,8 @@ def raw_labels(
         values: one for each sample; None where there is no label.
         ids: sample ids, for messages.
         names: what integers point into; None where that is not known.
-        hint, texts: see :class:`RawLabels`.
+        hint: how to say where the labels are, where there are none.
+        texts: integers as they stand in a file that does not tell numbers from texts.
     """
     if all(value is None for value in values):
         return RawLabels(None, names, hint=hint)
@@ -117,40 +119,53 @@ def raw_labels(
 
 
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
-    """List what is wrong with labels: one line for each kind of problem, about the first sample that has it."""
-    # The places of the labels of each kind.
-    missing: list[int] = []
-    wrong: list[int] = []
-    beyond: list[int] = []
-    integers: list[int] = []
-    names: list[int] = []
+    """List what is wrong with labels: one line for each kind of problem, about the first sample that has it.
+
+    Args:
+        values: integers of 64 bits, or names; anything else, None, and both kinds together are problems.
+        ids: of the samples, for messages.
+    """
+    first_of_kind: dict[str, int] = {}
+    missing = 0
     for i, value in enumerate(values):
-        if value is None:
-            missing.append(i)
-        elif type(value) is str:
-            names.append(i)
-        elif type(value) is int:
-            integers.append(i)
-            if abs(value) >= 2**63:
-                beyond.append(i)
-        else:
-            wrong.append(i)
+        kind = _kind_of_label(value)
+        first_of_kind.setdefault(kind, i)
+        if kind == "missing":
+            missing += 1
 
     problems = []
-    if missing:
-        problem = f"no label for sample {ids[missing[0]]}"
-        if len(missing) > 1:
-            problem += f", and for {len(missing) - 1} more"
+    if "missing" in first_of_kind:
+        first = first_of_kind["missing"]
+        problem = f"no label for sample {ids[first]}"
+        if missing > 1:
+            problem += f", and for {missing - 1} more"
         problems.append(problem)
-    if wrong:
-        i = wrong[0]
-        problems.append(f"label {shown(values[i])} of sample {ids[i]} is neither an integer nor a name")
-    if beyond:
-        problems.append(f"the label of sample {ids[beyond[0]]} is beyond 2^63")
-    if names and integers:
-        i = names[0]
-        problems.append(f"label {shown(values[i])} of sample {ids[i]} is a name, others are numbers")
+    if "other" in first_of_kind:
+        first = first_of_kind["other"]
+        label = shown(values[first])
+        problems.append(f"label {label} of sample {ids[first]} is neither an integer nor a name")
+    if "too large" in first_of_kind:
+        first = first_of_kind["too large"]
+        problems.append(f"the label of sample {ids[first]} is beyond 2^63")
+    has_integers = "integer" in first_of_kind or "too large" in first_of_kind
+    if "name" in first_of_kind and has_integers:
+        first = first_of_kind["name"]
+        label = shown(values[first])
+        problems.append(f"label {label} of sample {ids[first]} is a name, others are numbers")
     return problems
+
+
+def _kind_of_label(value: Any) -> str:
+    """Return what a label is: ``missing``, ``name``, ``integer``, ``too large`` (an integer) or ``other``."""
+    if value is None:
+        return "missing"
+    if type(value) is str:
+        return "name"
+    if type(value) is not int:
+        return "other"
+    if abs(value) >= 2**63:
+        return "too large"
+    return "integer"
 
 
 def resolve_labels(
@@ -163,7 +178,7 @@ def resolve_labels(
     need: bool = False,
     ignore: bool = False,
 ) -> tuple[Labels | None, list[str] | None]:
-    """Map the labels of a data set to the checkpoint's classes.
+    """Map the labels of a data set to the checkpoint's classes, by name and never by position.
 
     Args:
         raw: what the reader found.
@@ -184,7 +199,7 @@ def resolve_labels(
     if label_map and labels is None:
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
     try:
-        indices = _indices(raw, ids, where, labels, label_map)
+        indices = _class_indices(raw, ids, where, labels, label_map)
     except InputError:
         if not ignore:
             raise
@@ -196,15 +211,26 @@ def resolve_labels(
         raise InputError(f"{where}: no label for sample {ids[0]}, nor for any other", hint=hint)
     if labels is None:
         return indices, raw.names
-    return indices, list(labels) or None
+    if not labels:  # a checkpoint without names
+        return indices, None
+    return indices, list(labels)
 
 
-def _indices(
+def _class_indices(
     raw: RawLabels, ids: Sequence[str], where: str, labels: Sequence[str] | None, label_map: Mapping[str, str] | None
 ) -> Labels | None:
     """Return the index of each sample's class, int64 ``[samples]``; None for a set without labels.
 
-    The arguments and the errors are those of :func:`resolve_labels`.
+    Args:
+        raw: integers or names, as the reader found them.
+        ids: sample ids, for messages.
+        where: what messages call the data set.
+        labels: the checkpoint's names, which the indices point into; empty: a checkpoint without names; None: they
+            point into the data's own.
+        label_map: name in the data -> name in the checkpoint; None where there is no option to give one.
+
+    Raises:
+        InputError: for labels that are out of range, negative, or names that cannot be mapped.
     """
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
@@ -214,7 +240,7 @@ def _indices(
     if raw.values is None:
         return None
 
-    # As indices into the data's own names, where there are such, else into the checkpoint's.
+    # First as indices into the data's own names, where there are such, else into the checkpoint's.
     data_names = raw.names
     if isinstance(raw.values, list):
         if data_names is None:
@@ -222,18 +248,25 @@ def _indices(
         indices = _index_names(raw.values, data_names, ids, where)
     else:
         indices = raw.values
-    pointed_into = labels if data_names is None else data_names
-    class_count = len(pointed_into) if pointed_into else None
+    class_names = labels if data_names is None else data_names
+    class_count = len(class_names) if class_names else None  # None: of a checkpoint without names
     _check_range(indices, class_count, ids, where)
     if data_names is None or labels is None:
         return indices
 
-    index_by_data_class = _name_table(data_names, labels, label_map, where)
+    # Then from the data's own names to the checkpoint's.
+    index_by_data_class = _index_data_classes(data_names, labels, label_map, where)
     return index_by_data_class[indices]
 
 
 def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], where: str) -> Labels:
     """Return the position of each sample's name in the data's own names, int64 ``[samples]``.
+
+    Args:
+        values: the name of each sample's class.
+        data_names: the data's own names of its classes.
+        ids: sample ids, for messages.
+        where: what messages call the data set.
 
     Raises:
         InputError: for a class name that is there twice, and for labels that are no class names.
@@ -252,16 +285,26 @@ def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], w
             first_sample_by_unknown.setdefault(name, sample)
     if first_sample_by_unknown:
         problems = []
-        for name in sorted(first_sample_by_unknown):
-            problems.append(f"{name!r}, first at sample {first_sample_by_unknown[name]}")
-        count_of_unknown = _count(len(problems), "label", "labels")
-        raise InputError(f"{where}: {count_of_unknown} not among the data's own classes", problems=problems)
+        for name, sample in sorted(first_sample_by_unknown.items()):
+            problems.append(f"{name!r}, first at sample {sample}")
+        subject = _subject(len(problems), "label", "labels")
+        raise InputError(f"{where}: {subject} not among the data's own classes", problems=problems)
     positions = [position_by_name[name] for name in values]
     return np.array(positions, dtype=np.int64)
 
 
 def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where: str) -> None:
-    """Refuse negative labels, and those beyond the classes where their number is known."""
+    """Refuse negative labels, and those beyond the classes.
+
+    Args:
+        values: int64 ``[samples]``.
+        classes: how many classes there are; None where that is not known.
+        ids: sample ids, for messages.
+        where: what messages call the data set.
+
+    Raises:
+        InputError: naming the first such label, and how many others there are.
+    """
     is_bad = values < 0
     what_is_wrong = "negative"
     if classes is not None:
@@ -281,7 +324,7 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
     raise InputError(message, hint=hint)
 
 
-def _name_table(
+def _index_data_classes(
     data_names: list[str], labels: Sequence[str], label_map: Mapping[str, str] | None, where: str
 ) -> Labels:
     """Return the index of each of the data's own classes among the checkpoint's names, int64 ``[classes of data]``.
@@ -300,11 +343,10 @@ def _name_table(
             f"{where}: the labels are names, and the model has no class names to map them to",
             hint="give the model's class names with --labels",
         )
+    mapped = data_names
     if label_map:
         _check_targets(label_map, labels, where)
         mapped = [label_map.get(name, name) for name in data_names]
-    else:
-        mapped = data_names
     if mapped == list(labels):
         return np.arange(len(data_names), dtype=np.int64)
 
@@ -317,15 +359,7 @@ def _name_table(
         if target not in known and target not in published:
             unknown.append(name)
     if unknown:
-        way_out = "map them with --label-map FILE (name in the data: name in the model) to"
-        if label_map is None:
-            way_out = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
-        count = _count(len(unknown), "class name", "class names")
-        raise InputError(
-            f"{where}: {count} not among the model's {len(labels)}",
-            hint=f"{way_out}: {some(labels)}",
-            problems=_near(unknown, labels),
-        )
+        raise _unknown_names(unknown, labels, where, can_be_mapped=label_map is not None)
 
     counts = Counter(labels)
     twice = sorted({name for name in mapped if counts[name] > 1})
@@ -342,20 +376,42 @@ def _name_table(
     return np.array(positions, dtype=np.int64)
 
 
+def _unknown_names(unknown: Sequence[str], labels: Sequence[str], where: str, *, can_be_mapped: bool) -> InputError:
+    """Return the error of class names that lead to no class of a checkpoint.
+
+    Args:
+        unknown: names in the data.
+        labels: the checkpoint's names.
+        where: what messages call the data set.
+        can_be_mapped: whether there is an option to map them by.
+    """
+    way_out = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
+    if can_be_mapped:
+        way_out = "map them with --label-map FILE (name in the data: name in the model) to"
+    subject = _subject(len(unknown), "class name", "class names")
+    return InputError(
+        f"{where}: {subject} not among the model's {len(labels)}",
+        hint=f"{way_out}: {some(labels)}",
+        problems=_lines_with_similar(unknown, labels),
+    )
+
+
 def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: str) -> None:
     """Refuse a ``--label-map`` that leads to names that the model does not have."""
     unknown = sorted(set(label_map.values()) - set(labels))
     if unknown:
-        count = _count(len(unknown), "target of --label-map", "targets of --label-map")
+        count = _subject(len(unknown), "target of --label-map", "targets of --label-map")
         raise InputError(
             f"{where}: {count} not among the model's {len(labels)} class names",
             hint=f"the model's class names: {some(labels)}",
-            problems=_near(unknown, labels),
+            problems=_lines_with_similar(unknown, labels),
         )
 
 
-def _near(names: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Return the names as lines of a message, the first ones with the label that is most similar to each, if any is.
+def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Return the names as lines of a message, each with the label that is most similar to it, if any is.
+
+    Only the first ones are compared, as many as are done in a second.
 
     Args:
         names: those that are not among the labels.
@@ -377,7 +433,7 @@ def _near(names: Sequence[str], labels: Sequence[str]) -> list[str]:
     return lines
 
 
-def _count(number: int, singular: str, plural: str) -> str:
+def _subject(number: int, singular: str, plural: str) -> str:
     """Return a number of things with its verb."""
     if number == 1:
         return f"{number} {singular} is"

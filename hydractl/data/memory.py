@@ -22,7 +22,9 @@ class HeldImages(Dataset):
     """Images in memory.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: what documents call them.
+        where: what messages call them.
+        ids: one for each image.
         images: each in a form that :func:`hydractl.families.pixels.image_of` takes; converted when it is read.
     """
 
@@ -42,7 +44,15 @@ class HeldImages(Dataset):
 
 
 def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open a set that a Python program gave, see :class:`hydractl.data.held.HeldData`.
+    """Open a set that a Python program holds: images, texts, or a table of the ``datasets`` library.
+
+    Args:
+        spec: its ``held`` are the samples; its path is their name, in ids.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
         InputError: for a name alone, an empty set, samples that are neither images nor texts, or another number of
@@ -60,7 +70,7 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
         raise InputError(f"{spec.where} has no samples")
     labels = None
     if held_set.labels is not None:
-        labels = [_plain(label) for label in held_set.labels]
+        labels = [_as_python(label) for label in held_set.labels]
     if labels is not None and len(labels) != total:
         raise InputError(f"{spec.where} has {len(labels)} labels for {total} samples")
 
@@ -68,20 +78,20 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     ids = [f"{spec.path}#{row}" for row in rows]
     raw = RawLabels()
     if labels is not None:
-        raw = _raw_labels(labels, rows, ids, held_set.class_names)
-    dataset: Dataset
+        raw = _labels_of_rows(labels, rows, ids, held_set.class_names)
     first = samples[rows[0]]
-    if isinstance(first, str | tuple | list):
-        texts = [_text(samples[row], spec) for row in rows]
-        dataset = Texts(spec.text, spec.where, ids, texts)
-    else:
-        image_of(first)  # called for its error: refuses now what is no image
-        images = LazySamples(samples.__getitem__, rows)
-        dataset = HeldImages(spec.text, spec.where, ids, images)
-    return dataset, raw
+    are_texts = isinstance(first, str | tuple | list)
+    if are_texts:
+        texts = [_text_or_pair(samples[row], spec) for row in rows]
+        return Texts(spec.text, spec.where, ids, texts), raw
+    image_of(first)  # called for its error: refuses now what is no image
+    images = LazySamples(samples.__getitem__, rows)
+    return HeldImages(spec.text, spec.where, ids, images), raw
 
 
-def _raw_labels(labels: list[Any], rows: Sequence[int], ids: Sequence[str], class_names: list[str] | None) -> RawLabels:
+def _labels_of_rows(
+    labels: list[Any], rows: Sequence[int], ids: Sequence[str], class_names: list[str] | None
+) -> RawLabels:
     """Return the labels of some samples; the names of their classes are those of all, whatever the limit.
 
     Args:
@@ -92,27 +102,29 @@ def _raw_labels(labels: list[Any], rows: Sequence[int], ids: Sequence[str], clas
     """
     chosen = [labels[row] for row in rows]
     raw = raw_labels(chosen, ids, names=class_names)
-    if isinstance(labels[0], str):
-        all_names = set()
-        for label in labels:
-            if isinstance(label, str):
-                all_names.add(label)
+    are_names = isinstance(labels[0], str)
+    if are_names:
+        all_names = {label for label in labels if isinstance(label, str)}
         raw.names = sorted(all_names)
     return raw
 
 
-def _plain(label: Any) -> Any:
+def _as_python(label: Any) -> Any:
     """Return a label as a Python object: numpy's and torch's numbers are not."""
     if hasattr(label, "item"):
         return label.item()
     return label
 
 
-def _text(sample: Any, spec: Spec) -> Text:
-    """Return a sample as a text or a pair of texts.
+def _text_or_pair(sample: Any, spec: Spec) -> Text:
+    """Return a sample as a text, or as a pair of texts.
+
+    Args:
+        sample: a text, or a tuple or a list of one or two of them.
+        spec: of the set, for messages.
 
     Raises:
-        InputError: where it is neither.
+        InputError: where it is anything else.
     """
     parts = [sample]
     if isinstance(sample, tuple | list):

@@ -45,7 +45,10 @@ class LabelSet(NamedTuple):
 
 @lru_cache(maxsize=len(LABEL_SETS))
 def label_set(name: str) -> LabelSet:
-    """Return the classes of one of :data:`LABEL_SETS`."""
+    """Return the classes of one of :data:`LABEL_SETS`.
+
+    Its file has a line for each class: ``FOLDER``, or ``FOLDER``, a tab and ``LABEL``; lines with ``#`` are comments.
+    """
     if name == "imagenet":
         from hydractl.families.imagenet import class_names, synsets
 
@@ -126,6 +129,7 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
     if before == after:
         return None
 
+    # The places whose new name was that of a class at another place.
     place_before = {name: place for place, name in enumerate(before)}
     moved = []
     for place, name in enumerate(after):
@@ -140,6 +144,7 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
             "class by a name, map it with --label-map FILE of eval",
         )
 
+    # A name that stays tells that the classes are the same ones.
     some_stay = not place_before.keys().isdisjoint(after)
     if some_stay:
         return None
@@ -208,20 +213,21 @@ def _class_folders(folder: Path, where: str) -> list[str]:
         raise InputError(f"{where}: cannot read the folder: {error.strerror}") from error
     if not names:
         raise InputError(f"{where}: no folders of classes in the folder")
-    names.sort()
-    by_number = sorted(names, key=_parts_with_numbers)
-    for place, name in enumerate(names):
-        if name != by_number[place]:
+    sorted_by_torchvision = sorted(names)
+    sorted_by_timm = sorted(sorted_by_torchvision, key=_key_with_numbers)
+    for place, name in enumerate(sorted_by_torchvision):
+        name_by_timm = sorted_by_timm[place]
+        if name != name_by_timm:
             raise InputError(
                 f"{where}: class {place} is {name} where folders are sorted as texts (torchvision), and "
-                f"{by_number[place]} where case does not count and numbers do (timm)",
+                f"{name_by_timm} where case does not count and numbers do (timm)",
                 hint="write the names to a file, one a line, in the order of the classes, and give that",
             )
-    return names
+    return sorted_by_torchvision
 
 
-def _parts_with_numbers(name: str) -> list[tuple[bool, int | str]]:
-    """Return a key that sorts texts by the numbers in them: ``c2`` before ``c10``."""
+def _key_with_numbers(name: str) -> list[tuple[bool, int | str]]:
+    """Return a key that sorts texts without case and by the numbers in them: ``c2`` before ``c10``."""
     key: list[tuple[bool, int | str]] = []
     for part in re.split(r"([0-9]+)", name.lower()):
         if part.isdigit():
@@ -327,7 +333,16 @@ def _lines_of(path: str, where: str) -> list[str]:
 
 
 def _checked_names(names: list[str], where: str, singular: str, plural: str) -> list[str]:
-    """Return the names, unless there are none, one is empty, or one is there twice."""
+    """Return the names, after checking that there are some, that none is empty, and that none is there twice.
+
+    Args:
+        names: of classes, or templates.
+        where: what messages call the file.
+        singular, plural: what messages call the names.
+
+    Raises:
+        InputError: they are not so.
+    """
     if not names:
         raise InputError(f"{where}: no {plural} in the file")
     if not all(names):

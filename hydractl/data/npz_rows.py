@@ -39,6 +39,7 @@ class _Version(NamedTuple):
 
 
 def _version_of(handle: IO[bytes]) -> _Version:
+    """Return the version of an opened file."""
     status = os.fstat(handle.fileno())
     return _Version(status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -76,6 +77,7 @@ class NpzRows:
     """
 
     def __init__(self, path: Path, name: str, where: str, rows: Sequence[int]) -> None:
+        """Note where the array begins and how large its rows are; none of them is read yet."""
         self._path = path
         self._member = f"{name}.npy"
         self._where = where
@@ -91,12 +93,12 @@ class NpzRows:
             self._array_rows = shape[0]
             # Where the array begins in the file; None where it has to be unpacked.
             self._place: int | None = None
-            if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED:
-                handle.seek(info.header_offset)
-                lengths = _LOCAL_HEADER.unpack(handle.read(_LOCAL_HEADER.size))
-                self._place = info.header_offset + _LOCAL_HEADER.size + sum(lengths) + self._first_byte
+            is_encrypted = info.flag_bits & _ENCRYPTED
+            if info.compress_type == zipfile.ZIP_STORED and not is_encrypted:
+                self._place = _first_byte_of_member(handle, info) + self._first_byte
 
-        self._block = _Block(0, np.empty((0, *self.row_shape), np.uint8))
+        no_rows = np.empty((0, *self.row_shape), np.uint8)
+        self._block = _Block(0, no_rows)
         self._stream: _Stream | None = None
 
     @property
@@ -114,25 +116,33 @@ class NpzRows:
             InputError: the file is no longer what it was when it was opened, or cannot be read.
         """
         row = self._rows[i]
-        block = self._block
-        if not block.start <= row < block.stop:
-            count = 1
-            if row == block.stop:  # rows are asked for one after another
-                count = max(1, _BLOCK_BYTES // self._row_bytes)
-            count = min(count, self._array_rows - row)
-            block = _Block(row, self._read(row, count))
-            self._block = block
-        image: npt.NDArray[np.uint8] = block.images[row - block.start]
+        is_in_block = self._block.start <= row < self._block.stop
+        if not is_in_block:
+            self._read_block(row)
+        place = row - self._block.start
+        image: npt.NDArray[np.uint8] = self._block.images[place]
         return image
 
+    def _read_block(self, row: int) -> None:
+        """Read a row, and several behind it where rows are asked for one after another, in place of the last block."""
+        count = 1
+        is_next = row == self._block.stop
+        if is_next:
+            count = max(1, _BLOCK_BYTES // self._row_bytes)
+        rows_left = self._array_rows - row
+        images = self._read_rows(row, min(count, rows_left))
+        self._block = _Block(row, images)
+
     def check(self) -> None:
-        """Go through what is to be read once; of all rows the sum of the archive (CRC) is compared, too.
+        """Unpack the array once, up to the last row that is to be read.
+
+        Where that is its last row, the archive's own sum of it (CRC) is compared, too.
 
         Raises:
             OSError, zipfile.BadZipFile, zlib.error, EOFError: the file is damaged.
         """
         rows = 1 + max(self._rows)
-        left = rows * self._row_bytes
+        left = rows * self._row_bytes  # bytes
         with zipfile.ZipFile(self._path) as archive, archive.open(self._member) as member:
             member.read(self._first_byte)
             while left:
@@ -143,15 +153,19 @@ class NpzRows:
             if rows == self._array_rows:
                 member.read(1)  # beyond the end the sum is compared
 
-    def _read(self, row: int, count: int) -> npt.NDArray[np.uint8]:
-        """Return so many rows of the array from one on, ``[count, ...]``."""
+    def _read_rows(self, row: int, count: int) -> npt.NDArray[np.uint8]:
+        """Return ``count`` rows of the array from ``row`` on, ``[count, H, W]`` or ``[count, H, W, C]``.
+
+        Raises:
+            InputError: the file is no longer what it was when it was opened, or cannot be read.
+        """
         content = bytearray(count * self._row_bytes)  # a bytearray, so that the array can be written to
         start = row * self._row_bytes
         try:
             if self._place is None:
-                self._unpack(start, content)
+                self._fill_from_stream(start, content)
             else:
-                self._copy(self._place + start, content)
+                self._fill_from_file(self._place + start, content)
         except (InputError, MemoryError):
             raise
         # A damaged archive makes zipfile and zlib raise nearly anything.
@@ -159,14 +173,14 @@ class NpzRows:
             raise InputError(f"{self._where}: cannot read the file: {reason(error)}") from error
         return np.frombuffer(content, np.uint8).reshape(count, *self.row_shape)
 
-    def _copy(self, place: int, content: bytearray) -> None:
+    def _fill_from_file(self, place: int, content: bytearray) -> None:
         """Fill ``content`` from a place in the file."""
         with open(self._path, "rb", buffering=0) as handle:
             self._check_version(handle)
             handle.seek(place)
             _fill(content, handle)
 
-    def _unpack(self, start: int, content: bytearray) -> None:
+    def _fill_from_stream(self, start: int, content: bytearray) -> None:
         """Fill ``content`` from so many bytes behind the beginning of a compressed array on."""
         # A process that was forked shares the place in the file with its parent, and opens its own.
         if self._stream is None or self._stream.process != os.getpid():
@@ -194,6 +208,15 @@ class _Stream:
         assert self._archive.fp is not None  # it was opened just now
         self.file: IO[bytes] = self._archive.fp
         self.member = self._archive.open(member)
+
+
+def _first_byte_of_member(handle: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """Return where in a zip archive the bytes of a member begin: behind its header, its name and its extra field."""
+    handle.seek(info.header_offset)
+    header = handle.read(_LOCAL_HEADER.size)
+    length_of_name, length_of_extra_field = _LOCAL_HEADER.unpack(header)
+    end_of_header = info.header_offset + _LOCAL_HEADER.size
+    return end_of_header + int(length_of_name) + int(length_of_extra_field)
 
 
 def _fill(content: bytearray, handle: IO[bytes]) -> None:

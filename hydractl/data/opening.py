@@ -119,16 +119,19 @@ def open_data(
         raise ValueError(f"on_bad is error or skip, not {on_bad!r}")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
+
     # Each of these takes its settings out of the query.
     parsed, wanted_rows = take_rows(parse_spec(spec, option))
     parsed, ood_kind = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
 
-    place = _READERS[_kind(parsed)]
-    if place.samples is not None:
-        _check_reads(parsed, place.samples, reads or {})
-    dataset, raw = _read(parsed, place, wanted_rows, limit, seed, read_once=read_once)
-    _check_reads(parsed, dataset.kind, reads or {})
+    place = _READERS[_reader_key(parsed)]
+    if reads is None:
+        reads = {}
+    if place.samples is not None:  # known before anything is read
+        _check_models_read(parsed, place.samples, reads)
+    dataset, raw = _read_set(parsed, place, wanted_rows, limit, seed, read_once=read_once)
+    _check_models_read(parsed, dataset.kind, reads)
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
@@ -141,11 +144,7 @@ def open_data(
     if wanted_rows is not None:
         # By the labels as they stand in the data, so that every model has the same samples.
         rows = wanted_rows.places(raw.values, len(dataset))
-        labels_of_rows = None
-        if dataset.labels is not None and place.drawn:
-            labels_of_rows = dataset.labels[rows].tolist()
-        chosen = limited(labels_of_rows, len(rows), limit, seed)
-        chosen_rows = [rows[i] for i in chosen]
+        chosen_rows = _limited_rows(dataset, rows, limit, seed, drawn=place.drawn)
         dataset = dataset_part(dataset, spec, chosen_rows)
     if ood_kind is not None:
         if need_labels:
@@ -157,7 +156,24 @@ def open_data(
     return dataset
 
 
-def _read(
+def _limited_rows(dataset: Dataset, rows: Sequence[int], limit: int | None, seed: int, *, drawn: bool) -> list[int]:
+    """Return those of some rows of a data set that ``--limit`` takes.
+
+    Args:
+        dataset: the whole set, with its labels.
+        rows: of a part of it.
+        limit: how many are wanted; None: all.
+        seed: of the draw.
+        drawn: whether a set sorted by class has samples drawn of every class; else the first ones are taken.
+    """
+    labels_of_rows = None
+    if dataset.labels is not None and drawn:
+        labels_of_rows = dataset.labels[rows].tolist()
+    chosen = limited(labels_of_rows, len(rows), limit, seed)
+    return [rows[i] for i in chosen]
+
+
+def _read_set(
     spec: Spec, place: _ReaderPlace, wanted_rows: ChosenRows | None, limit: int | None, seed: int, *, read_once: bool
 ) -> tuple[Dataset, RawLabels]:
     """Read as much of a set as ``limit`` says; of a set that a part is taken of, as much as the part needs.
@@ -170,7 +186,7 @@ def _read(
         wanted_rows: the samples of the part; None where the whole set is wanted.
         limit: how many samples are wanted.
         seed: of their draw.
-        read_once: see :func:`open_data`.
+        read_once: whether the samples will be read once, in their order.
     """
     read = place.reader()
     if place.streams:
@@ -184,13 +200,16 @@ def _read(
     return read(spec, wanted_rows.reach)
 
 
-def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
-    """Refuse texts for a model of images and the reverse, before anything is read.
+def _check_models_read(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
+    """Refuse data that a model does not read: texts for a model of images, and the reverse.
 
     Args:
         spec: of the data.
         samples: the :attr:`Dataset.kind` of the data.
         reads: name of each model -> what it reads.
+
+    Raises:
+        InputError: naming the models.
     """
     other_models = []
     for name, kind in reads.items():
@@ -206,13 +225,14 @@ def _check_reads(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
     )
 
 
-def _kind(spec: Spec) -> str:
-    """Return the key of the reader for a SPEC; for a path, by what is on the disk.
+def _reader_key(spec: Spec) -> str:
+    """Return the key of the reader for a SPEC, by its kind; for a path, by what is on the disk.
 
     Raises:
         InputError: where nothing is there, or nothing that can be read.
     """
-    if spec.kind in _READERS and spec.kind not in _FILES:
+    is_file_by_name = spec.kind in _FILES
+    if spec.kind in _READERS and not is_file_by_name:
         return spec.kind
     path = Path(os.path.expanduser(spec.path))
     try:
@@ -230,7 +250,7 @@ def _kind(spec: Spec) -> str:
         if holds_images(str(path)):
             return "image parquet"
         return "text"
-    if spec.kind in _FILES:
+    if is_file_by_name:
         return spec.kind
     if path.suffix.lower() in _LIST_SUFFIXES:
         return "list"
@@ -246,15 +266,21 @@ def _not_found(spec: Spec, path: Path) -> InputError:
     if first_part in SPLITS:
         hint = f"did you mean builtin:{spec.path}?"
     elif not folder.is_dir():
-        # The last one of the parents is the root, or the folder that the program runs in.
-        existing = next((above for above in folder.parents if above.is_dir()), Path("/"))
-        hint = f"the path exists up to {existing}/"
+        hint = f"the path exists up to {_nearest_existing(folder)}/"
     else:
         near = difflib.get_close_matches(path.name, _names_in(folder), n=3, cutoff=0.5)
         hint = f"nothing in {folder}/ has a name like it; {SUPPORTED}"
         if near:
             hint = f"in {folder}/ there is: {', '.join(near)}"
     return InputError(f"{spec.where}: no such file or folder", hint=hint)
+
+
+def _nearest_existing(folder: Path) -> Path:
+    """Return the lowest folder above a missing one that is there."""
+    for above in folder.parents:
+        if above.is_dir():
+            return above
+    return Path("/")
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -121,12 +121,12 @@ def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
     in_both = set(digests_of_first) & set(digests_of_second)
     if not in_both:
         return SharedSamples(first, second, 0, 0)
-    of_first = _count(digests_of_first, in_both)
-    of_second = _count(digests_of_second, in_both)
+    of_first = _count_wanted(digests_of_first, in_both)
+    of_second = _count_wanted(digests_of_second, in_both)
     return SharedSamples(first, second, of_first, of_second)
 
 
-def _count(digests: Iterable[str], wanted: Collection[str]) -> int:
+def _count_wanted(digests: Iterable[str], wanted: Collection[str]) -> int:
     """Count the digests that are wanted, each as often as it is there."""
     count = 0
     for digest in digests:

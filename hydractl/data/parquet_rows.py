@@ -24,19 +24,20 @@ def write_predictions_parquet(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    number = pa.float64()
     label = pa.string() if named_classes else pa.int64()
+    likely_class = pa.struct([("label", label), ("p", number)])
+    answer_of_member = pa.struct([("predicted", label), ("confidence", number)])
     types = {
         "id": pa.string(),
         "label": label,
         "predicted": label,
         "is_ood": pa.bool_(),
         "set": pa.list_(label),
-        "top": pa.list_(pa.struct([("label", label), ("p", pa.float64())])),
-        "members": pa.list_(pa.struct([("predicted", label), ("confidence", pa.float64())])),
+        "top": pa.list_(likely_class),
+        "members": pa.list_(answer_of_member),
     }
-    columns = []
-    for field in fields:
-        columns.append((field, types.get(field, pa.float64())))
+    columns = [(field, types.get(field, number)) for field in fields]
     schema = pa.schema(columns)
     with pq.ParquetWriter(handle, schema) as writer:
         for group in _in_groups(rows):

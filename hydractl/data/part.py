@@ -4,8 +4,9 @@ SPEC of any set.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ class DatasetPart(Dataset):
     """
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
+        """Take over the ids, labels and names of the samples at ``rows``; none of them is read."""
         ids = [whole.ids[row] for row in rows]
         super().__init__(spec, whole.where, ids)
         self._whole = whole
@@ -61,7 +63,7 @@ class DatasetPart(Dataset):
             self.labels = whole.labels[self._rows]
         self.label_names = whole.label_names
         self.label_hint = whole.label_hint
-        if whole.skipped is not None:
+        if whole.skipped is not None:  # the part notes by itself which of its samples cannot be read
             self.skipped = {}
 
     def _sample(self, i: int) -> Any:
@@ -141,21 +143,22 @@ class ChosenRows:
         Raises:
             InputError: where the set has fewer samples, or nothing is left.
         """
-        span = self._span(total)
-        rows = self._drawn_share(span, labels, total)
+        rows = self._take_from_start(total)
+        rows = self._draw_share(rows, labels, total)
         part, parts = self.part
         if part > len(rows):
             raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(rows)} samples")
+        # What is left out is counted among all of these, before the part is taken of them.
         is_left = self._is_left(len(rows))
-        rows_of_part = rows[part - 1 :: parts]
-        is_left_of_part = is_left[part - 1 :: parts]
-        chosen = rows_of_part[is_left_of_part]
+        in_part = slice(part - 1, None, parts)
+        rows_of_part = rows[in_part]
+        chosen = rows_of_part[is_left[in_part]]
         if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
         return [int(row) for row in chosen]
 
-    def _span(self, total: int) -> np.ndarray:
-        """Return the places from ``start`` on, as many as are asked for.
+    def _take_from_start(self, total: int) -> np.ndarray:
+        """Return the places from ``start`` on, ``count`` of them or all, in a set of ``total`` samples.
 
         Raises:
             InputError: where the set has fewer samples.
@@ -172,8 +175,11 @@ class ChosenRows:
             raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
         return np.arange(self.start, end)
 
-    def _drawn_share(self, rows: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
-        """Return the share of some places that is asked for, drawn by ``seed``, ascending.
+    def _draw_share(self, rows: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
+        """Return the share of some places that ``fraction=A:B`` asks for, drawn by ``seed``, ascending.
+
+        All places are put into an order that is drawn, and those from A to B in it are taken: shares that do not
+        overlap have no sample in common.
 
         Args:
             rows: the places.
@@ -187,12 +193,13 @@ class ChosenRows:
         low, high = self.share
         start = round(low * count)
         end = round(high * count)
-        if start == 0 and end == count:
+        is_everything = start == 0 and end == count
+        if is_everything:
             return rows
         labels_of_rows = None
         if labels is not None:
             labels_of_rows = np.asarray(labels)[rows]
-        order = _drawn(labels_of_rows, count, self.seed)
+        order = _stratified_order(labels_of_rows, count, self.seed)
         chosen = rows[order[start:end]]
         if not len(chosen):
             raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
@@ -212,8 +219,10 @@ class ChosenRows:
         return is_left
 
 
-def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
+def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
     """Draw an order of all places, ``[total]``, in which every stretch has the class proportions of the whole.
+
+    The samples of each class are spread at equal distances over a line from 0 to 1, and are then read off in its order.
 
     Args:
         labels: ``[total]``; None where there are none: any order will do.
@@ -225,21 +234,36 @@ def _drawn(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
     if labels is None:
         return order
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-
-    # The number of each sample within its class, counted from 0.
-    by_class = np.argsort(classes, kind="stable")
-    starts = np.cumsum(counts) - counts  # of the classes in by_class
-    within = np.empty(total)
-    within[by_class] = np.arange(total) - np.repeat(starts, counts)
-
-    # The samples of a class stand at equal distances between 0 and 1, each class from a place of its own on.
-    places = (within + random.uniform(size=len(counts))[classes]) / counts[classes]
+    within = _numbers_within_classes(classes, counts)
+    # Each class begins at a place of its own, drawn within the first of its distances.
+    starts = random.uniform(size=len(counts))
+    places = (within + starts[classes]) / counts[classes]
     by_place = np.argsort(places, kind="stable")
     return order[by_place]
 
 
+def _numbers_within_classes(classes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return how many samples of its own class stand before each sample, float64 ``[total]``.
+
+    Args:
+        classes: the class of each sample, from 0, ``[total]``.
+        counts: how many samples each class has.
+    """
+    total = len(classes)
+    by_class = np.argsort(classes, kind="stable")
+    starts = np.cumsum(counts) - counts  # where each class begins in by_class
+    within = np.empty(total)
+    within[by_class] = np.arange(total) - np.repeat(starts, counts)
+    return within
+
+
 def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
-    """Return the SPEC of the whole set, and which samples of it its query asks for; None: all.
+    """Take the settings that choose samples (``from``, ``take``, ``fraction``, ...) out of a SPEC.
+
+    A SPEC is the name of a data set, with settings behind ``?``.
+
+    Returns:
+        The SPEC of the whole set, without these settings, and the samples that they ask for; None: all.
 
     Raises:
         UsageError: for settings that make no sense.
@@ -247,23 +271,19 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     asked = {key: spec.query[key] for key in _SETTINGS if key in spec.query}
     if not asked:
         return spec, None
-    for key, text in asked.items():
-        if not _is_sound(key, text):
-            raise UsageError(f"{spec.where}: {key} {text!r} is not {_FORMS[key].words}")
-    if "seed" in asked and "fraction" not in asked:
-        raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
+    _check_settings(spec, asked)
     count = None
     if "take" in asked:
         count = int(asked["take"])
-    part, parts = _pair("part", asked.get("part", "1/1"))
+    part, parts = _two_numbers("part", asked.get("part", "1/1"))
     without: tuple[tuple[int, int], ...] = ()
     if "without" in asked:
-        without = _spans(asked["without"])
+        without = _parse_spans(asked["without"])
     chosen = ChosenRows(
         where=spec.where,
         start=int(asked.get("from", 0)),
         count=count,
-        share=_pair("fraction", asked.get("fraction", "0:1")),
+        share=_two_numbers("fraction", asked.get("fraction", "0:1")),
         seed=int(asked.get("seed", 0)),
         part=(int(part), int(parts)),
         without=without,
@@ -273,7 +293,21 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     return whole_spec, chosen
 
 
-def _spans(text: str) -> tuple[tuple[int, int], ...]:
+def _check_settings(spec: Spec, asked: Mapping[str, str]) -> None:
+    """Refuse values without the form of their settings, and a seed where nothing is drawn.
+
+    Raises:
+        UsageError: naming the first of them.
+    """
+    for key, text in asked.items():
+        if not _is_sound(key, text):
+            form = _FORMS[key].words
+            raise UsageError(f"{spec.where}: {key} {text!r} is not {form}")
+    if "seed" in asked and "fraction" not in asked:
+        raise UsageError(f"{spec.where}: seed= draws a fraction", hint="for example ?fraction=0:0.01&seed=1")
+
+
+def _parse_spans(text: str) -> tuple[tuple[int, int], ...]:
     """Return the first and the last place of each span of ``3,7-9``: (3, 3) and (7, 9)."""
     spans = []
     for span in text.split(","):
@@ -285,50 +319,56 @@ def _spans(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def without_places(spec: str, places: Iterable[int]) -> str:
-    """Return the SPEC of a set without the samples at some of its places.
+    """Return the SPEC (the name of a data set, with settings behind ``?``) of a set without some of its samples.
 
     Args:
-        spec: of the set, which may lack samples already.
-        places: counted among the samples that are there.
+        spec: of the set, which may lack samples already (``without=3,7-9``).
+        places: of the samples to leave out, counted among those that are there.
     """
     unwanted = set(places)
-    before = parse_spec(spec).query.get("without")
-    if before is None and not unwanted:
+    text_before = parse_spec(spec).query.get("without")
+    if text_before is None and not unwanted:
         return spec
-    if before is None:
+    if text_before is None:
         return with_setting(spec, f"without={_spans_text(unwanted)}")
 
     missing: set[int] = set()
-    for first, last in _spans(before):
+    for first, last in _parse_spans(text_before):
         missing.update(range(first, last + 1))
-    # The number among the samples that are there, and the place among all.
-    left_out = set(missing)
-    number = 0
-    place = 0
-    last_unwanted = max(unwanted, default=-1)
-    while number <= last_unwanted:
-        if place not in missing:
-            if number in unwanted:
-                left_out.add(place)
-            number += 1
-        place += 1
+    left_out = missing | _places_in_whole(unwanted, missing)
     # By its key and not by its value, which the SPEC may spell in another way: %2C for a comma.
-    wanted = f"without={_spans_text(left_out)}"
-    return re.sub(r"(?<=[?&])without=[^&]*", lambda _: wanted, spec, count=1)
+    setting = f"without={_spans_text(left_out)}"
+    return re.sub(r"(?<=[?&])without=[^&]*", lambda _: setting, spec, count=1)
+
+
+def _places_in_whole(numbers: Collection[int], missing: Collection[int]) -> set[int]:
+    """Return the places in a whole set of samples that are counted without those that are missing.
+
+    Args:
+        numbers: of the samples, counted from 0 among those that are there.
+        missing: places in the whole set that do not count.
+    """
+    places = set()
+    present = (place for place in itertools.count() if place not in missing)
+    last = max(numbers, default=-1)
+    for number, place in enumerate(itertools.islice(present, last + 1)):
+        if number in numbers:
+            places.add(place)
+    return places
 
 
 def _spans_text(places: Iterable[int]) -> str:
     """Return some places as text, with spans of neighbours: ``3,7-9``."""
-    first_places: list[int] = []
-    last_places: list[int] = []
+    spans: list[list[int]] = []  # the first and the last place of each
+    place_before: int | None = None
     for place in sorted(places):
-        if last_places and place == last_places[-1] + 1:
-            last_places[-1] = place
+        if place_before is not None and place == place_before + 1:
+            spans[-1][1] = place
         else:
-            first_places.append(place)
-            last_places.append(place)
+            spans.append([place, place])
+        place_before = place
     texts = []
-    for first, last in zip(first_places, last_places, strict=True):
+    for first, last in spans:
         if first == last:
             texts.append(str(first))
         else:
@@ -336,7 +376,7 @@ def _spans_text(places: Iterable[int]) -> str:
     return ",".join(texts)
 
 
-def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
+def _two_numbers(key: str, text: str) -> tuple[Fraction, Fraction]:
     """Return the two numbers in a value of ``fraction`` or ``part``, which was checked to have the form of its key."""
     match = re.fullmatch(_FORMS[key].pattern, text)
     assert match is not None
@@ -345,16 +385,16 @@ def _pair(key: str, text: str) -> tuple[Fraction, Fraction]:
 
 
 def _is_sound(key: str, text: str) -> bool:
-    """Return whether a setting has the form that its key wants, and makes sense."""
+    """Return whether a setting has the form that its key wants, and its numbers are in order."""
     if re.fullmatch(_FORMS[key].pattern, text) is None:
         return False
     if key == "without":
-        return all(first <= last for first, last in _spans(text))
+        return all(first <= last for first, last in _parse_spans(text))
     if key == "fraction":
-        low, high = _pair(key, text)
+        low, high = _two_numbers(key, text)
         return low < high <= 1
     if key == "part":
-        part, parts = _pair(key, text)
+        part, parts = _two_numbers(key, text)
         return 1 <= part <= parts
     if key == "take":
         return int(text) > 0

@@ -73,12 +73,8 @@ def _image_doubts(dataset: Dataset) -> list[str]:
     ranges = _some_ranges(dataset)
     if not ranges:
         return []
-    of_one_colour = 0
-    brightest_of_all = 0
-    for darkest, brightest in ranges:
-        if darkest == brightest:
-            of_one_colour += 1
-        brightest_of_all = max(brightest_of_all, brightest)
+    of_one_colour = sum(darkest == brightest for darkest, brightest in ranges)
+    brightest_of_all = max(brightest for _, brightest in ranges)
     looked_at = f"{len(ranges)} images that were looked at"
     if 2 * of_one_colour > len(ranges):
         return [f"{of_one_colour} of {looked_at} are of one colour each: were they written as meant?"]
@@ -96,16 +92,21 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
     Images that cannot be read are left out: they are dealt with elsewhere.
     """
     count = min(_LOOKED_AT, len(dataset))
-    places = np.linspace(0, len(dataset) - 1, count).astype(int)
+    last = len(dataset) - 1
+    indices = np.linspace(0, last, count).astype(int)
     ranges = []
-    for i in places.tolist():
+    for index in indices.tolist():
         try:
-            sample = dataset[i]
+            sample = dataset[index]
         except UnreadableSample:
             continue
-        image = sample[0] if dataset.kind == PAIRS else sample
+        image = sample
+        if dataset.kind == PAIRS:
+            image, _ = sample
         assert isinstance(image, Image.Image)
         # One image at a time: a large one takes much of the memory there is.
-        extrema = np.ravel(grey_or_rgb(image).getextrema())
-        ranges.append((int(extrema.min()), int(extrema.max())))
+        extrema = np.ravel(grey_or_rgb(image).getextrema())  # of every channel
+        darkest = int(extrema.min())
+        brightest = int(extrema.max())
+        ranges.append((darkest, brightest))
     return ranges

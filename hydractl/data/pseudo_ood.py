@@ -33,9 +33,14 @@ _Random = np.random.RandomState
 
 
 def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Move the tiles of an image, ``[H, W]`` or ``[H, W, C]``; a margin of up to 3 pixels stays.
+    """Put the tiles of an image, four in each direction, into another order.
 
-    An image of fewer than four pixels on a side has tiles of one pixel there.
+    An image of fewer than four pixels on a side has tiles of one pixel there; where four do not divide a side, a margin
+    of up to three pixels stays as it is.
+
+    Args:
+        pixels: ``[H, W]`` or ``[H, W, C]``.
+        random: draws the order.
     """
     image_height, image_width = pixels.shape[:2]
     rows = min(_TILES, image_height)
@@ -43,18 +48,19 @@ def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     height = max(1, image_height // _TILES)
     width = max(1, image_width // _TILES)
     result = pixels.copy()
-    inner = result[: rows * height, : columns * width]  # a view: without the margin
+    without_margin = result[: rows * height, : columns * width]  # a view: what is written to it is in the result
 
     # [rows * h, columns * w, C] -> [rows, h, columns, w, C] -> [rows, columns, h, w, C] -> [tiles, h, w, C]
-    grid = inner.reshape(rows, height, columns, width, -1)
+    grid = without_margin.reshape(rows, height, columns, width, -1)
     tiles_in_grid = grid.swapaxes(1, 2)
     tiles = tiles_in_grid.reshape(rows * columns, height, width, -1)
-    moved_tiles = tiles[_moved(np.arange(len(tiles)), random)]
+    order = _reordered(np.arange(len(tiles)), random)
+    moved_tiles = tiles[order]
 
     # And back.
     moved_in_grid = moved_tiles.reshape(tiles_in_grid.shape)
     moved_grid = moved_in_grid.swapaxes(1, 2)
-    inner[...] = moved_grid.reshape(inner.shape)
+    without_margin[...] = moved_grid.reshape(without_margin.shape)
     return result
 
 
@@ -78,9 +84,9 @@ def _shuffle(text: str, random: _Random) -> str:
     words = text.split()
     if len(set(words)) < 2:
         letters = np.array(list(text), dtype=object)
-        moved_letters = _moved(letters, random)
+        moved_letters = _reordered(letters, random)
         return "".join(moved_letters)
-    moved_words = _moved(np.array(words, dtype=object), random)
+    moved_words = _reordered(np.array(words, dtype=object), random)
     return " ".join(moved_words)
 
 
@@ -95,7 +101,7 @@ def _splice(text: str, other: str, random: _Random) -> str:
     return " ".join(spliced)
 
 
-def _moved(items: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
+def _reordered(items: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
     """Shuffle the items into another order; return them as they are where they are all the same."""
     different_items = set(items.tolist())
     if len(different_items) < 2:
@@ -140,6 +146,20 @@ PSEUDO_OOD_KINDS = {
 }
 
 
+class _Recipe(NamedTuple):
+    """How one OOD sample is made.
+
+    Attributes:
+        kind: what is done.
+        second: the index of the second sample it is made of; None where it is made of one.
+        random: what else is drawn for it.
+    """
+
+    kind: PseudoOodKind
+    second: int | None
+    random: _Random
+
+
 class PseudoOod(Dataset):
     """The samples of a data set, each made into an OOD sample, the same at every reading; without labels.
 
@@ -159,7 +179,9 @@ class PseudoOod(Dataset):
     """
 
     def __init__(self, clean: Dataset, kind: str, seed: int = 0, where: str | None = None) -> None:
-        where = where or clean.where
+        """Note which kinds of OOD samples are made; each sample is made when it is read."""
+        if where is None:
+            where = clean.where
         names = _names_of_kind(clean, kind, where)
         needs_two = any(PSEUDO_OOD_KINDS[name].two for name in names)
         if needs_two and len(clean) < 2:
@@ -197,20 +219,20 @@ class PseudoOod(Dataset):
         hashed = hashlib.sha256(text_bytes)
         return hashed.digest()
 
-    def _drawn(self, i: int) -> tuple[PseudoOodKind, int | None, _Random]:
-        """Return the kind of a sample, the index of its second sample if it needs one, and its generator."""
+    def _draw_recipe(self, i: int) -> _Recipe:
+        """Draw what is made of sample ``i`` and with which second sample; always the same for the same sample."""
         name = self._name_of_kind(i)
         kind = PSEUDO_OOD_KINDS[name]
         digest = self._digest(name, i)
         little_endian = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine
         random = _Random(little_endian.astype(np.uint32))
         if not kind.two:
-            return kind, None, random
-        candidates = self._second_samples(i)
+            return _Recipe(kind, None, random)
+        candidates = self._possible_seconds(i)
         place = random.randint(len(candidates))
-        return kind, int(candidates[place]), random
+        return _Recipe(kind, int(candidates[place]), random)
 
-    def _second_samples(self, i: int) -> npt.NDArray[np.intp]:
+    def _possible_seconds(self, i: int) -> npt.NDArray[np.intp]:
         """Return the samples of other classes; where there are no labels or no other class, all samples but ``i``."""
         labels = self.clean.labels
         if labels is not None:
@@ -221,24 +243,24 @@ class PseudoOod(Dataset):
         return np.delete(everything, i)
 
     def _sample(self, i: int) -> Any:
-        kind, second_index, random = self._drawn(i)
+        recipe = self._draw_recipe(i)
         sample = self.clean[i]
         second = None
-        if second_index is not None:
-            second = self.clean[second_index]
+        if recipe.second is not None:
+            second = self.clean[recipe.second]
         if isinstance(sample, Image.Image):
-            return _make_image(kind, sample, second, random)
-        return _make_text(kind, sample, second, random)
+            return _make_image(recipe.kind, sample, second, recipe.random)
+        return _make_text(recipe.kind, sample, second, recipe.random)
 
     def _content(self, i: int) -> Iterable[bytes]:
         # By fingerprint, so that the clean samples are read once for all that is made from them.
-        _, second_index, _ = self._drawn(i)
+        recipe = self._draw_recipe(i)
         fingerprints = self.clean.sample_fingerprints()
         header = f"ood/{_VERSION} {self._name_of_kind(i)} "
         yield header.encode() + self._digest("content", i)
         yield bytes.fromhex(fingerprints[i])
-        if second_index is not None:
-            yield bytes.fromhex(fingerprints[second_index])
+        if recipe.second is not None:
+            yield bytes.fromhex(fingerprints[recipe.second])
 
     def origins(self) -> list[Dataset]:
         """Return this set and the ID samples it was made from."""
@@ -266,7 +288,7 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
     for name, known_kind in PSEUDO_OOD_KINDS.items():
         if known_kind.samples == clean.kind:
             fitting.append(name)
-    if fitting and kind == AUTO:
+    if kind == AUTO and fitting:
         return fitting
     if kind in fitting:
         return [kind]

@@ -48,7 +48,9 @@ class ShardImages(EncodedImages):
     """Images inside tar files.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: it was opened from.
+        where: how messages call it.
+        ids: one for each image.
         places: where each is, in the same order.
     """
 
@@ -62,13 +64,19 @@ class ShardImages(EncodedImages):
         return f"{place.member} of {shard}"
 
     def read(self, i: int) -> bytes:
+        """Return the bytes of image ``i``.
+
+        Raises:
+            UnreadableSample: its tar file is no longer there, or shorter.
+        """
         place = self._places[i]
         try:
             with open(place.shard, "rb") as file:
                 file.seek(place.offset)
                 content = file.read(place.size)
         except OSError as error:
-            raise UnreadableSample(f"cannot read {printable(place.shard)}: {reason(error)} ({self.where})") from error
+            shard = printable(place.shard)
+            raise UnreadableSample(f"cannot read {shard}: {reason(error)} ({self.where})") from error
         if len(content) < place.size:
             raise UnreadableSample(f"cannot read {self.name(i)}: it ends before its time")
         return content
@@ -80,6 +88,13 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     ``?image=`` names the ending of the images where a sample has several; ``?label=cls``, ``?label=txt`` or
     ``?label=json.KEY`` the label. Without it, ``.cls`` is the label (a number, or a name), else ``label`` in ``.json``.
     Ids are shard and key. With ``limit``, no shard behind the first ``limit`` samples is read.
+
+    Args:
+        spec: of the shards.
+        limit: how many samples, the first ones; None: all.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
         UsageError: for a scheme of the network, or a name that cannot be expanded.
@@ -96,19 +111,21 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 def index_shards(
     spec: Spec, limit: int | None, asked: str | None, *, texts: bool = False
 ) -> tuple[ShardImages, list[Any]]:
-    """List the shards of a SPEC.
+    """Go once through the shards of a SPEC, and list the samples in them.
 
     Args:
-        spec: see :func:`read_shards`; only its path and ``?image=`` count.
-        limit: see :func:`read_shards`.
-        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: what :func:`read_shards` says.
+        spec: of the shards; of its query only ``?image=`` counts.
+        limit: how many samples, the first ones; None: all.
+        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: ``cls``, else ``label`` in
+            ``json``.
         texts: whether labels are read as texts, even where they look like numbers.
 
     Returns:
         The images, and the label of each: an integer, a name, or None.
 
     Raises:
-        UsageError, InputError: see :func:`read_shards`.
+        UsageError: for a scheme of the network, or a name that cannot be expanded.
+        InputError: listing shards that are missing, damaged or compressed, and samples without an image.
     """
     index = _Index(spec, asked, texts)
     shards = _shard_paths(spec)
@@ -168,14 +185,14 @@ class _Index:
         """Add the samples of one tar file, and a problem for each that cannot be used."""
         name = printable(os.path.basename(shard))
         try:
-            samples = self._samples(shard)
+            samples = self._list_samples(shard)
         except (tarfile.TarError, OSError, EOFError) as error:
             self.problems.append(f"{name}: {reason(error)}")
             return
         for key, sample in samples.items():
             try:
-                member = self._image(key, sample)
-                label = self._label(key, sample)
+                member = self._choose_image(key, sample)
+                label = self._read_label(key, sample)
             except ValueError as error:
                 self.problems.append(f"{name}: {error}")
                 continue
@@ -184,14 +201,13 @@ class _Index:
             self.places.append(place)
             self.labels.append(label)
 
-    def _samples(self, shard: str) -> dict[str, _ShardSample]:
-        """Return the samples of one tar file by key, in its order.
+    def _list_samples(self, shard: str) -> dict[str, _ShardSample]:
+        """Return the samples of one tar file by key, in its order, with the content of the files of their labels.
 
         Raises:
             tarfile.TarError: for a file that is not a whole tar file, or whose samples are not as the format has them.
         """
         samples: dict[str, _ShardSample] = {}
-        label_endings = self._label_endings()
         last_key = None
         with tarfile.open(shard, "r:") as archive:
             for member in archive:
@@ -200,24 +216,27 @@ class _Index:
                     continue
                 key = match[1]
                 ending = match[2].lower()
-                if not member.isreg() or member.issparse():
+                is_plain_file = member.isreg() and not member.issparse()
+                if not is_plain_file:
                     raise tarfile.TarError(f"{printable(member.name)} is no plain file")
-                if key != last_key and key in samples:
+                comes_again = key != last_key and key in samples
+                if comes_again:
                     raise tarfile.TarError(f"the files of {printable(key)} do not stand together")
                 last_key = key
                 sample = samples.setdefault(key, _ShardSample())
                 if ending in sample.members:
                     raise tarfile.TarError(f"{printable(member.name)} is there twice")
                 sample.members[ending] = member
-                if ending in label_endings and member.size <= _LARGEST_LABEL:
+                may_be_label = ending in self._label_endings() and member.size <= _LARGEST_LABEL
+                if may_be_label:
                     file = archive.extractfile(member)
                     assert file is not None  # it is a plain file
                     sample.label_files[ending] = file.read()
             _check_end(archive, shard)
         return samples
 
-    def _image(self, key: str, sample: _ShardSample) -> tarfile.TarInfo:
-        """Return the file of a sample that is its image.
+    def _choose_image(self, key: str, sample: _ShardSample) -> tarfile.TarInfo:
+        """Return the file of a sample that is its image: the only one with the ending of an image, or of ``?image=``.
 
         Raises:
             ValueError: where there is none, or more than one.
@@ -241,8 +260,8 @@ class _Index:
         ending, _, _ = self.asked.partition(".")
         return (ending.lower(),)
 
-    def _label(self, key: str, sample: _ShardSample) -> int | str | None:
-        """Return the label of a sample; None where there is none.
+    def _read_label(self, key: str, sample: _ShardSample) -> int | str | None:
+        """Return the label of a sample, an integer or a name; None where there is none.
 
         Raises:
             ValueError: for one that cannot be read.
@@ -257,13 +276,21 @@ class _Index:
             except UnicodeDecodeError:
                 raise ValueError(f"{what} is not UTF-8 text") from None
             if ending == "json":
-                return self._json_label(text, what)
-            if INTEGER.fullmatch(text) and not self.texts:
+                return self._label_in_json(text, what)
+            is_integer = INTEGER.fullmatch(text) is not None
+            if is_integer and not self.texts:
                 return int(text)
-            return text or None
+            return text or None  # an empty file says nothing
         return None
 
-    def _json_label(self, text: str, what: str) -> int | str | None:
+    def _json_key(self) -> str:
+        """Return the key of the label in a JSON object: KEY where ``json.KEY`` was asked for, else ``label``."""
+        if self.asked is None:
+            return "label"
+        _, _, key = self.asked.partition(".")
+        return key or "label"
+
+    def _label_in_json(self, text: str, what: str) -> int | str | None:
         """Return what a JSON object holds as the label; None where it has none.
 
         Args:
@@ -279,8 +306,7 @@ class _Index:
             raise ValueError(f"{what} cannot be read: {error.message}") from None
         if not isinstance(document, dict):
             return None
-        _, _, asked_name = (self.asked or "").partition(".")
-        value = document.get(asked_name or "label")
+        value = document.get(self._json_key())
         if value is None or type(value) is str:
             return value
         if self.texts:
@@ -319,17 +345,16 @@ def _shard_paths(spec: Spec) -> list[str]:
     if os.path.isdir(path):
         return _shards_in(path, spec)
     try:
+        # One more than there may be, and no others: braces can stand for more names than fit into memory.
         shards = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
     except ValueError as error:
         raise UsageError(f"{spec.where}: {error}", hint="for example shard-{000..012}.tar or {train,val}.tar") from None
     if len(shards) > _MOST_SHARDS:
         raise UsageError(f"{spec.where}: these are more than {_MOST_SHARDS:,} shards")
-    problems = []
-    for shard in shards:
-        if not os.path.isfile(shard):
-            problems.append(f"no file {printable(shard)}")
-    if problems:
-        raise InputError(f"{spec.where}: {len(problems)} of {len(shards)} shards do not exist", problems=problems)
+    missing = [shard for shard in shards if not os.path.isfile(shard)]
+    if missing:
+        problems = [f"no file {printable(shard)}" for shard in missing]
+        raise InputError(f"{spec.where}: {len(missing)} of {len(shards)} shards do not exist", problems=problems)
     return shards
 
 
@@ -358,18 +383,18 @@ def expand_braces(text: str) -> Iterator[str]:
     for plain in pieces[::2]:
         if "{" in plain or "}" in plain:
             raise ValueError("braces that do not match")
-    alternatives: list[list[str]] = []
+    texts_of_pieces: list[list[str]] = []
     for number, piece in enumerate(pieces):
         stood_in_braces = number % 2 == 1  # every second piece is what the pattern caught
         if stood_in_braces:
-            alternatives.append(_alternatives(piece))
+            texts_of_pieces.append(_expand_inside(piece))
         else:
-            alternatives.append([piece])
-    return map("".join, itertools.product(*alternatives))
+            texts_of_pieces.append([piece])
+    return map("".join, itertools.product(*texts_of_pieces))
 
 
-def _alternatives(inside: str) -> list[str]:
-    """Return the texts that a part in braces stands for.
+def _expand_inside(inside: str) -> list[str]:
+    """Return the texts that a part in braces stands for: ``08..10`` for ``08``, ``09`` and ``10``.
 
     Args:
         inside: what is between the braces: a range ``000..012``, or a list ``a,b``.
@@ -377,14 +402,15 @@ def _alternatives(inside: str) -> list[str]:
     Raises:
         ValueError: for anything else, and for a range that is too long or goes downwards.
     """
-    numbers = _RANGE.fullmatch(inside)
-    if numbers is None:
+    match = _RANGE.fullmatch(inside)
+    if match is None:
         if "," not in inside:
             raise ValueError(f"{{{inside}}} is neither a range such as {{000..012}} nor a list such as {{a,b}}")
         return inside.split(",")
-    first = int(numbers[1])
-    last = int(numbers[2])
+    first_text, last_text = match.groups()
+    first = int(first_text)
+    last = int(last_text)
     if last < first or last - first >= _MOST_SHARDS:
         raise ValueError(f"{{{inside}}} is no range upwards of at most {_MOST_SHARDS:,}")
-    width = len(numbers[1])
+    width = len(first_text)
     return [str(number).zfill(width) for number in range(first, last + 1)]

@@ -83,7 +83,10 @@ def _openood(
 
     Args:
         benchmark: the name of its folder of lists.
-        name, group, folder, official: as of :class:`SuiteMember`.
+        name: of the set in the answer.
+        group: ``near``, ``far``, or None for one that is for validation only.
+        folder: of its images, below the root.
+        official: whether it is taken only when asked for.
         lists: possible names of the list; the first that is there is taken.
     """
     name_of_download = "texture" if name == "textures" else name
@@ -120,7 +123,7 @@ def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str
 FULL_SPECTRUM = "full-spectrum"
 
 
-def _parts(
+def _parts_of_benchmark(
     benchmark: str, folder: str, ood_val: SuiteMember, shifted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[SuiteMember]]:
     """Return the parts that ``openood:`` opens: ID data, covariate-shifted sets, and test data with all of these.
@@ -130,6 +133,10 @@ def _parts(
         folder: of its images.
         ood_val: its OOD validation set.
         shifted: by covariate-shifted set, the possible names of its list; the first that is there is taken.
+
+    Returns:
+        The sets of each part by its name: ``train``, ``val``, ``test`` and ``ood-val``; where there are shifted sets,
+        each by its own name, and ``full-spectrum``: the test set and all of them.
     """
     parts: dict[str, Sequence[SuiteMember]] = {}
     for part in ("train", "val", "test"):
@@ -138,11 +145,11 @@ def _parts(
     parts["ood-val"] = [ood_val]
     if not shifted:
         return parts
-    full_spectrum = list(parts["test"])
-    parts[FULL_SPECTRUM] = full_spectrum
+    shifted_sets = {}
     for name, lists in shifted.items():
-        shifted_set = _openood(benchmark, name, None, folder, *lists)
-        full_spectrum.append(shifted_set)
+        shifted_sets[name] = _openood(benchmark, name, None, folder, *lists)
+    parts[FULL_SPECTRUM] = [*parts["test"], *shifted_sets.values()]
+    for name, shifted_set in shifted_sets.items():
         parts[name] = [shifted_set]
     return parts
 
@@ -161,7 +168,7 @@ def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping
             _openood(benchmark, "openimage_o", FAR, _LARGE, "test_openimage_o", official=True),
         ),
         id_lists=_id_lists(benchmark, test, val, images),
-        parts=_parts(benchmark, _LARGE, ood_val, shifted),
+        parts=_parts_of_benchmark(benchmark, _LARGE, ood_val, shifted),
         note="OpenOOD also counts the test part of OpenImage-O as far; here the set is for validation only, unless "
         f"openood-{benchmark}:official is asked for",
     )
@@ -182,7 +189,7 @@ def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Seque
             _openood(benchmark, "places365", FAR, _CLASSIC, "test_places365"),
         ),
         id_lists=_id_lists(benchmark, 9_000, 1_000, f"test images of CIFAR-{classes}"),
-        parts=_parts(benchmark, _CLASSIC, ood_val, shifted),
+        parts=_parts_of_benchmark(benchmark, _CLASSIC, ood_val, shifted),
         note="OpenOOD also counts a part of TinyImageNet (tin) as near; here it is for validation only, unless "
         f"openood-{benchmark}:official is asked for",
     )
@@ -285,11 +292,11 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     folder = os.path.expanduser(root)
     if not os.path.isdir(folder):
         raise InputError(f"--ood-root {root}: no such folder")
-    wanted = _wanted(choice, suite)
+    wanted = _wanted_members(choice, suite)
     specs: dict[SuiteMember, str] = {}
     missing: dict[SuiteMember, str] = {}
     for member in wanted:
-        spec, why = _look(folder, member)
+        spec, why = _find_member(folder, member)
         if spec is None:
             missing[member] = why
         else:
@@ -300,24 +307,34 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     if suite.note and not has_official:
         notes.append(suite.note)
     if not choice.sets:
-        notes += _stand_in(suite, folder, specs, missing)
+        notes += _replace_missing(suite, folder, specs, missing)
     if missing and not specs:
         what_it_holds = "benchmark_imglist and images_..."
         if suite.samples == "texts":
             what_it_holds = "the files of texts"
         way_out = f"is --ood-root the folder that holds {what_it_holds}?"
-        raise _not_found(choice, root, len(wanted), missing, way_out)
+        raise _sets_missing(choice, root, len(wanted), missing, way_out)
     if missing and not choice.partial:
         way_out = f"--ood-suite {choice.name}:partial goes on with those that are there"
-        raise _not_found(choice, root, len(wanted), missing, way_out)
+        raise _sets_missing(choice, root, len(wanted), missing, way_out)
     missing_names = [member.name for member in missing]
     if missing:
-        notes.append(f"without {', '.join(missing_names)}, which {_is(missing)} not there")
+        notes.append(f"without {', '.join(missing_names)}, which {_is_or_are(missing)} not there")
 
     sets = []
-    for member in suite.members:
+    for member in suite.members:  # in the order of the suite, stand-ins too
         if member in specs:
             sets.append(OodSet(member.name, member.group, specs[member]))
+    _check_names_are_free(choice, sets, taken)
+    return FoundSuite(choice.name, sets, missing_names, notes)
+
+
+def _check_names_are_free(choice: SuiteChoice, sets: Sequence[OodSet], taken: Iterable[str]) -> None:
+    """Refuse sets of a suite that have the name of another OOD set of the command.
+
+    Raises:
+        UsageError: naming them.
+    """
     taken_names = set(taken)
     twice = [ood_set.name for ood_set in sets if ood_set.name in taken_names]
     if twice:
@@ -325,10 +342,9 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         raise UsageError(
             f"--ood-suite {choice.name} and --ood both have {names}", hint="give the --ood set another name"
         )
-    return FoundSuite(choice.name, sets, missing_names, notes)
 
 
-def _not_found(
+def _sets_missing(
     choice: SuiteChoice, root: str, wanted: int, missing: Mapping[SuiteMember, str], way_out: str
 ) -> InputError:
     """Return the error of a suite some of whose sets are missing.
@@ -381,6 +397,16 @@ def _words_of_list(path: str) -> str | None:
 def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark; nothing is downloaded.
 
+    A part of several sets is opened as one.
+
+    Args:
+        spec: of the part.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: for a benchmark or part that does not exist, or without a root.
         InputError: listing the data that are not there.
@@ -393,7 +419,8 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
     lists: list[Spec] = []
     problems = []
     for member in members:
-        list_spec, why = _listed(root, member.files, member.folder or "")
+        folder_of_images = member.folder or ""
+        list_spec, why = _find_image_list(root, member.files, folder_of_images)
         if list_spec is None:
             problems.append(f"{why}; it comes from {member.origin}")
         else:
@@ -401,7 +428,7 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
     if problems:
         raise InputError(f"{spec.where}: not all of it is there", hint="nothing is downloaded", problems=problems)
     first = lists[0]
-    with_root = replace(spec, query=first.query)
+    with_root = replace(spec, query=first.query)  # ?root=, the folder of the images, is the same for all of them
     if len(lists) > 1:
         paths = [image_list.path for image_list in lists]
         return read_image_lists(with_root, paths, limit)
@@ -429,15 +456,17 @@ def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
     raise UsageError(f"{spec.where}: OpenOOD has no {spec.path!r} here", hint=f"openood:NAME/PART; {hint}")
 
 
-def _is(members: Collection[SuiteMember]) -> str:
+def _is_or_are(members: Collection[SuiteMember]) -> str:
     """Return the verb of a sentence about some sets."""
     if len(members) == 1:
         return "is"
     return "are"
 
 
-def _wanted(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
-    """Return the sets asked for: those named, or else all that are tested.
+def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
+    """Return the sets of a suite that are asked for: those named, or else all that are tested by default.
+
+    Neither those that stand in for others are tested by default, nor the ones that only ``:official`` asks for.
 
     Raises:
         UsageError: for sets that the suite does not have, or has for validation only.
@@ -460,8 +489,12 @@ def _wanted(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
 
 
 def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
-    """Refuse sets asked for by name that the suite does not have, or has for validation only."""
-    # Two sets of one name are for validation and, the second, to test on.
+    """Refuse sets asked for by name that the suite does not have, or has for validation only.
+
+    Raises:
+        UsageError: naming them, with the sets that there are.
+    """
+    # Where two sets have one name, the first is for validation and the second to test on: the second one counts.
     groups = {member.name: member.group for member in suite.members}
     tested = [member.name for member in suite.members if member.group is not None]
     listed = ", ".join(tested)
@@ -475,10 +508,10 @@ def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
         raise UsageError(f"--ood-suite {choice.name}: not sets to test on", problems=problems)
 
 
-def _stand_in(
+def _replace_missing(
     suite: OodBenchmark, folder: str, specs: dict[SuiteMember, str], missing: dict[SuiteMember, str]
 ) -> list[str]:
-    """Put stand-ins in place of missing sets of their group.
+    """Put stand-ins, where their files are there, in place of the missing sets of their group (near or far).
 
     Args:
         suite: the suite.
@@ -496,55 +529,58 @@ def _stand_in(
         replaced_sets = [other for other in missing if other.group == member.group]
         if not replaced_sets:
             continue
-        spec, _ = _look(folder, member)
+        spec, _ = _find_member(folder, member)
         if spec is None:
             continue
         specs[member] = spec
         names = " and ".join(other.name for other in replaced_sets)
-        notes.append(f"{member.name} stands in for {names}, which {_is(replaced_sets)} not there ({member.group})")
+        verb = _is_or_are(replaced_sets)
+        notes.append(f"{member.name} stands in for {names}, which {verb} not there ({member.group})")
         for other in replaced_sets:
             del missing[other]
     return notes
 
 
-def _look(folder: str, member: SuiteMember) -> tuple[str | None, str]:
-    """Return the SPEC of a set; without one, a line that says what was looked for and where it comes from."""
+def _find_member(folder: str, member: SuiteMember) -> tuple[str | None, str]:
+    """Return the SPEC of a set below a folder, None where it is not there, and a line for a message in that case.
+
+    The line says what was looked for, and where the set comes from.
+    """
     if member.folder is None:
-        spec, why = _named(folder, member.files)
+        spec, why = _find_text_file(folder, member.files)
     else:
-        spec, why = _listed(folder, member.files, member.folder)
+        spec, why = _find_image_list(folder, member.files, member.folder)
     purpose = member.group or "validation"
     return spec, f"{member.name} ({purpose}): {why}; it comes from {member.origin}"
 
 
-def _listed(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | None, str]:
+def _find_image_list(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | None, str]:
     """Return the SPEC of an image list whose first image is there; without one, None and what was looked for.
 
     Args:
-        folder: the folder of the data.
+        folder: the folder of the data, or the one above it.
         lists: paths of the list below it; the first that is there with its images is taken.
         below_root: the folder of the images, below it as well.
     """
-    names = " or ".join(lists)
-    why = f"no {names}"
+    why = f"no {' or '.join(lists)}"
     for below in _BELOW:
-        base = folder
-        if below:
-            base = os.path.join(folder, below)
+        base = os.path.join(folder, below) if below else folder
         images_folder = os.path.join(base, below_root)
         for name in lists:
             path = os.path.join(base, *name.split("/"))
             if not os.path.isfile(path):
                 continue
-            first = _first_path(path)
-            if first is not None and os.path.isfile(os.path.join(images_folder, first)):
+            first_image = _first_path_in(path)
+            if not first_image:
+                first_image = "(none)"
+            elif os.path.isfile(os.path.join(images_folder, first_image)):
                 return f"{path}?root={setting_value(images_folder)}", ""
-            missing_image = os.path.join(below_root, first or "(none)")
+            missing_image = os.path.join(below_root, first_image)
             why = f"{name} is there, and its first image is not: {missing_image}"
     return None, why
 
 
-def _first_path(path: str) -> str | None:
+def _first_path_in(path: str) -> str | None:
     """Return the path in the first line of an image list; None for an empty one."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
@@ -554,12 +590,12 @@ def _first_path(path: str) -> str | None:
     return None
 
 
-def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
-    """Return the SPEC of the one text file that fits best; without one, None and what was looked for.
+def _find_text_file(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
+    """Return the SPEC of the one text file whose name fits best; without one, None and what was looked for.
 
     Args:
         folder: the folder of the data.
-        stems: names of the set, see :attr:`SuiteMember.files`.
+        stems: names of the set, see :attr:`SuiteMember.files`; a file has one of them and one of the endings of texts.
     """
     paths_by_rank: dict[int, list[str]] = {}
     for name in sorted(os.listdir(folder)):
@@ -568,7 +604,7 @@ def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             continue
-        rank = _rank(name, stems)
+        rank = _rank_of_name(name, stems)
         if rank is not None:
             paths_by_rank.setdefault(rank, []).append(path)
     if not paths_by_rank:
@@ -584,7 +620,7 @@ def _named(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
     return best_paths[0], ""
 
 
-def _rank(name: str, stems: tuple[str, ...]) -> int | None:
+def _rank_of_name(name: str, stems: tuple[str, ...]) -> int | None:
     """Rank a file name, 0 being best: the name itself, a test part, another part; None for another set's name.
 
     Parts for training are never taken; of MNLI's two test parts the matched one is.

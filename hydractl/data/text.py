@@ -51,7 +51,9 @@ class Texts(Dataset):
     """Texts, all of them single or all of them pairs.
 
     Args:
-        spec, where, ids: see :class:`Dataset`.
+        spec: they were opened from.
+        where: how messages call them.
+        ids: one for each.
         texts: ``str`` each, or ``(str, str)`` each.
     """
 
@@ -124,37 +126,54 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
         InputError: naming the columns there are, for one that is not there, is there twice, or cannot be decided.
     """
     query = spec.query
-    text = query.get("text") or _only(spec, _FIRST, available, what, "text")
+    text = query.get("text")
     if text is None:
-        raise _no_text(spec, available, what)
+        text = _only_one_there(spec, _FIRST, available, what, "text")
+    if text is None:
+        raise _no_text_column(spec, available, what)
     text_b = query.get("text_b")
     others: tuple[str, ...] = ()
-    if text_b is None and "text" not in query:
+    may_be_pairs = text_b is None and "text" not in query
+    if may_be_pairs:
         others = _SECOND
-        text_b = _only(spec, _SECOND, available, what, "text_b")
+        text_b = _only_one_there(spec, _SECOND, available, what, "text_b")
     label = query.get("label", _LABEL)
 
     asked = {"text": text, "text_b": text_b}
     if what != "key":
         asked["label"] = query.get("label")
     _check_there(spec, asked, available, what)
-
     used = [text, label]
     if text_b is not None:
         used.append(text_b)
+    _check_apart(spec, used, available, what)
+    return Columns(text, text_b, label, "label" in query, others)
+
+
+def _check_apart(spec: Spec, used: Sequence[str], available: Sequence[str], what: str) -> None:
+    """Refuse a column that is there several times, and one that is taken for two things.
+
+    Args:
+        spec: of the file.
+        used: the columns of the texts and of the label.
+        available: the columns of the file.
+        what: what messages call a column.
+
+    Raises:
+        InputError: naming the column, or what it is taken for.
+    """
     times_there = Counter(available)
     for name in sorted(used):
         if times_there[name] > 1:
             raise InputError(f"{spec.where}: there are several columns {name!r}: it has {shown_columns(available)}")
     if len(set(used)) < len(used):
         raise InputError(f"{spec.where}: one {what} is taken for two things: text, text_b and label must differ")
-    return Columns(text, text_b, label, "label" in query, others)
 
 
-def _no_text(spec: Spec, available: Sequence[str], what: str) -> InputError:
+def _no_text_column(spec: Spec, available: Sequence[str], what: str) -> InputError:
     """Return the error of a file without a column of texts."""
     hints = [f"name the {what} with ?text=NAME"]
-    near = _near(_FIRST, available)
+    near = _hint_at_similar(_FIRST, available)
     if near is not None:
         hints.insert(0, near)
     if what == "column":
@@ -163,21 +182,30 @@ def _no_text(spec: Spec, available: Sequence[str], what: str) -> InputError:
 
 
 def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequence[str], what: str) -> None:
-    """Refuse columns that are asked for and are not there; ``asked`` holds their names by setting."""
-    missing = []
-    settings = []
+    """Refuse columns that are asked for and are not there.
+
+    Args:
+        spec: of the file.
+        asked: their names by setting, ``text``, ``text_b`` and ``label``; None where nothing is asked for.
+        available: the columns of the file.
+        what: what messages call a column.
+
+    Raises:
+        InputError: naming them all.
+    """
+    missing = {}
     for key, name in asked.items():
         if name is not None and name not in available:
-            missing.append(name)
-            settings.append(f"?{key}={name}")
+            missing[key] = name
     if missing:
-        listed = " and ".join(settings)
+        listed = " and ".join(f"?{key}={name}" for key, name in missing.items())
         raise InputError(
-            f"{spec.where}: no {what} for {listed}: it has {shown_columns(available)}", hint=_near(missing, available)
+            f"{spec.where}: no {what} for {listed}: it has {shown_columns(available)}",
+            hint=_hint_at_similar(list(missing.values()), available),
         )
 
 
-def _only(spec: Spec, names: Sequence[str], available: Sequence[str], what: str, key: str) -> str | None:
+def _only_one_there(spec: Spec, names: Sequence[str], available: Sequence[str], what: str, key: str) -> str | None:
     """Return the one of some names that is there; None where none is.
 
     Args:
@@ -215,8 +243,13 @@ def shown_columns(names: Sequence[str]) -> str:
     return some(shortened, _MOST_COLUMNS_SHOWN)
 
 
-def _near(wanted: Sequence[str], available: Sequence[str]) -> str | None:
-    """Return a hint at the names most similar to the wanted ones, ignoring case; None where there are no such names."""
+def _hint_at_similar(wanted: Sequence[str], available: Sequence[str]) -> str | None:
+    """Return a hint at the names that are most similar to the wanted ones, ignoring case; None where there are none.
+
+    Args:
+        wanted: names that are not there.
+        available: names that are.
+    """
     name_by_folded: dict[str, str] = {}
     for name in available:
         name_by_folded.setdefault(name.casefold(), name)
@@ -246,6 +279,10 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     field is a missing label. With ``limit``, nothing behind the first ``limit`` rows is read: neither errors nor
     names of classes.
 
+    Args:
+        spec: of the file.
+        limit: how many rows, the first ones; None: all.
+
     Raises:
         InputError: for a file that cannot be read, with line and byte of what is not UTF-8, for columns that are not
             there, and listing the rows that are broken, have no text, or are pairs among single texts.
@@ -259,22 +296,31 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
     """Open the texts of the rows of a table; the ids are ``name#0``, ``name#1``, ...
 
+    Args:
+        spec: of the data, which may name columns.
+        table: its columns and rows.
+        limit: how many rows are read, the first ones; None: all.
+        name: what the ids begin with.
+
+    Returns:
+        The texts, and their labels before they are mapped to the classes of a model.
+
     Raises:
-        InputError: see :func:`read_text`.
+        InputError: for columns that are not there, and listing the rows that are broken or have no text.
     """
     if table.columns:
         columns = choose_columns(spec, table.columns)
         collector = _Collector(spec, columns)
         rows = table.rows(columns.needed(table.columns))
-    else:
+    else:  # every row has keys of its own: the first one decides
         collector = _Collector(spec)
         rows = table.rows(())
-    collector.read(rows, limit)
+    collector.collect(rows, limit)
     if not collector.texts:
         raise InputError(f"{spec.where}: no texts in the file")
     ids = [f"{name}#{i}" for i in range(len(collector.texts))]
     dataset = Texts(spec.text, spec.where, ids, collector.texts)
-    raw = _labels(collector, ids, plain=table.plain)
+    raw = _labels_of_rows(collector, ids, plain=table.plain)
     return dataset, raw
 
 
@@ -297,15 +343,16 @@ class _Collector:
     keys: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def read(self, rows: Iterator[TextRow], limit: int | None) -> None:
-        """Take the first ``limit`` rows.
+    def collect(self, rows: Iterator[TextRow], limit: int | None) -> None:
+        """Take the texts and labels of the first ``limit`` rows.
 
         Raises:
-            InputError: listing the broken rows.
+            InputError: listing the broken rows, of which reading stops at :data:`MOST_PROBLEMS`.
         """
         for count, row in enumerate(rows, start=1):
-            self._take(row)
-            if count == limit or len(self.problems) == MOST_PROBLEMS:
+            self._add(row)
+            is_enough = count == limit or len(self.problems) == MOST_PROBLEMS
+            if is_enough:
                 break
         if not self.problems:
             return
@@ -316,8 +363,11 @@ class _Collector:
             broken = f"{MOST_PROBLEMS} or more rows"
         raise InputError(f"{self.spec.where}: {broken} cannot be read", problems=self.problems)
 
-    def _take(self, row: TextRow) -> None:
-        """Add the text and the label of a row, or the problem with it."""
+    def _add(self, row: TextRow) -> None:
+        """Add the text and the label of a row, or the problem with it.
+
+        Of the first row the keys are kept, and the columns are chosen by them where the file has no header.
+        """
         if row.problem:
             self.problems.append(f"{row.place} {row.problem}")
             return
@@ -326,7 +376,7 @@ class _Collector:
         if self.columns is None:
             self.columns = choose_columns(self.spec, list(row.values), "key")
         try:
-            text = self._text(row, self.columns)
+            text = self._text_of(row, self.columns)
         except ValueError as error:
             self.problems.append(f"{row.place} {error}")
             return
@@ -336,21 +386,22 @@ class _Collector:
             label = sys.intern(label)  # thousands of rows share a few names
         self.labels.append(label)
 
-    def _text(self, row: TextRow, columns: Columns) -> Text:
-        """Return the text of one row.
+    def _text_of(self, row: TextRow, columns: Columns) -> Text:
+        """Return the text of one row, or its pair of texts where the file is of pairs.
 
         Raises:
             ValueError: where it is not there, is no text, or is a pair among single texts.
         """
-        text = self._value(row, columns.text)
+        text = self._text_in_column(row, columns.text)
         if columns.text_b is not None:
-            return text, self._value(row, columns.text_b, hint=", and other rows are pairs")
-        for second in columns.others:
-            if row.values.get(second) is not None:
-                raise ValueError(f"is a pair with {second!r}, and other rows are single texts")
+            second = self._text_in_column(row, columns.text_b, hint=", and other rows are pairs")
+            return text, second
+        for column in columns.others:
+            if row.values.get(column) is not None:
+                raise ValueError(f"is a pair with {column!r}, and other rows are single texts")
         return text
 
-    def _value(self, row: TextRow, column: str, hint: str = "") -> str:
+    def _text_in_column(self, row: TextRow, column: str, hint: str = "") -> str:
         """Return the text that a row has in a column.
 
         Raises:
@@ -364,8 +415,8 @@ class _Collector:
         return value
 
 
-def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
-    """Return the labels of the rows.
+def _labels_of_rows(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
+    """Return the labels of the rows: integers, or names; with a hint at the columns where there are none.
 
     Args:
         collector: the rows.
@@ -375,20 +426,16 @@ def _labels(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLab
     columns = collector.columns
     assert columns is not None  # there is a row
     labels = [_without_spaces(label) for label in collector.labels]
-    labelled = [label for label in labels if label is not None]
-    if not labelled and columns.label_asked and columns.label not in collector.keys:
+    given_labels = [label for label in labels if label is not None]
+    is_asked_and_missing = columns.label_asked and columns.label not in collector.keys
+    if not given_labels and is_asked_and_missing:
         return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
     listed = ", ".join(collector.keys[:_MOST_COLUMNS_SHOWN])
     hint = f"the rows have {listed}: name what holds the labels with ?label=NAME"
-    are_integers = plain and all(INTEGER.fullmatch(text) for text in labelled)
+    are_integers = plain and all(INTEGER.fullmatch(text) for text in given_labels)
     if not are_integers:
         return raw_labels(labels, ids, hint=hint)
-    integers: list[int | None] = []
-    for text in labels:
-        integer = None
-        if text is not None:
-            integer = int(text)
-        integers.append(integer)
+    integers = [None if text is None else int(text) for text in labels]
     return raw_labels(integers, ids, hint=hint, texts=labels)
 
 
@@ -404,7 +451,8 @@ def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] 
 
     Args:
         dataset: texts or images.
-        collate: makes the inputs of the model; for texts, with its ``cut`` and ``max_length``.
+        collate: makes the inputs of the model; for texts, its ``cut`` counts those that have more tokens than its
+            ``max_length``.
         log: where to warn.
         indices: the samples to look at; None: all.
 

@@ -78,25 +78,26 @@ def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
     if name.endswith((".csv", ".tsv")):
         spec.check_query([*settings, "columns"])
         if name.endswith(".csv"):
-            return _with_header(spec, _csv_fields(spec))
-        return _with_header(spec, _tsv_fields(spec))
+            return _table_with_header(spec, _csv_fields(spec))
+        return _table_with_header(spec, _tsv_fields(spec))
     spec.check_query(settings)
     if name.endswith(".parquet"):
-        return _parquet(spec)
-    return TextTable(None, lambda _: _objects(spec))
+        return _open_parquet(spec)
+    return TextTable(None, lambda _: _json_rows(spec))
 
 
-def _objects(spec: Spec) -> Iterator[TextRow]:
-    """Yield the rows of a file of one JSON object a line."""
-    for number, line in _lines(spec):
+def _json_rows(spec: Spec) -> Iterator[TextRow]:
+    """Yield the rows of a file of one JSON object a line; a line that is none becomes a row with a problem."""
+    for number, line in _numbered_lines(spec):
         if not line.strip():
             continue
         place = f"line {number}"
         try:
             document = parse_json(line.rstrip("\r\n"), place)
         except InputError as error:
+            problem = error.message.removeprefix(f"{place} ")
             # A line has no lines of its own to count.
-            problem = error.message.removeprefix(f"{place} ").replace(" at line 1, column ", " at column ")
+            problem = problem.replace(" at line 1, column ", " at column ")
             yield TextRow(place, problem=problem)
             continue
         if isinstance(document, dict):
@@ -105,7 +106,7 @@ def _objects(spec: Spec) -> Iterator[TextRow]:
             yield TextRow(place, problem=f"is no JSON object but {shown(document)}")
 
 
-def _with_header(spec: Spec, fields: Fields) -> TextTable:
+def _table_with_header(spec: Spec, fields: Fields) -> TextTable:
     """Return the table of rows of fields; its columns are named by ``?columns=``, or else by the first row.
 
     Raises:
@@ -121,7 +122,7 @@ def _with_header(spec: Spec, fields: Fields) -> TextTable:
             raise InputError(f"{spec.where}: {place} {header}")
         # Spaces around a name are a matter of layout: "text, label" has the column "label".
         columns = [name.strip() for name in header]
-    return TextTable(columns, lambda _: _named(spec, columns, fields), plain=True)
+    return TextTable(columns, lambda _: _rows_by_column(spec, columns, fields), plain=True)
 
 
 def _asked_columns(spec: Spec) -> list[str]:
@@ -141,24 +142,24 @@ def _asked_columns(spec: Spec) -> list[str]:
     return columns
 
 
-def _named(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
-    """Yield the rows with their fields by column.
+def _rows_by_column(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
+    """Yield the rows with their fields by column; a row with too many or too few fields has a problem instead.
 
     Raises:
         InputError: for a first row that is the header which ``?columns=`` says is not there.
     """
-    may_be_header = "columns" in spec.query
-    for place, fields in rows:
-        if isinstance(fields, str):
+    for number, (place, fields) in enumerate(rows):
+        if isinstance(fields, str):  # why the row cannot be read
             yield TextRow(place, problem=fields)
-        elif len(fields) != len(columns):
+            continue
+        if len(fields) != len(columns):
             yield TextRow(place, problem=_wrong_width(fields, columns))
-        elif may_be_header and [name.strip() for name in fields] == columns:
+            continue
+        may_be_header = number == 0 and "columns" in spec.query
+        if may_be_header and [name.strip() for name in fields] == columns:
             raise InputError(f"{spec.where}: the file has a header, so ?columns= would make a sample of it")
-        else:
-            values = dict(zip(columns, fields, strict=True))
-            yield TextRow(place, values)
-        may_be_header = False
+        values = dict(zip(columns, fields, strict=True))
+        yield TextRow(place, values)
 
 
 def _wrong_width(fields: Sequence[str], columns: Sequence[str]) -> str:
@@ -171,9 +172,9 @@ def _wrong_width(fields: Sequence[str], columns: Sequence[str]) -> str:
 
 
 def _tsv_fields(spec: Spec) -> Fields:
-    """Yield the fields of the lines of a ``.tsv`` file."""
+    """Yield the fields of the lines of a ``.tsv`` file; blank lines are passed over where rows have several fields."""
     width = 0  # fields of the first line that has some
-    for number, line in _lines(spec, bom=True):
+    for number, line in _numbered_lines(spec, bom=True):
         content = line.removesuffix("\n").removesuffix("\r")
         # In a table of one column a blank line is an empty text.
         if not content and width != 1:
@@ -185,8 +186,11 @@ def _tsv_fields(spec: Spec) -> Fields:
 
 
 def _csv_fields(spec: Spec) -> Fields:
-    """Yield the fields of the rows of a ``.csv`` file, one of which may go over several lines."""
-    lines = (line for _, line in _lines(spec, bom=True))
+    """Yield the fields of the rows of a ``.csv`` file, one of which may go over several lines.
+
+    Blank lines are passed over. The first row that cannot be read is the last: what follows it is in doubt.
+    """
+    lines = (line for _, line in _numbered_lines(spec, bom=True))
     reader = csv.reader(lines, strict=True)
     while True:
         place = f"line {reader.line_num + 1}"
@@ -215,7 +219,7 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
+def _numbered_lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file with their numbers and ends. Lines end at a line feed and nowhere else.
 
     Args:
@@ -226,30 +230,31 @@ def _lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
         InputError: for a file that cannot be read, or with line and byte of what is not UTF-8.
     """
     try:
-        with _opened(Path(os.path.expanduser(spec.path))) as file:
+        path = Path(os.path.expanduser(spec.path))
+        with _open_unpacked(path) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8")
                 if bom and number == 1:
                     text = text.removeprefix(_BOM)
                 yield number, text
     except UnicodeDecodeError as error:
+        value = line[error.start]
         raise InputError(
-            f"{spec.where}: line {number} is not UTF-8 text: byte {error.start + 1} of the line is "
-            f"0x{line[error.start]:02x}",
+            f"{spec.where}: line {number} is not UTF-8 text: byte {error.start + 1} of the line is 0x{value:02x}",
             hint="save the file as UTF-8",
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_unpacked(path: Path) -> IO[bytes]:
     """Open a file for reading, unpacked if it is gzipped."""
     if path.suffix.lower() == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
     return open(path, "rb")
 
 
-def _parquet(spec: Spec) -> TextTable:
+def _open_parquet(spec: Spec) -> TextTable:
     """Open a Parquet file, whose columns are read as they are asked for.
 
     Raises:
@@ -282,6 +287,7 @@ def _parquet(spec: Spec) -> TextTable:
         columns_of_file: list[str] = list(file.schema_arrow.names)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
+        """Yield the rows, each with its number from 1, a batch of them in memory at a time."""
         number = 0
         with errors_of_reading():
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=list(columns)):

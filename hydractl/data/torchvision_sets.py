@@ -68,6 +68,14 @@ class TorchvisionImages(Dataset):
 def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
     """Open one of torchvision's data sets; nothing is ever downloaded.
 
+    Args:
+        spec: ``torchvision:NAME[/split]?root=FOLDER``.
+        limit: how many samples; None: all.
+        seed: draws them where the set is sorted by class, so that every class is there.
+
+    Returns:
+        The data set, and its labels before they are mapped to the classes of a model.
+
     Raises:
         UsageError: for an unknown name or split, or without ``?root=``.
         InputError: where the files are not there, or not whole.
@@ -82,14 +90,14 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
             f"{spec.where}: the folder of the files is not given",
             hint=f"write torchvision:{spec.path}?root=FOLDER; nothing is downloaded",
         )
-    source = _open(spec, name, split)
+    source = _open_source(spec, name, split)
     if len(source) == 0:
         raise InputError(f"{spec.where}: the set is empty")
     labels = np.asarray(_labels_of(source), dtype=np.int64)
     rows = limited(labels.tolist(), len(source), limit, seed)
     dataset = TorchvisionImages(spec, rows, source)
     class_names = None
-    classes = getattr(source, "classes", None)
+    classes = getattr(source, "classes", None)  # which not every set of torchvision has
     if classes:
         class_names = [str(name) for name in classes]
     return dataset, RawLabels(labels[rows], class_names)
@@ -103,8 +111,13 @@ def _labels_of(source: Any) -> Any:
     return source._labels
 
 
-def _open(spec: Spec, name: str, split: str) -> Any:
-    """Return torchvision's data set object.
+def _open_source(spec: Spec, name: str, split: str) -> Any:
+    """Return torchvision's data set object, without downloading anything.
+
+    Args:
+        spec: with ``?root=``, the folder of the files.
+        name: of torchvision's class.
+        split: of the set; empty where none was given.
 
     Raises:
         UsageError: for a split that the set does not have, or none where it has some.
@@ -114,23 +127,32 @@ def _open(spec: Spec, name: str, split: str) -> Any:
     from torchvision import datasets
 
     set_class = getattr(datasets, name)
-    parameters = inspect.signature(set_class.__init__).parameters
-    settings: dict[str, bool | str] = {}
-    if "train" in parameters:
-        if split not in ("train", "test"):
-            raise UsageError(f"{spec.where}: {name} has the splits train and test", hint=f"torchvision:{name}/test")
-        settings["train"] = split == "train"
-    elif "split" in parameters:
-        if not split:
-            raise UsageError(f"{spec.where}: {name} needs a split", hint=f"for example torchvision:{name}/test")
-        settings["split"] = split
-    elif split:
-        raise UsageError(f"{spec.where}: {name} has no splits", hint=f"torchvision:{name}")
+    split_argument = _argument_of_split(spec, name, split, set_class)
     try:
-        return set_class(spec.query["root"], download=False, **settings)
+        return set_class(spec.query["root"], download=False, **split_argument)
     # torchvision says "not found" and "wrong split" with errors of many kinds.
     except Exception as error:
         raise InputError(
             f"{spec.where}: torchvision cannot open the set: {first_line(error)}",
             hint=f"put the files of {name} under {spec.query['root']} in torchvision's layout; nothing is downloaded",
         ) from error
+
+
+def _argument_of_split(spec: Spec, name: str, split: str, set_class: Any) -> dict[str, bool | str]:
+    """Return the argument by which a class of torchvision is told the split, by its name; empty for a set without one.
+
+    Raises:
+        UsageError: for a split that the set does not have, or none where it has some.
+    """
+    parameters = inspect.signature(set_class.__init__).parameters
+    if "train" in parameters:
+        if split not in ("train", "test"):
+            raise UsageError(f"{spec.where}: {name} has the splits train and test", hint=f"torchvision:{name}/test")
+        return {"train": split == "train"}
+    if "split" in parameters:
+        if not split:
+            raise UsageError(f"{spec.where}: {name} needs a split", hint=f"for example torchvision:{name}/test")
+        return {"split": split}
+    if split:
+        raise UsageError(f"{spec.where}: {name} has no splits", hint=f"torchvision:{name}")
+    return {}

@@ -141,7 +141,7 @@ def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> ByCorrupt
         corruption, severity = _corruption_and_severity(dataset)
         block = id_block(samples)
         metrics_here = {}
-        for key in _by_severity():
+        for key in _keys_by_severity():
             if key in block:
                 metrics_here[key] = block[key]
         severities = by_corruption.setdefault(corruption, {})
@@ -166,7 +166,7 @@ def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMe
     for severity in first_corruption:
         metrics_by_corruption = [severities[severity].metrics for severities in by_corruption.values()]
         mean_metrics = {}
-        for key in _by_severity():
+        for key in _keys_by_severity():
             values: list[Any] = []
             for corruption_values in metrics_by_corruption:
                 if key in corruption_values:
@@ -178,7 +178,7 @@ def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMe
     return means
 
 
-def _by_severity() -> list[str]:
+def _keys_by_severity() -> list[str]:
     """Return the keys of the metrics that are reported for each corruption and severity."""
     id_metrics = metrics("id")
     return [metric.key for metric in id_metrics if metric.by_severity]
@@ -209,17 +209,17 @@ def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: 
         unused_roles = {dataset.role for dataset in unused_sets(sets, options)}
         used = [dataset for dataset in sets if dataset.role not in unused_roles]
 
-    validation = _records(of_role(used, VAL))
-    training = _records(of_role(used, TRAIN))
+    validation = _records_by_name(of_role(used, VAL))
+    training = _records_by_name(of_role(used, TRAIN))
     return SetRecords(
-        test=_records(tested(used)),
+        test=_records_by_name(tested(used)),
         val=validation.get("val"),
-        ood_val=_records(of_role(used, OOD_VAL)),
+        ood_val=_records_by_name(of_role(used, OOD_VAL)),
         train=training.get("train"),
     )
 
 
-def _records(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
+def _records_by_name(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
     """Return the records of data sets, by the name of the set."""
     records = {}
     for dataset in sets:
@@ -267,7 +267,7 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
 
 def _corruption_keys(sets: Sequence[EvalSet]) -> list[str]:
     """Return the keys of corrupted sets and of their means, each once."""
-    metric_keys = _by_severity()
+    metric_keys = _keys_by_severity()
     keys = []
     for dataset in sets:
         corruption, severity = _corruption_and_severity(dataset)
@@ -348,7 +348,7 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     # A sentence on every key that some row has.
     present = {"probability"}
     for row in rows:
-        present.update(_keys(row.to_json()))
+        present.update(_keys_with_value(row.to_json()))
     explained: dict[str, object] = {}
     for key, sentence in sentences().items():
         if key in present:
@@ -384,14 +384,14 @@ def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
     return explained
 
 
-def _keys(block: Mapping[str, object]) -> Iterator[str]:
-    """Yield the keys of everything that has a value, at any depth."""
+def _keys_with_value(block: Mapping[str, object]) -> Iterator[str]:
+    """Yield the keys of everything that has a value, at any depth; names of data sets are no keys."""
     for key, value in block.items():
         if not _has_value(value):
             continue
         yield key
         for inner_block in _inner_blocks(key, value):
-            yield from _keys(inner_block)
+            yield from _keys_with_value(inner_block)
 
 
 def _inner_blocks(key: str, value: Any) -> list[Mapping[str, object]]:

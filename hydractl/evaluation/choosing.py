@@ -75,16 +75,7 @@ def choose_for(
     scores = row_scores(model, options)
     warnings: list[str] = []
     if scores.on_features:
-        training_sets = of_role(sets, TRAIN)
-        training = None
-        if training_sets:
-            training = training_sets[0]
-        model.fit_scores(scores.on_features, training, options.fit.knn_k, features)
-        if model.detector is not None and training is not None and options.fit.knn_bank is not None:
-            model.detector = model.detector.with_bank(options.fit.knn_bank)
-        if model.detector is not None:
-            for name in model.detector.constant:
-                warnings.append(f"{model.name}: {name} is constant on the training data")
+        warnings = _fit_scores(model, scores, sets, options.fit, features)
 
     # A single score leaves nothing to compare.
     validation = [dataset for dataset in sets if dataset.role != TRAIN]
@@ -94,10 +85,9 @@ def choose_for(
         return Choice(fitted, scores.leading, warnings=[*warnings, *_signed_features(model, [scores.leading])])
 
     # Calibration, score, threshold.
-    without_threshold = replace(options.fit, threshold=None)
-    calibration = _calibration_of(model, sets, without_threshold, scores, read)
-    compared = _compared(model, sets, scores, calibration, read)
-    chosen, *near_ties = _best_first(compared, model.name)
+    calibration = _fitted_calibration(model, sets, options.fit, scores, read)
+    compared = _compare_scores(model, sets, scores, calibration, read)
+    chosen, *near_ties = _as_good_as_the_best(compared, model.name)
     fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen), read)
     return Choice(fitted, chosen, compared, near_ties, [*warnings, *_signed_features(model, scores.beside)])
 
@@ -112,41 +102,64 @@ def _signed_features(model: RunningModel, scores: Sequence[str]) -> list[str]:
     return [signed_features(model.name, doubtful)]
 
 
-def _calibration_of(
+def _fit_scores(
+    model: RunningModel, scores: RowScores, sets: Sequence[EvalSet], options: FitOptions, features: FeaturesFile | None
+) -> list[str]:
+    """Fit the OOD scores on features to the training data, if there are any; they become the model's detector.
+
+    Returns:
+        A warning of each score that is constant on the training data.
+    """
+    training = next(iter(of_role(sets, TRAIN)), None)
+    model.fit_scores(scores.on_features, training, options.knn_k, features)
+    if model.detector is None:
+        return []
+    # A bank of fewer samples is chosen from training data alone; one that the checkpoint holds stays as it is.
+    if training is not None and options.knn_bank is not None:
+        model.detector = model.detector.with_bank(options.knn_bank)
+    return [f"{model.name}: {name} is constant on the training data" for name in model.detector.constant]
+
+
+def _fitted_calibration(
     model: RunningModel, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: LogitsReader
 ) -> Calibration | None:
     """Return the calibration that is fitted on the validation data; None if none is asked for."""
+    without_threshold = replace(options, threshold=None)  # which depends on the score, and is chosen later
     leading_alone = RowScores(scores.leading)
-    fitted = fit_on_validation(model, sets, options, leading_alone, read)
+    fitted = fit_on_validation(model, sets, without_threshold, leading_alone, read)
     return fitted.calibration
 
 
-def _compared(
+def _compare_scores(
     model: RunningModel,
     sets: Sequence[EvalSet],
     scores: RowScores,
     calibration: Calibration | None,
     read: LogitsReader,
 ) -> dict[str, ComparedScore]:
-    """Return how well each score separates the OOD validation sets from the validation data, in the order given."""
+    """Return how well each score separates the OOD validation sets from the validation data, by its name.
+
+    The scores stand in the order in which they were asked for; one that is constant for the model has no AUROC.
+    """
 
     def samples_of_set(dataset: EvalSet) -> Samples:
         gathered = gather(read(dataset), dataset, model.name, scores=scores, calibration=calibration, pairs=False)
         return gathered.samples
 
-    inside = {dataset.name: samples_of_set(dataset) for dataset in of_role(sets, VAL)}
+    (validation_set,) = of_role(sets, VAL)  # scores are compared only where --val is given
+    inside = samples_of_set(validation_set)
     outside = {dataset.name: samples_of_set(dataset) for dataset in of_role(sets, OOD_VAL)}
     compared = {}
     for name in scores.beside:
         if says_nothing(name, model.members):
             compared[name] = ComparedScore(None, {})
         else:
-            compared[name] = _compared_score(name, inside["val"], outside)
+            compared[name] = _auroc_on_each_set(name, inside, outside)
     return compared
 
 
-def _compared_score(name: str, inside: Samples, outside: Mapping[str, Samples]) -> ComparedScore:
-    """Return the AUROC of one score on each OOD validation set, where there is one, and their mean."""
+def _auroc_on_each_set(name: str, inside: Samples, outside: Mapping[str, Samples]) -> ComparedScore:
+    """Return the AUROC of one score on each OOD validation set, and their mean; sets without scores are left out."""
     inside_scores = inside.scores[name]
     by_set = {}
     for set_name, samples in outside.items():
@@ -162,8 +175,8 @@ def _compared_score(name: str, inside: Samples, outside: Mapping[str, Samples]) 
     return ComparedScore(mean, by_set)
 
 
-def _best_first(compared: Mapping[str, ComparedScore], model: str) -> list[str]:
-    """Return the scores that are as good as the best one, in the order given: the first one is taken.
+def _as_good_as_the_best(compared: Mapping[str, ComparedScore], model: str) -> list[str]:
+    """Return the scores whose mean AUROC is less than :data:`NEAR_TIE` below the best, in the order given.
 
     Raises:
         InputError: if all are constant.
@@ -174,8 +187,8 @@ def _best_first(compared: Mapping[str, ComparedScore], model: str) -> list[str]:
             means[name] = score.mean
     if not means:
         raise InputError(f"no OOD score tells anything of {model}: {', '.join(compared)} are constant")
-    best = max(means.values())
-    return [name for name, mean in means.items() if best - mean < NEAR_TIE]
+    best_mean = max(means.values())
+    return [name for name, mean in means.items() if best_mean - mean < NEAR_TIE]
 
 
 class _KeptReading:
@@ -186,7 +199,7 @@ class _KeptReading:
         self._kept: dict[tuple[str, str], list[LogitsBatch]] = {}
 
     def __call__(self, dataset: EvalSet) -> LogitsBatches:
-        place = (dataset.role, dataset.name)
-        if place not in self._kept:
-            self._kept[place] = list(self._read(dataset))
-        yield from self._kept[place]
+        role_and_name = (dataset.role, dataset.name)
+        if role_and_name not in self._kept:
+            self._kept[role_and_name] = list(self._read(dataset))
+        yield from self._kept[role_and_name]

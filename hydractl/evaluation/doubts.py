@@ -30,25 +30,30 @@ class Counted(Protocol):
 
 
 def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
-    """Return what is odd about names of classes and the data sets, before anything runs."""
+    """Return a sentence on all that is odd about names of classes and the data sets, before anything runs."""
     doubts = _renamed_classes(models)
+
+    # The samples of each set; those that are made of another set's samples are looked at there.
     for dataset in sets:
-        is_made = dataset.role == CORRUPTION or isinstance(dataset.dataset, PseudoOod)
-        if dataset.dataset is not None and not is_made:  # what is made of other samples is looked at there
+        is_made_of_others = dataset.role == CORRUPTION or isinstance(dataset.dataset, PseudoOod)
+        if dataset.dataset is not None and not is_made_of_others:
             doubts += sample_doubts(dataset.dataset)
-    chosen_on = _chosen_on(sets, options)
+
+    # Validation data that a model was trained on.
+    chosen_on = _sets_chosen_on(sets, options)
     for model in models:
         for dataset in chosen_on:
             if dataset.dataset is None:
                 continue
-            doubt = trained_on_doubt(model.name, model.seen, GivenSet(option_of(dataset), dataset.dataset))
+            validation = GivenSet(option_of(dataset), dataset.dataset)
+            doubt = trained_on_doubt(model.name, model.seen, validation)
             if doubt is not None:
                 doubts.append(doubt)
     return doubts
 
 
 def _renamed_classes(models: Sequence[LogitsProvider]) -> list[str]:
-    """Return what is said of names of classes that were changed, each sentence once."""
+    """Return the sentences on names of classes that were changed when the models were opened, each once."""
     sentences: list[str] = []
     for model in models:
         if not isinstance(model, RunningModel):
@@ -59,38 +64,44 @@ def _renamed_classes(models: Sequence[LogitsProvider]) -> list[str]:
     return sentences
 
 
-def _chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
+def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     """Return the validation sets that something is chosen on."""
-    if options.keep_logits and not options.fit.needs_val and not options.fit.needs_ood_val:
-        return []  # they are only kept
+    fits_on_validation = options.fit.needs_val or options.fit.needs_ood_val
+    if options.keep_logits and not fits_on_validation:  # they are only kept in the predictions file
+        return []
     unused = [dataset.name for dataset in unused_sets(sets, options)]
-    validation = [*of_role(sets, VAL), *of_role(sets, OOD_VAL)]
-    return [dataset for dataset in validation if dataset.name not in unused]
+    validation_sets = of_role(sets, VAL) + of_role(sets, OOD_VAL)
+    return [dataset for dataset in validation_sets if dataset.name not in unused]
 
 
 def row_doubts(
     model: LogitsProvider, inside: Samples, fitted: RowFit, counts: Counted | None, sets: Sequence[EvalSet]
 ) -> list[str]:
-    """Return what is odd about what was measured of one row.
+    """Return a sentence on all that is odd about what was measured of one row.
 
     Args:
         model: the row.
         inside: its predictions on the ID test data.
         fitted: what was fitted for it, and the predictions on the validation data.
-        counts: of its prediction sets, where there are some.
+        counts: the counts of its prediction sets; None if there are none.
         sets: the data sets, the ID test data first.
     """
-    recorded = _recorded(model)
-    doubts: list[str | None] = []
-    expected = recorded
+    id_option = option_of(sets[0])
+    doubts: list[str | None] = []  # None for what was looked at and is not odd
+
+    # The accuracy on test data is expected to be that of the training, and the accuracy on validation data that on
+    # test data, or that of the training where the test data have no labels.
+    expected = _recorded_accuracy(model)
     if inside.labels is not None:
-        doubts.append(_id_doubt(model, inside, option_of(sets[0]), recorded))
-        expected = ExpectedAccuracy(inside.mean("correct"), len(inside), f"that on {option_of(sets[0])}")
+        doubts.append(_id_doubt(model, inside, id_option, expected))
+        accuracy = inside.mean("correct")
+        expected = ExpectedAccuracy(accuracy, samples=len(inside), where=f"that on {id_option}")
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
         doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected)
         if doubt is not None:
             doubts.append(f"--val: {doubt}")
+
     if counts is not None:
         doubts.append(full_sets_doubt(counts.fitted, counts.mean_size, model.classes))
     return [f"{model.name}: {doubt}" for doubt in doubts if doubt is not None]
@@ -112,7 +123,10 @@ def signed_features(name: str, scores: Sequence[str]) -> str:
 
 
 def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: ExpectedAccuracy | None) -> str | None:
-    """Return what is odd about the ID test data: the accuracy first, for where it is odd, so are the probabilities."""
+    """Return a sentence on what is odd about the ID test data, or None.
+
+    Only the accuracy is told where both are odd: where it is wrong, so are the probabilities.
+    """
     assert inside.labels is not None and inside.label_log_probs is not None
     doubt = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
     if doubt is not None:
@@ -123,12 +137,12 @@ def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: Exp
     return f"{option}: {doubt}: fit a temperature with --temperature fit --val SPEC"
 
 
-def _recorded(model: LogitsProvider) -> ExpectedAccuracy | None:
+def _recorded_accuracy(model: LogitsProvider) -> ExpectedAccuracy | None:
     """Return the lowest accuracy that a training of one of the members recorded; None where none did."""
-    if model.probe is not None:  # which is not the classifier that was trained
+    if model.probe is not None:  # the classifier that was trained is not the one that is measured
         return None
-    recorded = kept_accuracies(model.training)
-    if not recorded:
+    accuracies_and_samples = kept_accuracies(model.training)
+    if not accuracies_and_samples:
         return None
-    accuracy, samples = min(recorded)
+    accuracy, samples = min(accuracies_and_samples)
     return ExpectedAccuracy(accuracy, samples or None)

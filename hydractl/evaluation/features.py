@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -35,12 +36,12 @@ class FeaturesFile:
             self.path = target
 
     def read(self, made_with: Mapping[str, object], members: int, samples: int) -> TrainingFeatures | None:
-        """Return what the file holds; None where it is to be written.
+        """Return the features that the file holds; None where it is still to be written.
 
         Args:
             made_with: what decides the features, each by its name.
-            members: of the row.
-            samples: of the training data.
+            members: the number of members of the row.
+            samples: the number of samples of the training data.
 
         Raises:
             InputError: it is of another model, other data or other settings, or broken.
@@ -60,36 +61,51 @@ class FeaturesFile:
         features = []
         highest = []
         for member in range(members):
-            features.append(tensors.read(f"features.{member}").numpy())
-            highest.append(tensors.read(f"highest.{member}").numpy())
+            features_of_member = tensors.read(f"features.{member}")  # [N, D]
+            highest_of_member = tensors.read(f"highest.{member}")  # [N], the highest logit of each sample
+            features.append(features_of_member.numpy())
+            highest.append(highest_of_member.numpy())
         rows = tensors.read("rows").numpy()
         return TrainingFeatures(rows, features, highest)
 
     def write(self, training: TrainingFeatures, made_with: Mapping[str, object]) -> None:
-        """Keep the features of all samples, and what decides them."""
-        assert self._output is not None  # read() has been here
+        """Write the file: the features and highest logits of all samples, and in its header what decides them.
+
+        Args:
+            training: the features.
+            made_with: what decides them, each by its name, which :meth:`read` compares.
+        """
+        assert self._output is not None  # read() has returned None
         tensors = {"rows": torch.from_numpy(training.rows)}
         for member in range(len(training.features)):
-            tensors[f"features.{member}"] = torch.from_numpy(training.features[member])
-            tensors[f"highest.{member}"] = torch.from_numpy(training.highest[member])
+            features = training.features[member]
+            highest = training.highest[member]
+            tensors[f"features.{member}"] = torch.from_numpy(features)
+            tensors[f"highest.{member}"] = torch.from_numpy(highest)
         document = {"schema": FEATURES_SCHEMA, **made_with}
-        write_with(self._output, lambda handle: write_tensors(handle, DictTensors(tensors), document))
+
+        def write_file(handle: IO[bytes]) -> None:
+            write_tensors(handle, DictTensors(tensors), document)
+
+        write_with(self._output, write_file)
 
 
 def _check_tensors(path: Path, header: Header, members: int, samples: int) -> None:
-    """Refuse a file whose tensors are not those of its header.
+    """Refuse a file without the tensors of so many members and samples.
 
     Raises:
         InputError: one is missing, or has another shape or format.
     """
-    wanted: dict[str, tuple[str, int]] = {"rows": ("I64", 1)}
+    # The format of each tensor and its number of dimensions, the first of which is the samples.
+    needed: dict[str, tuple[str, int]] = {"rows": ("I64", 1)}
     for member in range(members):
-        wanted[f"features.{member}"] = ("F32", 2)
-        wanted[f"highest.{member}"] = ("F64", 1)
-    for name, (dtype, dimensions) in wanted.items():
-        problem = f"{path} is broken: its {name} are missing or of another shape"
+        needed[f"features.{member}"] = ("F32", 2)
+        needed[f"highest.{member}"] = ("F64", 1)
+
+    for name, (dtype, dimensions) in needed.items():
         info = header.tensors.get(name)
-        if info is None or info.dtype != dtype:
-            raise InputError(problem, hint="remove it")
-        if len(info.shape) != dimensions or info.shape[0] != samples:
-            raise InputError(problem, hint="remove it")
+        is_as_needed = (
+            info is not None and info.dtype == dtype and len(info.shape) == dimensions and info.shape[0] == samples
+        )
+        if not is_as_needed:
+            raise InputError(f"{path} is broken: its {name} are missing or of another shape", hint="remove it")

@@ -66,8 +66,8 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     if options.keep_logits:
         return []
     unused = []
-    is_linear_probe = options.fit.probe == "linear"  # its penalty is chosen on validation data
-    if not options.fit.needs_val and not is_linear_probe:
+    chooses_penalty = options.fit.probe == "linear"
+    if not options.fit.needs_val and not chooses_penalty:
         unused += of_role(sets, VAL)
     if not options.fit.needs_ood_val:
         unused += of_role(sets, OOD_VAL)
@@ -117,7 +117,7 @@ class _RowFitting:
 
     def fitted(self) -> RowFit:
         """Return all the fits that the options ask for."""
-        calibrated = self._calibrated()
+        calibrated = self._calibration_alone()
         validation_samples = None
         if self._validation is not None:
             validation_samples = self._validation.samples
@@ -125,8 +125,8 @@ class _RowFitting:
             calibration=calibrated.calibration,
             fitted_on=calibrated.fitted_on,
             stored=calibrated.stored,
-            threshold=self._threshold(calibrated.calibration),
-            conformal=self._conformal(calibrated.calibration),
+            threshold=self._threshold_of_row(calibrated.calibration),
+            conformal=self._fit_conformal_sets(calibrated.calibration),
             validation=validation_samples,
         )
 
@@ -135,15 +135,16 @@ class _RowFitting:
         (val,) = of_role(self._sets, VAL)  # the settings require it
         scores = RowScores(self._score)
         logits = Logits()
-        gathered = gather(self._read(val), val, self._model.name, scores=scores, pairs=False, sinks=[logits])
+        batches = self._read(val)
+        gathered = gather(batches, val, self._model.name, scores=scores, pairs=False, sinks=[logits])
         assert val.labels is not None  # opened with need_labels
         labels = val.labels[gathered.rows]
         return _Validation(val, logits.logits(), labels, gathered.samples)
 
-    def _calibrated(self) -> RowFit:
+    def _calibration_alone(self) -> RowFit:
         """Return the calibration alone: that of the file, none, the one that is given, or one that is fitted now."""
         requested = self._options.temperature_of(self._model.name)
-        if requested is None:
+        if requested is None:  # that of the file
             stored = self._model.stored
             has_calibration = stored.calibration is not None
             return RowFit(stored.calibration, stored.fitted_on, stored=has_calibration)
@@ -154,6 +155,7 @@ class _RowFitting:
             calibration = Calibration.of_temperature(float(requested))
             return RowFit(calibration)
 
+        # One that is fitted to log p of the averaged prediction.
         validation = self._validation
         assert validation is not None
         log_probs = pooled_log_probs(validation.logits)  # [N, C]
@@ -163,13 +165,13 @@ class _RowFitting:
             calibration = fit_calibration("temperature", log_probs, validation.labels)
         return RowFit(calibration, validation.source.to_json())
 
-    def _threshold(self, calibration: Calibration | None) -> ThresholdEntry | None:
+    def _threshold_of_row(self, calibration: Calibration | None) -> ThresholdEntry | None:
         """Return the threshold: that of the file, the one that is given, or one that is chosen now.
 
         None if there is none, or if the score is constant for the model.
         """
         requested = self._options.threshold
-        if requested is None:
+        if requested is None:  # that of the file
             return self._stored_threshold()
         if says_nothing(self._score, self._model.members):
             return None
@@ -177,6 +179,7 @@ class _RowFitting:
         if is_number:
             return {"score": self._score, "value": float(requested), "rule": "given"}
 
+        # One that is chosen by a rule, as ood:0.95.
         rule = parse_rule(requested)
         scores = self._validation_scores(rule, calibration)
         value = choose_threshold(rule, scores)
@@ -204,13 +207,13 @@ class _RowFitting:
         samples_by_set = []
         if rule.side == "ood":
             for dataset in of_role(self._sets, OOD_VAL):
-                samples_by_set.append(self._outside(dataset, calibration))
+                samples_by_set.append(self._calibrated_ood_samples(dataset, calibration))
         else:
-            samples_by_set.append(self._inside(calibration))
+            samples_by_set.append(self._calibrated_id_samples(calibration))
         scores = [samples.score for samples in samples_by_set if samples.score is not None]
         return np.concatenate(scores)
 
-    def _inside(self, calibration: Calibration | None) -> Samples:
+    def _calibrated_id_samples(self, calibration: Calibration | None) -> Samples:
         """Return the ID validation samples, calibrated."""
         validation = self._validation
         assert validation is not None
@@ -220,7 +223,7 @@ class _RowFitting:
             feature_scores[self._score] = validation.samples.score
         return samples_of(validation.logits, score=self._score, fitted_scores=feature_scores, calibration=calibration)
 
-    def _outside(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
+    def _calibrated_ood_samples(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
         """Return the samples of one OOD validation set, calibrated."""
         scores = RowScores(self._score)
         gathered = gather(
@@ -228,7 +231,7 @@ class _RowFitting:
         )
         return gathered.samples
 
-    def _conformal(self, calibration: Calibration | None) -> Conformal | None:
+    def _fit_conformal_sets(self, calibration: Calibration | None) -> Conformal | None:
         """Return the fit of prediction sets on the ID validation data; None if none are asked for."""
         alpha = self._options.conformal
         if alpha is None:

@@ -83,8 +83,8 @@ def gather(
         labels = None
         if dataset.labels is not None:
             labels = dataset.labels[list(rows)]  # [B]
-        # The score of an ensemble on features is the mean of its members' scores.
-        mean_scores = {score: values.mean(axis=0) for score, values in scores_of_members.items()}  # each [B]
+        # The score of an ensemble on features is the mean of its members' scores, [M, B] to [B].
+        mean_scores = {score: values.mean(axis=0) for score, values in scores_of_members.items()}
         samples = samples_of(
             logits,
             labels,
@@ -94,8 +94,8 @@ def gather(
             calibration=calibration,
             pairs=pairs,
         )
-        batch_samples.append(samples)
         batch_rows.append(np.asarray(rows, dtype=np.int64))
+        batch_samples.append(samples)
         if alone and len(logits) > 1:
             batch_members.append(_members_alone(logits, labels))
         for sink in sinks:
@@ -134,15 +134,16 @@ def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64])
     sizes = [len(part) for part in parts]
     attributes: dict[str, Any] = {}
     for attribute in fields(Samples):
-        values = [getattr(part, attribute.name) for part in parts]
-        if attribute.name == "pair_mi":  # a mean over samples, not a value of each
-            attributes["pair_mi"] = _mean_over_samples(values, sizes)
-        elif attribute.name == "scores":
-            attributes["scores"] = _scores_in_order(values, order)
-        elif attribute.name == "leading":
-            attributes["leading"] = values[0]
+        name = attribute.name
+        values = [getattr(part, name) for part in parts]
+        if name == "pair_mi":  # a mean over samples, not a value of each
+            attributes[name] = _mean_over_samples(values, sizes)
+        elif name == "scores":  # values by the name of the score
+            attributes[name] = _scores_joined_in_order(values, order)
+        elif name == "leading":  # the name of a score, the same in every part
+            attributes[name] = values[0]
         else:
-            attributes[attribute.name] = _in_order(values, order)
+            attributes[name] = _joined_in_order(values, order)
     return Samples(**attributes)
 
 
@@ -154,16 +155,18 @@ def _mean_over_samples(means: Sequence[Floats], sizes: Sequence[int]) -> Floats:
     return np.asarray(totals / weights.sum())
 
 
-def _scores_in_order(parts: Sequence[Mapping[str, Floats | None]], order: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _scores_joined_in_order(
+    parts: Sequence[Mapping[str, Floats | None]], order: npt.NDArray[np.int64]
+) -> dict[str, Any]:
     """Return the OOD scores that are reported beside the leading one, by name, in the order of the data set."""
     scores = {}
     for name in parts[0]:
         batch_scores = [part[name] for part in parts]
-        scores[name] = _in_order(batch_scores, order)
+        scores[name] = _joined_in_order(batch_scores, order)
     return scores
 
 
-def _in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
+def _joined_in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
     """Return arrays of batches, whose last dimension is the samples, joined in an order; None if they are None."""
     if parts[0] is None:
         return None
@@ -240,7 +243,7 @@ class WentOn:
 # --- where logits come from -------------------------------------------------------------------------------------------
 
 
-class _Resumed(NamedTuple):
+class _ResumedSet(NamedTuple):
     """The state of a data set in a predictions file that a stopped run has left.
 
     Attributes:
@@ -290,35 +293,38 @@ class Reading:
     def _batches(self, dataset: EvalSet) -> LogitsBatches:
         """Return the logits from the predictions file to fill, else from stored ones, else from the model."""
         if self._writer is not None:
-            return self._through_file(dataset, self._writer)
-        known = self._model.known(dataset)
-        if known is not None:
-            return known.batches(dataset)
+            return self._kept_then_computed(dataset, self._writer)
+        stored = self._model.reusable_predictions(dataset)
+        if stored is not None:
+            return stored.batches(dataset)
         return self._model.batches(dataset)
 
-    def _through_file(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
-        """Yield the logits that the file holds already, then those that are computed and written now."""
+    def _kept_then_computed(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
+        """Yield the logits that the predictions file holds already, then those that are computed and written now."""
         index = self._sets.index(dataset)
         left: list[int] | None = None  # all samples
         if writer.resumed:
-            kept, left = self._resumed(writer, index, dataset)
+            kept, left = self._split_for_resuming(writer, index, dataset)
             for kept_rows in kept:
-                yield LogitsBatch(kept_rows, writer.read(index, kept_rows), writer.read_scores(index, kept_rows))
+                kept_logits = writer.read(index, kept_rows)
+                kept_scores = writer.read_scores(index, kept_rows)
+                yield LogitsBatch(kept_rows, kept_logits, kept_scores)
             if not left:
                 return
         for rows, logits, scores in self._model.batches(dataset, left):
             writer.write(index, rows, logits, scores)
             yield LogitsBatch(rows, logits, scores)
 
-    def _resumed(self, writer: PredictionsWriter, index: int, dataset: EvalSet) -> _Resumed:
-        """Return the batches of a set that the file holds, and the samples that are left.
+    def _split_for_resuming(self, writer: PredictionsWriter, index: int, dataset: EvalSet) -> _ResumedSet:
+        """Return the batches of a set that the file holds, and the samples that are left to run.
 
-        The batches are those of the unbroken run, without the samples that are known to be unreadable.
+        The batches are those of the unbroken run, without the samples that are known to be unreadable. Where any sample
+        of a batch has no logits, the whole batch runs again, so that every logit has the bits of the unbroken run.
         """
         assert isinstance(self._model, RunningModel) and dataset.dataset is not None
         batch_size = self._model.options.batch_size
         order = longest_first(dataset.dataset)
-        missing = writer.missing(index)
+        missing = writer.missing(index)  # [N]
         skipped = dataset.dataset.skipped or {}
         kept: list[list[int]] = []
         left: list[int] = []
@@ -329,4 +335,4 @@ class Reading:
                 left += rows
             elif rows:
                 kept.append(rows)
-        return _Resumed(kept, left)
+        return _ResumedSet(kept, left)

@@ -17,7 +17,7 @@ from hydractl.jsonio import canonical_json
 
 
 @dataclass
-class _Kept:
+class _KeptBatches:
     """Sets that were read in full, as batches, by what they were read as.
 
     Attributes:
@@ -28,14 +28,14 @@ class _Kept:
     sets: dict[str, list[Batch]] = field(default_factory=dict)
 
 
-_KEPT: ContextVar[_Kept | None] = ContextVar("_KEPT", default=None)
+_KEPT: ContextVar[_KeptBatches | None] = ContextVar("_KEPT", default=None)
 """What :func:`keeping_batches` keeps; a context of its own in every thread."""
 
 
 @contextmanager
 def keeping_batches(most_bytes: int) -> Iterator[None]:
     """While this lasts, sets that were read in full are kept in memory, the first ones that take so many bytes."""
-    token = _KEPT.set(_Kept(most_bytes))
+    token = _KEPT.set(_KeptBatches(most_bytes))
     try:
         yield
     finally:
@@ -51,14 +51,15 @@ def read_batches(
     workers: int = 0,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Go through a data set once, as :func:`hydractl.data.batches` does.
+    """Yield the batches of a data set, from memory where a model that reads the same has read them in full.
 
     Args:
         dataset: the set.
-        collate: from samples to the inputs of the model.
+        collate: makes the inputs of the model of a list of samples.
         preprocess: what decides ``collate``, with the family that it is of.
-        batch_size, workers: as there.
-        rows: which samples, in which order; None: all.
+        batch_size: how many samples a batch has.
+        workers: how many processes read samples.
+        rows: the samples, in this order; None for all. Only batches of all samples are kept.
     """
     assert dataset.dataset is not None  # a model that runs needs --test
     read_now = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows)
@@ -66,26 +67,34 @@ def read_batches(
     if kept is None or rows is not None:
         yield from read_now
         return
+
+    # Whatever is the same in all of these has the same batches.
     read_as = canonical_json({"set": dataset.fingerprint, "preprocess": dict(preprocess), "batch_size": batch_size})
     if read_as in kept.sets:
         yield from kept.sets[read_as]
         return
+
+    # They are collected while they are read, as long as there is room for all.
     read: list[Batch] = []
     size = 0
     for batch in read_now:
         yield batch
-        size += _bytes(batch.inputs)
+        size += _size_in_bytes(batch.inputs)
         if size <= kept.room:
             read.append(batch)
         else:
             read.clear()
+
     # Samples are missing where --on-bad left them out, or where there was no room.
-    if sum(len(batch.indices) for batch in read) == len(dataset):
+    collected_samples = sum(len(batch.indices) for batch in read)
+    if collected_samples == len(dataset):
         kept.sets[read_as] = read
         kept.room -= size
 
 
-def _bytes(inputs: Any) -> int:
-    """Return how many bytes the inputs of a batch take."""
-    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+def _size_in_bytes(inputs: Any) -> int:
+    """Return how many bytes the inputs of a batch take: one tensor, or several by name."""
+    parts = [inputs]
+    if isinstance(inputs, Mapping):
+        parts = list(inputs.values())
     return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))

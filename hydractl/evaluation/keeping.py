@@ -40,7 +40,7 @@ class KeptRow:
     scores_fitted_on: Mapping[str, object] | None = None
 
     def header(self) -> PredictedModelRecord:
-        """Return what the header says of the model."""
+        """Return what the header of the predictions file says of the model, with the fit that its own file holds."""
         model = self.model
         stored = model.stored
         fitted_on = None
@@ -61,7 +61,7 @@ class KeptRow:
             training=model.training,
             cost=model.cost,
             decisive=model.decisive(),
-            calibration=_calibration(stored),
+            calibration=_calibration_record(stored),
             threshold=threshold,
             ood_score=ood_score,
             feature_scores=self.feature_scores or None,
@@ -69,9 +69,14 @@ class KeptRow:
         )
 
     def writer(self, path: Path, resume: bool) -> PredictionsWriter:
-        """Return the unfinished predictions file, beside the finished one to be."""
-        sets = [replace(dataset, seen=self.seen.get(dataset.name, 0)) for dataset in self.sets]
-        kind = "F64" if self.model.options.dtype == "float64" else "F32"
+        """Return the predictions file at a path for writing: a new one, or with ``resume`` the one that is there."""
+        sets = []
+        for dataset in self.sets:
+            seen = self.seen.get(dataset.name, 0)
+            sets.append(replace(dataset, seen=seen))
+        kind = "F32"
+        if self.model.options.dtype == "float64":
+            kind = "F64"
         return PredictionsWriter(
             path,
             self.header().to_json(),
@@ -84,7 +89,7 @@ class KeptRow:
         )
 
 
-def _calibration(stored: StoredFit) -> CalibrationRecord | None:
+def _calibration_record(stored: StoredFit) -> CalibrationRecord | None:
     """Return the calibration that the model's own file holds; None without one."""
     if stored.calibration is None:
         return None
@@ -95,16 +100,29 @@ def _calibration(stored: StoredFit) -> CalibrationRecord | None:
 
 
 def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> PredictionsWriter:
-    """Open the predictions file to fill; with ``resume``, a finished one of the same run, which is only read."""
+    """Open the predictions file to fill, and tell how far it is.
+
+    Args:
+        row: what is kept.
+        output: the finished file to be.
+        resume: go on with the unfinished file that a stopped run has left; if there is none, a finished file of the
+            same run is returned, which is only read.
+        log: receives messages.
+
+    Raises:
+        InputError: with ``resume``, the file is of other settings or data.
+    """
     unfinished = output.target.with_name(f"{output.target.name}.part")
-    if resume and not unfinished.exists():
-        finished = _finished(row, output)
+    is_unfinished = unfinished.exists()
+    if resume and not is_unfinished:
+        finished = _finished_file(row, output)
         if finished is not None:
             log.info(f"{output.path} is complete: its predictions are read")
             return finished
         log.info(f"nothing to resume: {output.path} is begun")
-    elif unfinished.exists() and not resume:
+    if is_unfinished and not resume:
         log.info(f"an unfinished {unfinished} is begun anew; --resume would have gone on with it")
+
     writer = row.writer(unfinished, resume)
     if writer.resumed:
         left = 0
@@ -115,36 +133,48 @@ def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> Predict
     return writer
 
 
-def _finished(row: KeptRow, output: Output) -> PredictionsWriter | None:
-    """Return the finished file of the same run; None where there is none.
+def _finished_file(row: KeptRow, output: Output) -> PredictionsWriter | None:
+    """Return the finished file of the same run, open for reading; None where there is none.
 
-    One of other settings or data is refused, as an unfinished one would be.
+    Samples that it has no logits of are noted as skipped. If a set may not skip any, the file does not count as
+    finished.
+
+    Raises:
+        InputError: it is of other settings or data, as for an unfinished file.
     """
     if not is_predictions(output.target):
         return None
     finished = row.writer(output.target, resume=True)
-    missing = [np.flatnonzero(finished.missing(index)) for index in range(len(row.sets))]
-    if _skip_again(row.sets, missing):
+    missing = []
+    for index in range(len(row.sets)):
+        rows_without_logits = np.flatnonzero(finished.missing(index))
+        missing.append(rows_without_logits)
+    if _note_as_skipped(row.sets, missing):
         return finished
     finished.close()
     return None
 
 
-def _skip_again(sets: Sequence[EvalSet], missing: Sequence[npt.NDArray[np.int64]]) -> bool:
-    """Note the samples that a finished file has no logits of as skipped.
+def _note_as_skipped(sets: Sequence[EvalSet], missing: Sequence[npt.NDArray[np.int64]]) -> bool:
+    """Note the samples that a finished file has no logits of as skipped, unless a set of them may not skip any.
+
+    Args:
+        sets: the data sets.
+        missing: the rows without logits of each set.
 
     Returns:
-        Whether they are left out now too: where a set may not leave any out, nothing is noted.
+        Whether they were noted: all of them, or none.
     """
-    lacking = []
+    skipped_by_set = []  # of the sets that lack logits: the samples that are skipped already, and the rows to add
     for dataset, rows in zip(sets, missing, strict=True):
-        if len(rows):
-            lacking.append((dataset.dataset, rows))
-    for opened, _ in lacking:
-        if opened is None or opened.skipped is None:
+        if not len(rows):
+            continue
+        opened = dataset.dataset
+        if opened is None or opened.skipped is None:  # it may not skip any
             return False
-    for opened, rows in lacking:
-        assert opened is not None and opened.skipped is not None
+        skipped_by_set.append((opened.skipped, rows))
+
+    for skipped, rows in skipped_by_set:
         for row in rows:
-            opened.skipped[int(row)] = "it could not be read for these predictions"
+            skipped[int(row)] = "it could not be read for these predictions"
     return True

@@ -57,7 +57,7 @@ class MCDropout:
         model: built from what :func:`with_layers` gave; several that run one after another are one ensemble.
         p: rate of dropout, at least 0 and below 1. With 0, each pass is the model's own answer, bit for bit.
         passes: number of passes N.
-        seed: of the masks.
+        seed: the seed of the dropout masks.
     """
 
     def __init__(self, model: Any, p: float, passes: int, seed: int) -> None:
@@ -67,7 +67,7 @@ class MCDropout:
         self._device = next(model.parameters()).device
         parts = [module for module in model.modules() if isinstance(module, HydraModel)]
         for part in parts:  # listed before, as layers are added on the way
-            _turn_on(part, p)
+            _turn_dropout_on(part, p)
 
     def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
         """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
@@ -75,19 +75,23 @@ class MCDropout:
         The same arguments give the same masks, whatever ran before; the caller's random numbers go on untouched.
 
         Args:
-            inputs: of one batch, on the model's device.
-            data: fingerprint of the data set.
-            first: position in it of the batch's first sample.
+            inputs: the inputs of one batch, on the model's device.
+            data: the fingerprint of the data set.
+            first: the position of the batch's first sample in the data set.
         """
-        digest = hashlib.sha256(f"{self._seed} {data} {first}".encode()).digest()
+        drawn_for = f"{self._seed} {data} {first}"
+        digest = hashlib.sha256(drawn_for.encode()).digest()
         batch_seed = int.from_bytes(digest[:7], "big")
-        with _drawn_by(batch_seed, self._device):
+        with _seeded_generators(batch_seed, self._device):
             passes = [self._model.member_logits(inputs) for _ in range(self._passes)]
         return torch.cat(passes)
 
 
-def _turn_on(model: HydraModel, p: float) -> None:
-    """Let the dropout layers that are meant act outside training, with the rate ``p``."""
+def _turn_dropout_on(model: HydraModel, p: float) -> None:
+    """Let the dropout layers that are meant act outside training, with the rate ``p``.
+
+    They are those whose rate is the mark: of the configuration's layers, and of layers that are added here.
+    """
     if model.family.adds_dropout:
         model.family.add_dropout(model.networks[0], _MARK)  # the blocks of the first network run for all members
     for module in model.modules():
@@ -100,10 +104,14 @@ def _turn_on(model: HydraModel, p: float) -> None:
 
 
 @contextmanager
-def _drawn_by(seed: int, device: torch.device) -> Iterator[None]:
+def _seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Draw random numbers by a seed, on the CPU or ``device``; afterwards the generators are where they were."""
-    forked_devices = [device] if device.type == "cuda" else []
-    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None  # which fork_rng leaves alone
+    forked_devices = []
+    if device.type == "cuda":
+        forked_devices = [device]
+    mps_state = None
+    if device.type == "mps":  # fork_rng leaves its generator alone
+        mps_state = torch.mps.get_rng_state()
     with torch.random.fork_rng(forked_devices):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":

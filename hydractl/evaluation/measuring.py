@@ -60,9 +60,9 @@ class Measuring:
         self._training = _only_set(sets, TRAIN)
         self._options = options
         self._log = log
-        self._warned_of: set[str] = set()
-        self._first: bootstrap.Resampled | None = None
-        self._fitted: dict[str, RowFit] = {}
+        self._warned_of: set[str] = set()  # names of scores
+        self._resampled_first_row: bootstrap.Resampled | None = None  # until the first row is measured
+        self._fitted: dict[str, RowFit] = {}  # by the name of the row
 
     def row(
         self,
@@ -71,7 +71,9 @@ class Measuring:
         seen: Mapping[str, int],
         features: Path | Output | None = None,
     ) -> EvalRow:
-        """Measure one model.
+        """Measure one model, and write its predictions if they are asked for.
+
+        The model forgets its weights afterwards.
 
         Args:
             model: the model.
@@ -91,9 +93,9 @@ class Measuring:
             kept_features = FeaturesFile(features)
         writer = None
         if output is not None and self._options.keep_logits:
-            writer = self._writer(model, output, seen)
+            writer = self._open_writer(model, output, seen)
         try:
-            row, inside = self._measured(model, writer, seen, kept_features)
+            row, inside = self._measure(model, writer, seen, kept_features)
         finally:
             model.release()
             if writer is not None:
@@ -102,7 +104,7 @@ class Measuring:
         # The predictions are published only now that the whole row is measured.
         if output is None:
             return row
-        if writer is None:
+        if writer is None:  # predictions sample by sample, not logits
             self._write_lines(model, inside, output)
             return row
         was_finished_before = writer.path == output.target
@@ -113,8 +115,8 @@ class Measuring:
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
-    def _writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
-        """Return the predictions file to fill."""
+    def _open_writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
+        """Return the predictions file to fill, or that of a stopped run to go on with."""
         assert isinstance(model, RunningModel)  # check_writable() has refused all others
         scores = row_scores(model, self._options)
         fitted_on: dict[str, object] = {}
@@ -129,7 +131,7 @@ class Measuring:
         return open_writer(kept_row, output, self._options.resume, self._log)
 
     def _write_lines(self, model: LogitsProvider, inside: Gathered, output: Output) -> None:
-        """Write the predictions on the ID test data, one sample a line."""
+        """Write the predictions on the ID test data, one sample a line; they are flagged if there is a threshold."""
         threshold = self._fitted[model.name].threshold
         threshold_value = None
         if threshold is not None:
@@ -140,17 +142,27 @@ class Measuring:
 
     # --- one row ------------------------------------------------------------------------------------------------------
 
-    def _measured(
+    def _measure(
         self,
         model: LogitsProvider,
         writer: PredictionsWriter | None,
         seen: Mapping[str, int],
         kept_features: FeaturesFile | None,
     ) -> tuple[EvalRow, Gathered]:
-        """Return the row of a model, and its samples of the ID test data."""
+        """Fit what the options ask for, run the test sets, and measure.
+
+        Args:
+            model: the model.
+            writer: the predictions file that takes its logits; None to keep none.
+            seen: how many samples of each set it has seen.
+            kept_features: the file that keeps its features of the training data; None to keep none.
+
+        Returns:
+            The row of the model, and its samples of the ID test data.
+        """
         # Fit on training and validation data.
         read = Reading(model, self._sets, writer, self._log)
-        scores = self._scores(model)
+        scores = self._row_scores(model)
         if scores.on_features:
             self._fit_scores(model, scores, kept_features)
         fitted = fit_on_validation(model, self._sets, self._options.fit, scores, read)
@@ -160,7 +172,9 @@ class Measuring:
         test_sets = tested(self._sets)
         on_tests = self._gather_tests(model, fitted, scores, read)
         gathered = on_tests.gathered
-        inside = gathered[test_sets[0].name]
+        id_set = test_sets[0]
+        inside = gathered[id_set.name]
+        # In a cascade, the share of the samples of each set that ran all members.
         shares = {name: went_on.share for name, went_on in on_tests.went_on.items()}
         for name, share in shares.items():
             self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
@@ -168,7 +182,12 @@ class Measuring:
         self._warn_of_signed_features(model)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
-                read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration, pairs=False
+                read(dataset),
+                dataset,
+                model.name,
+                scores=scores,
+                calibration=fitted.calibration,
+                pairs=False,
             )
 
         # A predictions file holds all sets, so the others have to run as well.
@@ -176,12 +195,13 @@ class Measuring:
             for dataset in read.unread():
                 gather(read(dataset), dataset, model.name, pairs=False)
 
-        # The row, with what only some models or options add.
+        # The row: what every model has, then what only some models or options add.
         prediction_sets = None
         if on_tests.counts is not None:
             prediction_sets = ConformalSets.from_json(on_tests.counts.to_json())
+        row = row_of(model, self._sets, gathered, fitted, scores.leading)
         row = replace(
-            row_of(model, self._sets, gathered, fitted, scores.leading),
+            row,
             fitted_on=_scores_fitted_on(model),
             mc_dropout=model.mc_dropout,
             probe=model.probe,
@@ -194,11 +214,11 @@ class Measuring:
             row = self._with_intervals(row, test_sets, gathered)
         return row, inside
 
-    def _scores(self, model: LogitsProvider) -> RowScores:
+    def _row_scores(self, model: LogitsProvider) -> RowScores:
         """Return the OOD scores of a row, and warn of those that are constant for its model."""
         scores = row_scores(model, self._options)
-        score_was_chosen = self._options.fit.scores.told
-        if model.stored.score is not None and not score_was_chosen:
+        is_named_by_command = self._options.fit.scores.are_named
+        if model.stored.score is not None and not is_named_by_command:
             self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
 
         names_once = dict.fromkeys([scores.leading, *scores.beside])
@@ -229,7 +249,7 @@ class Measuring:
             self._warned_of.update(doubtful)
 
     def _gather_tests(self, model: LogitsProvider, fitted: RowFit, scores: RowScores, read: Reading) -> _OnTests:
-        """Run the clean test sets, the ID data first, and return what they give."""
+        """Run the clean test sets, the ID data first, and return their samples with what is counted on the way."""
         test_sets = tested(self._sets)
         id_set = test_sets[0]
         on_tests = _OnTests()
@@ -242,7 +262,7 @@ class Measuring:
             members_alone = model.cascade is None
             if fitted.conformal is not None:
                 on_tests.counts = SetCounts(fitted.conformal, fitted.calibration)
-                id_sinks.append(_counting(on_tests.counts, id_set.labels))
+                id_sinks.append(_counting_sink(on_tests.counts, id_set.labels))
 
         for dataset in test_sets:
             is_id = dataset is id_set
@@ -266,7 +286,10 @@ class Measuring:
         return on_tests
 
     def _with_intervals(self, row: EvalRow, test_sets: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> EvalRow:
-        """Return a row with its bootstrap intervals, and with its paired differences to the first row."""
+        """Return a row with its bootstrap intervals, and with its paired differences to the first row.
+
+        The first row that comes here is the one that later rows are compared with.
+        """
         inside = gathered[test_sets[0].name].samples
         outside = {}
         groups = {}
@@ -286,11 +309,11 @@ class Measuring:
             )
         row = replace(row, ci=bootstrap.intervals(resampled))
 
-        if self._first is None:
-            self._first = resampled
+        if self._resampled_first_row is None:
+            self._resampled_first_row = resampled
             return row
         differences = {}
-        for key, difference in bootstrap.paired_differences(self._first, resampled).items():
+        for key, difference in bootstrap.paired_differences(self._resampled_first_row, resampled).items():
             differences[key] = PairedDifference.from_json(difference)
         return replace(row, difference=differences)
 
@@ -328,7 +351,7 @@ def _with_cascade(row: EvalRow, cascade: CascadeRecord, shares: Mapping[str, flo
     return replace(row, cascade=measured, cost=mean_cost)
 
 
-def _counting(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:
+def _counting_sink(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:
     """Return a sink that adds the prediction sets of each batch to the counts.
 
     Args:

@@ -101,8 +101,8 @@ class ScoreOptions:
     every: bool = False
 
     @property
-    def told(self) -> bool:
-        """Whether the command names any."""
+    def are_named(self) -> bool:
+        """Whether the command names any score, for all rows or for one."""
         return bool(self.names or self.of_rows)
 
     @property
@@ -113,8 +113,10 @@ class ScoreOptions:
         names_once = dict.fromkeys([*self.names, *self.of_rows.values()])
         return list(names_once)
 
-    def of(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
-        """Return the scores of one row.
+    def scores_of_row(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
+        """Return the scores of one row: the leading one, and those that are reported beside it if there are several.
+
+        A score that was named is kept even if it is constant for the row; "every" score leaves such scores out.
 
         Args:
             name: the name of the row.
@@ -126,6 +128,7 @@ class ScoreOptions:
         if len(self.names) < 2:
             return RowScores(leading)
 
+        # Those that the row can have, and the leading one.
         beside = []
         for score in self.names:
             is_constant = says_nothing(score, members)
@@ -139,12 +142,14 @@ class ScoreOptions:
 
     def _leading(self, name: str, stored: str | None) -> str:
         """Return the score that leads in one row: its own, else that of all rows, else that of its file."""
-        of_row = self.of_rows.get(name)
-        if of_row:
-            return of_row
+        score_of_row = self.of_rows.get(name)
+        if score_of_row:
+            return score_of_row
         if self.names:
             return self.names[0]
-        return stored or "msp"
+        if stored:
+            return stored
+        return "msp"
 
 
 @dataclass(frozen=True)

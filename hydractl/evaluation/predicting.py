@@ -146,7 +146,10 @@ class Predicting:
         self._window = window_size(dataset, batch_size)
 
     def windows(self, samples: range) -> Iterator[Window]:
-        """Yield the predictions of a range of samples window by window; it begins where a window begins."""
+        """Yield the predictions of a range of samples window by window; the range begins where a window begins.
+
+        Samples that cannot be read stand in their window with the reason.
+        """
         if not samples:
             return
 
@@ -155,21 +158,22 @@ class Predicting:
         order: list[int] = []
         for start in range(samples.start, samples.stop, self._window):
             stop = min(start + self._window, samples.stop)
-            waiting.append(range(start, stop))
-            order += self._longest_first(range(start, stop))
+            window = range(start, stop)
+            waiting.append(window)
+            order += self._longest_first(window)
 
         # Each window is yielded as soon as all its batches have come.
-        rows: dict[int, PredictionRow] = {}
-        for batch_rows, prediction in self._predictions(order):
-            predicted = self._rows(batch_rows, prediction)
+        rows: dict[int, PredictionRow] = {}  # of the windows that wait, by the number of the sample
+        for batch_rows, prediction in self._predict_batches(order):
+            predicted = self._rows_of_batch(batch_rows, prediction)
             rows.update(zip(batch_rows, predicted, strict=True))
             # A batch in which no sample can be read does not come: several windows may be complete now.
             while waiting and self._is_complete(waiting[0], rows):
-                yield self._finished(waiting.popleft(), rows)
+                yield self._take_finished_window(waiting.popleft(), rows)
 
         # The batches at the end did not come either if none of their samples can be read.
         while waiting:
-            yield self._finished(waiting.popleft(), rows)
+            yield self._take_finished_window(waiting.popleft(), rows)
 
     def _longest_first(self, window: range) -> list[int]:
         """Return the samples of a window in the order in which they run: texts by falling length."""
@@ -178,18 +182,17 @@ class Predicting:
             return list(window)
         return sorted(window, key=lambda row: -lengths[row])
 
-    def _predictions(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Prediction]]:
+    def _predict_batches(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Prediction]]:
         """Yield the samples of each batch, by their numbers in the data set, and the prediction of the batch.
 
         Raises:
             NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
         """
-        # Inputs go to the device and take the type of the weights.
         parameter = next(self._model.parameters(), None)
         read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order)
-        for batch in self._readable(read, order):
+        for batch in self._readable_batches(read, order):
             inputs = batch.inputs
-            if parameter is not None:
+            if parameter is not None:  # inputs go to the device and take the type of the weights
                 inputs = move(inputs, parameter.device, parameter.dtype)
             try:
                 with torch.inference_mode():
@@ -201,7 +204,7 @@ class Predicting:
                 ) from None
             yield batch.indices, prediction
 
-    def _readable(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
+    def _readable_batches(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
         """Yield the batches that were read.
 
         Reading raises an error if every sample is skipped. Here that is none: other parts may have readable samples.
@@ -223,7 +226,7 @@ class Predicting:
         skipped = self._skip_reasons()
         return all(sample in rows or sample in skipped for sample in window)
 
-    def _finished(self, window: range, rows: dict[int, PredictionRow]) -> Window:
+    def _take_finished_window(self, window: range, rows: dict[int, PredictionRow]) -> Window:
         """Return a window whose batches have all come, and take its samples out of ``rows``."""
         reasons = self._skip_reasons()
         rows_in_order = []
@@ -236,18 +239,18 @@ class Predicting:
                 skipped[sample_id] = reasons[sample]
         return Window(window.stop, rows_in_order, skipped)
 
-    def _rows(self, batch_rows: Sequence[int], prediction: Prediction) -> list[PredictionRow]:
+    def _rows_of_batch(self, batch_rows: Sequence[int], prediction: Prediction) -> list[PredictionRow]:
         """Return the rows of the samples of a batch.
 
         Args:
-            batch_rows: the samples, by their numbers in the data set.
-            prediction: their prediction.
+            batch_rows: the numbers of the samples in the data set.
+            prediction: the prediction of the batch.
         """
         ids = [self._dataset.ids[row] for row in batch_rows]
-        true_labels = [self._label(row) for row in batch_rows]
+        true_labels = [self._true_label(row) for row in batch_rows]
         return prediction_rows(prediction, ids, true_labels, self._form)
 
-    def _label(self, sample: int) -> str | int | None:
+    def _true_label(self, sample: int) -> str | int | None:
         """Return the true label of a sample; None for a sample without a label."""
         labels = self._dataset.labels
         if labels is None:
@@ -261,12 +264,12 @@ class Predicting:
 def prediction_rows(
     prediction: Prediction, ids: Sequence[str], true_labels: Sequence[str | int | None], form: LineForm
 ) -> list[PredictionRow]:
-    """Return the rows of some samples.
+    """Return one row for each sample of a batch, which holds its fields by their names.
 
     Args:
-        prediction: of the samples.
-        ids: of the samples.
-        true_labels: of the samples; None for one without a label.
+        prediction: the prediction of the batch.
+        ids: the id of each sample.
+        true_labels: the true label of each sample; None for one without a label.
         form: the optional parts of the rows.
     """
     names = prediction.labels
@@ -285,16 +288,17 @@ def prediction_rows(
     if prediction.is_ood is not None:
         columns["is_ood"] = prediction.is_ood.tolist()
     if prediction.sets is not None:
-        columns["set"] = _classes_in(prediction.sets, names)
+        columns["set"] = _classes_in_sets(prediction.sets, names)
     if form.top:
         columns["top"] = _most_probable(prediction.probabilities, form.top, names)
     if form.members:
-        columns["members"] = _of_members(prediction.member_probabilities, names)
+        columns["members"] = _predictions_of_members(prediction.member_probabilities, names)
 
-    # One row a sample, from the columns.
+    # One row a sample: its value in each of the columns.
     rows = []
-    for values in zip(*columns.values(), strict=True):
-        rows.append(dict(zip(columns, values, strict=True)))
+    for values_of_sample in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values_of_sample, strict=True))
+        rows.append(row)
     return rows
 
 
@@ -305,7 +309,7 @@ def _class_name(index: int, names: Sequence[str] | None) -> str | int:
     return names[index]
 
 
-def _classes_in(sets: Tensor, names: Sequence[str] | None) -> list[list[str | int]]:
+def _classes_in_sets(sets: Tensor, names: Sequence[str] | None) -> list[list[str | int]]:
     """Return the classes in the prediction set of each sample, from bool ``[batch, classes]``."""
     classes_by_sample = []
     for in_set in sets:
@@ -315,7 +319,9 @@ def _classes_in(sets: Tensor, names: Sequence[str] | None) -> list[list[str | in
 
 
 def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
-    """Return the ``top`` most probable classes of each sample; of equally probable ones the lower number first.
+    """Return the ``top`` most probable classes of each sample, the most probable first, each with its probability.
+
+    Of equally probable classes the one of the lower number comes first.
 
     Args:
         probabilities: the probabilities, ``[batch, classes]``.
@@ -335,7 +341,7 @@ def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None)
     return listed
 
 
-def _of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
+def _predictions_of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
     """Return for each sample the class that each member predicts and its probability.
 
     Args:
@@ -356,17 +362,20 @@ def _of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list
 
 
 def predicting_model_record(name: str, sha256: str, members: int, chosen: Chosen) -> PredictingModelRecord:
-    """Return what is said of a model that predicts.
+    """Return the record of a model that predicts.
 
     Args:
-        name: what to call it.
-        sha256: of its file.
-        members: how many it has.
-        chosen: what it holds of a calibration.
+        name: the name of the model.
+        sha256: the SHA-256 of its file.
+        members: how many members it has.
+        chosen: the OOD score, threshold, calibration and prediction sets that its file holds.
     """
     temperature = None
     if chosen.calibration is not None:
         temperature = chosen.calibration.to_json()["temperature"]
+    alpha = None
+    if chosen.conformal is not None:
+        alpha = chosen.conformal.alpha
     return PredictingModelRecord(
         name=name,
         sha256=sha256,
@@ -374,7 +383,7 @@ def predicting_model_record(name: str, sha256: str, members: int, chosen: Chosen
         ood_score=chosen.score,
         threshold=chosen.threshold,
         temperature=temperature,
-        conformal=None if chosen.conformal is None else chosen.conformal.alpha,
+        conformal=alpha,
     )
 
 
@@ -395,33 +404,38 @@ class PredictionTally:
     _skipped: int = 0
     _skipped_ids: list[str] = field(default_factory=list)
     _flagged: int = 0
-    _confidence: float = 0.0
+    _confidence_sum: float = 0.0
     _classes: Counter[str | int] = field(default_factory=Counter)
 
     def add(self, window: Window) -> None:
-        """Count the samples of one window."""
+        """Count the samples of one window, and compare them with the reference if there is one."""
         self.predicted += len(window.rows)
-        self.skip(len(window.skipped), list(window.skipped))
+        skipped_ids = list(window.skipped)
+        self.skip(len(skipped_ids), skipped_ids)
         for row in window.rows:
-            self._flagged += row.get("is_ood", False)
-            self._confidence += row["confidence"]
-            self._classes[row["predicted"]] += 1
+            is_ood = row.get("is_ood")  # None without a threshold
+            confidence = row["confidence"]
+            predicted_class = row["predicted"]
+            if is_ood:
+                self._flagged += 1
+            self._confidence_sum += confidence
+            self._classes[predicted_class] += 1
             if self.watch is not None:
-                self.watch.add(row["ood_score"], row.get("is_ood"), row["predicted"], row["confidence"])
+                self.watch.add(row["ood_score"], is_ood, predicted_class, confidence)
 
     def skip(self, count: int, ids: Sequence[str]) -> None:
-        """Count samples that could not be read.
+        """Count samples that could not be read, and keep their ids as long as the summary has room for them.
 
         Args:
-            count: how many.
-            ids: theirs, or the first of them.
+            count: how many samples.
+            ids: their ids, or those of the first of them.
         """
         self._skipped += count
         room = _MOST_IDS - len(self._skipped_ids)
         self._skipped_ids += ids[:room]
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
-        """Return the summary.
+        """Return the summary of all predictions that were counted.
 
         Args:
             model: the record of the model.
@@ -432,13 +446,16 @@ class PredictionTally:
             flagged = self._flagged_record()
         mean_confidence = None
         if self.predicted:
-            mean_confidence = self._confidence / self.predicted
+            mean_confidence = self._confidence_sum / self.predicted
         classes = []
         for label, count in self._classes.most_common():
             classes.append(PredictedClassRecord(label=label, n=count))
         skipped = None
         if self._skipped:
             skipped = SkippedRecord(n=self._skipped, ids=self._skipped_ids)
+        watched = None
+        if self.watch is not None:
+            watched = self.watch.finished()
         return PredictAnswer(
             model=model,
             n=self.predicted,
@@ -446,7 +463,7 @@ class PredictionTally:
             ood=flagged,
             classes=classes,
             skipped=skipped,
-            watched=None if self.watch is None else self.watch.finished(),
+            watched=watched,
             output=output,
         )
 

@@ -75,18 +75,27 @@ class NeighbourProbe:
         self.bias = np.zeros(0)
 
     def logits(self, features: Floats) -> Floats:
-        """Return the logarithms of the votes [n, C] that features [n, D] get: their softmax is the shares of votes."""
+        """Return the logarithms of the votes [n, C] that features [n, D] get: their softmax is the shares of votes.
+
+        Each of the nearest training samples votes for its class with the weight exp(similarity / TEMPERATURE).
+        """
+        # The nearest training samples, in no particular order.
         similarity = unit(features) @ self._bank.T  # [n, N]
         nearest_first = np.argpartition(-similarity, NEIGHBOURS - 1, axis=1)
         nearest = nearest_first[:, :NEIGHBOURS]
-        weights = np.take_along_axis(similarity, nearest, axis=1) / TEMPERATURE
-        votes = np.full((len(features), self._classes), -np.inf)
-        samples = np.arange(len(features))[:, None]
+        nearest_similarity = np.take_along_axis(similarity, nearest, axis=1)
         classes = self._labels[nearest]  # [n, NEIGHBOURS]
-        np.logaddexp.at(votes, (samples, classes), weights)
-        all_votes = np.logaddexp.reduce(votes, axis=1, keepdims=True)  # [n, 1]
-        least_votes = all_votes + np.log(NO_VOTE)
-        return np.maximum(votes, least_votes)
+
+        # Their votes are added up by class, as logarithms.
+        log_weights = nearest_similarity / TEMPERATURE
+        log_votes = np.full((len(features), self._classes), -np.inf)
+        samples = np.arange(len(features))[:, None]
+        np.logaddexp.at(log_votes, (samples, classes), log_weights)
+
+        # A class without a vote gets the smallest share instead of none.
+        all_log_votes = np.logaddexp.reduce(log_votes, axis=1, keepdims=True)  # [n, 1]
+        least_log_votes = all_log_votes + np.log(NO_VOTE)
+        return np.maximum(log_votes, least_log_votes)
 
 
 class LinearProbe:
@@ -109,20 +118,25 @@ class LinearProbe:
         val: tuple[Floats, NDArray[np.int64]] | None = None,
     ) -> None:
         regression = _Regression(features, labels)
-        point = np.zeros(classes * (features.shape[1] + 1))
+        features_and_bias = features.shape[1] + 1
+        point = np.zeros(classes * features_and_bias)
         if val is None:
             self.penalty = PENALTY
-            self.weight, self.bias = regression.unscaled(regression.minimum(point, PENALTY))
+            minimum = regression.minimum(point, PENALTY)
+            self.weight, self.bias = regression.unscaled(minimum)
             return
+
+        # The penalties become weaker until the NLL on the validation data no longer falls.
         val_features, val_labels = val
-        lowest = np.inf
+        lowest_nll = np.inf
         for penalty in PENALTIES:
             point = regression.minimum(point, penalty)  # starts where that of the stronger penalty ended
             weight, bias = regression.unscaled(point)
-            nll = _mean_nll(val_features @ weight.T + bias, val_labels)
-            if nll >= lowest:
+            val_logits = val_features @ weight.T + bias
+            nll = _mean_nll(val_logits, val_labels)
+            if nll >= lowest_nll:
                 break
-            lowest = nll
+            lowest_nll = nll
             self.weight = weight
             self.bias = bias
             self.penalty = penalty
@@ -152,12 +166,13 @@ class _Regression:
 
     def unscaled(self, point: Floats) -> tuple[Floats, Floats]:
         """Return the weight [C, D] and bias [C] for features as they are."""
-        weight, bias = self._parts(point)
+        weight, bias = self._weight_and_bias(point)
+        weight_unscaled = weight * self._scale
         bias_unscaled = bias + weight @ self._shift
-        return weight * self._scale, bias_unscaled
+        return weight_unscaled, bias_unscaled
 
     def minimum(self, start: Floats, penalty: float) -> Floats:
-        """Return the point of lowest loss, looked for from a start."""
+        """Return the point of lowest loss, looked for from a start; ``penalty`` is C: the larger, the weaker."""
         from scipy.optimize import minimize
 
         ridge = 1.0 / (penalty * len(self._labels))
@@ -166,21 +181,24 @@ class _Regression:
         return np.asarray(result.x)
 
     def _loss(self, point: Floats, ridge: float) -> tuple[float, Floats]:
-        """Return the loss and its gradient."""
-        weight, bias = self._parts(point)
+        """Return the mean NLL + ridge / 2 * |W|^2 at a point, and its gradient in the form of the point."""
+        weight, bias = self._weight_and_bias(point)
         logits = self._features @ weight.T + bias
-        samples = len(logits)
-        error = softmax(logits)
-        error[np.arange(samples), self._labels] -= 1.0  # p - 1[y = k]
-        error /= samples  # the gradient of the mean NLL by the logits, [N, C]
         squared_norm = float(np.square(weight).sum())
         loss = _mean_nll(logits, self._labels) + ridge / 2 * squared_norm
-        weight_gradient = error.T @ self._features + ridge * weight  # [C, D]
-        bias_gradient = error.sum(axis=0)  # [C]
+
+        # The gradient of the mean NLL by the logits is (p - 1[y = k]) / N, [N, C].
+        samples = len(logits)
+        logit_gradient = softmax(logits)
+        logit_gradient[np.arange(samples), self._labels] -= 1.0
+        logit_gradient /= samples
+
+        weight_gradient = logit_gradient.T @ self._features + ridge * weight  # [C, D]
+        bias_gradient = logit_gradient.sum(axis=0)  # [C]
         gradient = np.column_stack([weight_gradient, bias_gradient])
         return loss, gradient.ravel()
 
-    def _parts(self, point: Floats) -> tuple[Floats, Floats]:
+    def _weight_and_bias(self, point: Floats) -> tuple[Floats, Floats]:
         """Return the weight [C, D] and the bias [C] of a point."""
         both = point.reshape(-1, self._features.shape[1] + 1)  # [C, D + 1]
         weight = both[:, :-1]
@@ -189,9 +207,10 @@ class _Regression:
 
 
 def _mean_nll(logits: Floats, labels: NDArray[np.int64]) -> float:
+    """Return the mean over samples of -log p of the label, from logits [N, C] and labels [N]."""
     log_probs = log_softmax(logits)
-    of_labels = log_probs[np.arange(len(labels)), labels]  # [N]
-    return -float(of_labels.mean())
+    label_log_probs = log_probs[np.arange(len(labels)), labels]  # [N]
+    return -float(label_log_probs.mean())
 
 
 def fit_probe(

@@ -25,8 +25,8 @@ class Readouts:
 
     Attributes:
         source: the data set.
-        labels: ``[N]``.
-        features: of each member float64 ``[N, D]``.
+        labels: the labels of the samples that could be read, ``[N]``.
+        features: the features of these samples by each member, float64 ``[N, D]``.
     """
 
     source: EvalSet
@@ -39,13 +39,13 @@ class Probes:
 
     Args:
         name: ``knn`` or ``linear``.
-        training: what they are fitted to.
-        val: what a penalty is chosen on; None for the default.
-        classes: number of classes.
-        labels: their names, None where they have none.
+        training: the features that they are fitted to.
+        val: the features that a penalty is chosen on; None for the default penalty.
+        classes: the number of classes.
+        labels: the names of the classes; None where they have none.
 
     Attributes:
-        facts: as they stand under ``probe`` in the row.
+        facts: the entry ``probe`` of the row.
 
     Raises:
         InputError: the training data are too few, or have no sample of some class.
@@ -58,14 +58,15 @@ class Probes:
         self._training = training
         self._members = []
         for member, features in enumerate(training.features):
-            of_val = None
+            val_of_member = None
             if val is not None:
-                of_val = (val.features[member], val.labels)
-            self._members.append(fit_probe(name, features, training.labels, classes, of_val))
-        self.facts = self._entry(name, val)
+                val_of_member = (val.features[member], val.labels)
+            probe = fit_probe(name, features, training.labels, classes, val_of_member)
+            self._members.append(probe)
+        self.facts = self._record(name, val)
 
-    def _entry(self, name: str, val: Readouts | None) -> ProbeRecord:
-        """Return what the row says of the probes."""
+    def _record(self, name: str, val: Readouts | None) -> ProbeRecord:
+        """Return the record of the probes in the row: their kind, the penalty of each, and the data behind them."""
         penalties = [probe.penalty for probe in self._members if probe.penalty is not None]
         fitted_on = DataSetRecord.from_json(self._training.source.to_json())
         chosen_on = None
@@ -76,20 +77,31 @@ class Probes:
     def logits(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute float64 ``[M, B, C]`` from the features ``[B, D]`` of each member."""
         logits = []
-        for probe, of_member in zip(self._members, features, strict=True):
-            logits.append(probe.logits(of_member.cpu().double().numpy()))
+        for probe, features_of_member in zip(self._members, features, strict=True):
+            in_float64 = features_of_member.cpu().double().numpy()
+            logits.append(probe.logits(in_float64))
         return torch.from_numpy(np.stack(logits))
 
     def detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]) -> Detector:
-        """Fit OOD scores on features to the data of the probes; ``neighbours`` is k of ``knn``."""
-        training = []
+        """Fit OOD scores on features to the data of the probes.
+
+        Args:
+            names: the names of the scores.
+            neighbours: k of the score ``knn``.
+            fitted_on: the entry of the training data, which the detector keeps.
+        """
+        labels = self._training.labels
+        training_of_members = []
         for probe, features in zip(self._members, self._training.features, strict=True):
             # Only scores of linear classifiers look at the highest logits; other probes have a bias of no class.
             is_linear = len(probe.bias) > 0
-            highest = probe.logits(features).max(axis=1) if is_linear else probe.bias
-            member = MemberTraining(features, self._training.labels, highest, probe.weight, probe.bias, neighbours)
-            training.append(member)
-        return detector_of(names, training, fitted_on)
+            highest_logits = probe.bias
+            if is_linear:
+                highest_logits = probe.logits(features).max(axis=1)
+            training_of_members.append(
+                MemberTraining(features, labels, highest_logits, probe.weight, probe.bias, neighbours)
+            )
+        return detector_of(names, training_of_members, fitted_on)
 
 
 def _check_every_class(training: Readouts, classes: int, labels: Sequence[str] | None) -> None:
@@ -102,7 +114,9 @@ def _check_every_class(training: Readouts, classes: int, labels: Sequence[str] |
     missing = np.flatnonzero(counts == 0).tolist()
     if not missing:
         return
-    names = labels or [str(index) for index in range(classes)]
+    names = labels
+    if not names:
+        names = [str(index) for index in range(classes)]
     missing_names = [names[index] for index in missing]
     raise InputError(
         f"--train {training.source.spec} has no sample of the class {some(missing_names, 5)}",

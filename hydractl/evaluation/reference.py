@@ -35,9 +35,11 @@ class HeldOut:
 def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Sequence[EvalSet]) -> HeldOut:
     """Open ID samples, without those that the model has seen or this command fits to.
 
+    The result has no samples where fewer than :data:`FEWEST` are left.
+
     Args:
-        spec: their SPEC.
-        options: of the data sets of the command.
+        spec: the SPEC of the samples.
+        options: the data sets of the command.
         model: the model, with the fingerprints of all that was fitted for it.
         sets: the sets that this command fits to or chooses on.
 
@@ -45,16 +47,21 @@ def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Se
         UsageError, InputError: the set cannot be opened, or does not fit the model.
     """
     dataset = open_reference(spec, options, model)
-    entries = [*model.seen, *fitted_entries(sets, "calibrate")]
-    is_seen = marked(entries, dataset)
     notes = []
+
+    # Which of its samples were seen.
+    entries = [*model.seen, *fitted_entries(sets, "calibrate")]
+    is_seen = marked(entries, dataset)  # [N]
     if is_seen.any():
+        count = int(is_seen.sum())
         who = who_saw(entries, dataset)
-        notes.append(f"{is_seen.sum():,} of {len(dataset):,} samples of --reference were seen, and are left out: {who}")
+        notes.append(f"{count:,} of {len(dataset):,} samples of --reference were seen, and are left out: {who}")
     if known_in_part(entries, dataset):
         # Not every sample of such a set is known: those that are not marked may have been seen, too.
         is_seen[:] = True
         notes.append("the others may be of the same set, which is too large for all its samples to be known")
+
+    # The others, if there are enough of them.
     held_out_rows = np.flatnonzero(~is_seen).tolist()
     if len(held_out_rows) < FEWEST:
         notes.append(
@@ -64,8 +71,9 @@ def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Se
         return HeldOut(None, notes)
     if len(held_out_rows) == len(dataset):
         return HeldOut(reference_set(dataset), notes)
-    rest = dataset_part(dataset, dataset.spec, held_out_rows)
-    return HeldOut(reference_set(rest, left_out=int(is_seen.sum())), notes)
+    held_out = dataset_part(dataset, dataset.spec, held_out_rows)
+    left_out = int(is_seen.sum())
+    return HeldOut(reference_set(held_out, left_out), notes)
 
 
 def reference_of_samples(model: RunningModel, samples: EvalSet, choice: Choice, log: Log) -> Reference | None:
@@ -100,15 +108,17 @@ def reference_of_samples(model: RunningModel, samples: EvalSet, choice: Choice, 
     if threshold is not None:
         is_flagged = scores >= threshold["value"]
         flagged = int(is_flagged.sum())
-    classes = _counts(gathered.samples.predicted, model)
+    counts_by_class = _counts_by_class(gathered.samples.predicted, model)
     data = DataSetRecord.from_json(samples.to_json())
-    return reference_of(scores, gathered.samples.confidence, classes, flagged, data)
+    return reference_of(scores, gathered.samples.confidence, counts_by_class, flagged, data)
 
 
-def _counts(predicted: np.ndarray, model: RunningModel) -> dict[str, int]:
+def _counts_by_class(predicted: np.ndarray, model: RunningModel) -> dict[str, int]:
     """Return how often each class is predicted, by its name, or its number where it has none; ``predicted`` is [N]."""
     counts = np.bincount(predicted, minlength=model.classes)
-    names = model.labels or [str(index) for index in range(model.classes)]
+    names = model.labels
+    if not names:
+        names = [str(index) for index in range(model.classes)]
     by_name = dict.fromkeys(names, 0)
     for name, count in zip(names, counts.tolist(), strict=True):
         by_name[name] += count  # several classes may have one name

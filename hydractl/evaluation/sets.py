@@ -144,7 +144,7 @@ def open_reference(spec: str, options: DataOptions, model: Classifier) -> Datase
         UsageError, InputError: they cannot be opened, or do not fit the model.
     """
     opening = _Opening(options, [model])
-    return opening.labelled(spec, option="--reference")
+    return opening.open_labelled(spec, option="--reference")
 
 
 def reference_set(dataset: Dataset, left_out: int = 0) -> EvalSet:
@@ -161,10 +161,10 @@ def _with_fitted_sets(
     # Training data first: the validation set is opened without them.
     training = None
     if options.train is not None:
-        training = opening.labelled(options.train, option="--train")
+        training = opening.open_labelled(options.train, option="--train")
     validation = None
     if options.val is not None:
-        opened_val = opening.labelled(options.val, option="--val", need_labels=True)
+        opened_val = opening.open_labelled(options.val, option="--val", need_labels=True)
         validation_set = _validation_set(opened_val, training, opened.notes)
         validation = validation_set.dataset
         opened.sets.append(validation_set)
@@ -198,25 +198,24 @@ class _Opening:
             if model.reads is not None:
                 reads[model.name] = model.reads
         open_any = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
-        self.labelled = partial(open_any, labels=labels, label_map=label_map)
-        """Opens data of the models' classes."""
+        # The first opens data of the models' classes, the second OOD data, whose classes are others.
+        self.open_labelled = partial(open_any, labels=labels, label_map=label_map)
         self._open_outside = partial(open_any, ignore_labels=True)
-        """Opens OOD data, whose classes are others."""
 
     def test_sets(self, spec: str) -> list[EvalSet]:
         """Open the ID test data and the OOD test sets, and make the corrupted ones."""
         options = self._options
-        inside = self.labelled(spec, option="--test")
+        inside = self.open_labelled(spec, option="--test")
         sets = [_eval_set("id", ID, inside)]
         for name, group, ood_spec in options.ood:
             outside = self._open_outside(ood_spec, option=f"--ood {name}")
             sets.append(_eval_set(name, OOD, outside, group))
-        for kind, severity in itertools.product(options.corruptions, options.severities):
+        for corruption, severity in itertools.product(options.corruptions, options.severities):
             photographs = None
-            if kind == FROST:  # which is laid over the images from photographs
+            if corruption == FROST:  # frost is laid over the images from photographs
                 photographs = options.photographs
-            corrupted = CorruptedImages(inside, kind, severity, photographs)
-            sets.append(_eval_set(f"{kind}/{severity}", CORRUPTION, corrupted))
+            corrupted = CorruptedImages(inside, corruption, severity, photographs)
+            sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted))
         return sets
 
     def ood_validation_sets(self, validation: Dataset | None) -> list[EvalSet]:
@@ -304,13 +303,13 @@ def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
     problems = []
     for dataset in sets[1:]:
         if dataset.role == OOD:
-            problems += _sameness(dataset, [id_set])
+            problems += _sentences_on_same(dataset, [id_set])
         if dataset.role in (VAL, OOD_VAL) and not allow_seen:
-            problems += _sameness(dataset, test_sets)
+            problems += _sentences_on_same(dataset, test_sets)
     return problems
 
 
-def _sameness(dataset: EvalSet, others: Sequence[EvalSet]) -> list[str]:
+def _sentences_on_same(dataset: EvalSet, others: Sequence[EvalSet]) -> list[str]:
     """Return a sentence on each other set that has the same samples as the data set."""
     same = [other for other in others if _is_same(dataset, other)]
     return [f"{option_of(dataset)} and {option_of(other)} are the same samples" for other in same]
@@ -374,12 +373,12 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     Raises:
         InputError: if the models differ in their classes, as all are measured on the same labels.
     """
+    named_models = [model for model in models if model.labels is not None]
     class_names = None
-    for model in models:
-        if model.labels is not None:
-            class_names = model.labels
-            break
+    if named_models:
+        class_names = named_models[0].labels
 
+    # All models must have these names, or none, and as many classes.
     classes = models[0].classes
     problems = []
     for model in models:
@@ -410,22 +409,24 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
     Raises:
         InputError: listing every model and test set that share samples, and by whom these were seen.
     """
-    seen_here = fitted_entries(sets)
-    chosen_on = {dataset.fingerprint for dataset in _fitted_sets(sets)}
+    entries_of_command = fitted_entries(sets)
+    fitted_fingerprints = {dataset.fingerprint for dataset in _fitted_sets(sets)}
     seen: Seen = {}
     problems = []
     for model in models:
-        entries = [*model.seen, *seen_here]
+        entries = [*model.seen, *entries_of_command]
         for dataset in tested(sets):  # which hold the clean images of the corrupted sets
-            if dataset.fingerprint in chosen_on:
+            if dataset.fingerprint in fitted_fingerprints:  # the whole set, even if only predictions are available
                 count = len(dataset)
                 seen_by = "all of them chosen on by this eval"
             else:
-                count, seen_by = _count(model, entries, dataset)
+                count, seen_by = _seen_count(model, entries, dataset)
             if not count:
                 continue
-            seen.setdefault(model.name, {})[dataset.name] = count
-            problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option_of(dataset)} ({seen_by})")
+            seen_by_this_model = seen.setdefault(model.name, {})
+            seen_by_this_model[dataset.name] = count
+            option = option_of(dataset)
+            problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option} ({seen_by})")
     if problems and not allow:
         raise _seen_error(problems)
     return seen
@@ -458,8 +459,14 @@ def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
     return entries
 
 
-def _count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
-    """Return how many samples of a test set have been seen, and by whom."""
+def _seen_count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
+    """Return how many samples of a test set have been seen, and by whom, in words; 0 and "" where nobody has.
+
+    Args:
+        model: the model, which may hold stored predictions that tell the number.
+        entries: the data that the model was trained on, and those that this command fits to.
+        dataset: the test set.
+    """
     seen_when_stored = model.already_seen(dataset)
     if seen_when_stored:
         return seen_when_stored, "as its predictions say"

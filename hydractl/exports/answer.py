@@ -48,7 +48,7 @@ class GraphAnswer(nn.Module):
         self._numbers: list[dict[str, Floats]] = []
         self._fitted = nn.ModuleList()
         if detector is not None:
-            self._keep(detector)
+            self._keep_fitted(detector)
 
         self._has_score = not says_nothing(chosen.score, members)
         self.outputs = [PROBABILITIES]
@@ -60,18 +60,19 @@ class GraphAnswer(nn.Module):
             self.outputs.append(CONFORMAL_SET)
         self.outputs.append(MEMBER_LOGITS)
 
-    def _keep(self, detector: Detector) -> None:
-        """Keep what the score was fitted to: arrays as buffers, of which the file holds the numbers."""
-        names_of_numbers = FEATURE_SCORES[self._chosen.score].numbers
+    def _keep_fitted(self, detector: Detector) -> None:
+        """Keep what the score was fitted to, member by member: numbers here, arrays as buffers that the file holds."""
+        score = self._chosen.score
+        names_of_numbers = FEATURE_SCORES[score].numbers
         for fitted in detector.members:
             numbers = {}
             arrays = nn.Module()
-            for part, values in fitted[self._chosen.score].items():
+            for part, values in fitted[score].items():
                 if part in names_of_numbers:
                     numbers[part] = values
                 else:
-                    # Numbers of half the size where that loses nothing, as in the checkpoint: see _statistics().
-                    arrays.register_buffer(_buffer(part), narrowed(values))
+                    # Numbers of half the size where that loses nothing, as in the checkpoint: see _fitted_to_member().
+                    arrays.register_buffer(_buffer_name(part), narrowed(values))
             self._numbers.append(numbers)
             self._fitted.append(arrays)
 
@@ -100,30 +101,36 @@ class GraphAnswer(nn.Module):
         return answer
 
     def _score(self, block: Block, features: Sequence[Tensor]) -> Tensor:
-        """Return the OOD score, float64 ``[B]``."""
+        """Return the OOD score, float64 ``[B]``: one on features is the mean of those of the members."""
+        name = self._chosen.score
         if not self.takes_features:
-            return cast("Tensor", SCORES[self._chosen.score](block))
-        score = FEATURE_SCORES[self._chosen.score]
+            score_of_logits = SCORES[name]
+            return cast("Tensor", score_of_logits(block))
+        score_of_features = FEATURE_SCORES[name].score
         scores = []
         for member, features_of_member in enumerate(features):
-            fitted = cast("Mapping[str, Floats]", self._statistics(member))
+            fitted = cast("Mapping[str, Floats]", self._fitted_to_member(member))
             features_in_float64 = cast("Floats", features_of_member.double())
-            scores.append(score.score(fitted, features_in_float64, block.logits[member], IN_GRAPH))
-        return torch.stack(cast("list[Tensor]", scores)).mean(dim=0)
+            logits = block.logits[member]
+            scores.append(score_of_features(fitted, features_in_float64, logits, IN_GRAPH))
+        scores_of_members = torch.stack(cast("list[Tensor]", scores))  # [M, B]
+        return scores_of_members.mean(dim=0)
 
-    def _statistics(self, member: int) -> dict[str, object]:
+    def _fitted_to_member(self, member: int) -> dict[str, object]:
         """Return what the score was fitted to for a member: tensors in float64, and numbers."""
         statistics: dict[str, object] = dict(self._numbers[member])
-        for name, values in self._fitted[member].named_buffers():
-            statistics[_part(name)] = values.double()
+        arrays = self._fitted[member]
+        for buffer, values in arrays.named_buffers():
+            part = _part_of_buffer(buffer)
+            statistics[part] = values.double()
         return statistics
 
 
-def _buffer(part: str) -> str:
+def _buffer_name(part: str) -> str:
     """Return the name of the buffer of a part, whose own name may have dots."""
     return part.replace(".", "_of_")
 
 
-def _part(buffer: str) -> str:
+def _part_of_buffer(buffer: str) -> str:
     """Return the part that a buffer holds."""
     return buffer.replace("_of_", ".")

@@ -66,21 +66,32 @@ class Archive:
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
-        self._entries = _entries(archive)
+        self._entries = _checked_entries(archive)
+        self.metadata = self._read_metadata()
+        self._check_entries()
+        self._documents = self._read_documents()
+        check_program(self._documents.get(_MODEL))
+        self._check_payloads()
 
-        self.metadata = {}
+    def _read_metadata(self) -> dict[str, str]:
+        """Return the texts that hydractl put into the archive, by name."""
+        metadata = {}
         for name in self._entries:
             extra = _EXTRA.fullmatch(name)
             if extra is not None:
-                self.metadata[extra["name"]] = self._text(name)
-        self._check_entries()
+                metadata[extra["name"]] = self._text_of(name)
+        return metadata
 
-        # The documents, and what they may say.
-        self._documents = {}
+    def _read_documents(self) -> dict[str, Any]:
+        """Return the graph, and the lists of weights and of constants, as far as they are there."""
+        documents = {}
         for name in (_MODEL, *_PAYLOADS):
             if name in self._entries:
-                self._documents[name] = self._document(name)
-        check_program(self._documents.get(_MODEL))
+                documents[name] = self._json_of(name)
+        return documents
+
+    def _check_payloads(self) -> None:
+        """Refuse lists of weights and of constants that say something else than where the numbers are."""
         sizes = {name: entry.file_size for name, entry in self._entries.items()}
         for name, stem in _PAYLOADS.items():
             if name in self._documents:
@@ -95,20 +106,25 @@ class Archive:
             raise Refused("a graph that does not say what it takes and gives") from error
 
     def copy(self, handle: IO[bytes]) -> None:
-        """Write the archive anew from what was checked."""
+        """Write the archive anew from what was checked, and go back to its beginning."""
         with zipfile.ZipFile(handle, "w") as archive:
             for name, entry in self._entries.items():
                 # Written again, a document cannot be read in two ways.
                 document = self._documents.get(name)
                 if document is not None:
                     archive.writestr(_ROOT + name, json.dumps(document))
-                    continue
-                info = zipfile.ZipInfo(_ROOT + name)
-                info.file_size = entry.file_size
-                with self._archive.open(entry) as source, archive.open(info, "w") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
+                else:
+                    self._copy_entry(entry, name, archive)
         handle.flush()
         handle.seek(0)
+
+    def _copy_entry(self, entry: zipfile.ZipInfo, name: str, archive: zipfile.ZipFile) -> None:
+        """Copy the bytes of an entry into another archive, piece by piece."""
+        new_entry = zipfile.ZipInfo(_ROOT + name)
+        new_entry.file_size = entry.file_size
+        bytes_of_piece = 1 << 20
+        with self._archive.open(entry) as source, archive.open(new_entry, "w") as target:
+            shutil.copyfileobj(source, target, bytes_of_piece)
 
     def _check_entries(self) -> None:
         """Refuse an entry that no export has, and small ones with other contents."""
@@ -120,12 +136,12 @@ class Archive:
                 self._check_pickle(name)
             elif name in _FIXED:
                 self._check_fixed(name)
-            elif not _is_data(name):
+            elif not _is_checked_elsewhere(name):
                 raise Refused(f"the entry {shown(name)}")
 
     def _check_fixed(self, name: str) -> None:
         """Refuse a small entry that holds something else than torch writes into it."""
-        content = self._read(name, 64)
+        content = self._bytes_of(name, 64)
         if _FIXED[name].fullmatch(content) is None:
             raise Refused(f"the entry {name} with {shown(content)}")
 
@@ -133,7 +149,7 @@ class Archive:
         """Refuse a pickle that holds more than tensors by name. torch, which opens it next, begins in the same way."""
         import torch
 
-        content = self._read(name, self._entries[name].file_size)
+        content = self._bytes_of(name, self._entries[name].file_size)
         if not content:
             return
         try:
@@ -146,17 +162,17 @@ class Archive:
             if not isinstance(tensor, torch.Tensor):
                 raise Refused(f"a pickle of more than tensors in {name}")
 
-    def _document(self, name: str) -> Any:
+    def _json_of(self, name: str) -> Any:
         """Return the JSON value that an entry holds."""
-        content = self._read(name, _MOST_BYTES)
+        content = self._bytes_of(name, _MOST_BYTES)
         return parse_json(content, name)
 
-    def _text(self, name: str) -> str:
+    def _text_of(self, name: str) -> str:
         """Return the text that an entry holds."""
-        content = self._read(name, _MOST_BYTES)
+        content = self._bytes_of(name, _MOST_BYTES)
         return content.decode("utf-8")
 
-    def _read(self, name: str, most: int) -> bytes:
+    def _bytes_of(self, name: str, most: int) -> bytes:
         """Return the bytes of an entry, of which there may be ``most``."""
         entry = self._entries[name]
         if entry.file_size > most:
@@ -164,7 +180,7 @@ class Archive:
         return self._archive.read(entry)
 
 
-def _is_data(name: str) -> bool:
+def _is_checked_elsewhere(name: str) -> bool:
     """Return whether an entry holds bytes that are checked elsewhere, or that are numbers alone."""
     if name == _MODEL or name in _PAYLOADS:
         return True
@@ -173,24 +189,29 @@ def _is_data(name: str) -> bool:
     return is_tensor or is_metadata
 
 
-def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of an archive by their names below its root, each there once and unpacked."""
+def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the entries of an archive by their names below its root, each there once and unpacked.
+
+    Raises:
+        Refused: an entry is elsewhere, twice, packed or within another, there are too many, or the graph is not there.
+    """
     infos = archive.infolist()
     if len(infos) > _MOST_ENTRIES:
         raise Refused(f"{len(infos)} entries (the limit is {_MOST_ENTRIES})")
     entries: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename.removeprefix(_ROOT)
-        if name == info.filename:
+        is_below_root = name != info.filename
+        if not is_below_root:
             raise Refused(f"the entry {shown(name)}")
         if name in entries:
             raise Refused(f"the entry {shown(name)} twice")
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise Refused(f"the packed entry {shown(name)}")
-        if info.file_size != info.compress_size:
+        is_packed = info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size
+        if is_packed:
             raise Refused(f"the packed entry {shown(name)}")
         entries[name] = info
 
+    # Unpacked entries that lie apart from each other take no more bytes than the archive has.
     stored_bytes = sum(info.file_size for info in infos)
     if archive.fp is not None:
         archive_bytes = archive.fp.seek(0, io.SEEK_END)
@@ -219,10 +240,10 @@ def opened(path: Path) -> Iterator[Archive]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, UnicodeDecodeError, EOFError, ValueError) as error:
-        raise InputError(f"{path} is a damaged .pt2 file: {_line(error)}", hint=_HINT) from error
+        raise InputError(f"{path} is a damaged .pt2 file: {_first_line(error)}", hint=_HINT) from error
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """Return the first line of an error's text, cut to 200 characters; its type where it has no text."""
     lines = str(error).strip().splitlines()
     if not lines:

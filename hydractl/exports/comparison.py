@@ -26,13 +26,16 @@ its size); of what a flag or a prediction set is decided by, from the threshold 
 
 @dataclass
 class _Differences:
-    """The largest differences between a file and its model, as they are found.
+    """The largest differences between a file and its model, over all inputs that were compared so far.
 
     Attributes:
         path, runtime: of the file, for messages.
-        exact: whether they are held to a tolerance.
+        exact: whether a difference beyond its tolerance is an error; else differences are only measured.
         chosen: what ``calibrate`` chose for the model.
         allowed: the largest allowed difference of logits and probabilities.
+        probabilities, member_logits, score: the largest difference of each.
+        score_allowed: the largest difference that was allowed of a score.
+        flags, sets: how many samples have another flag, and another prediction set.
     """
 
     path: Path
@@ -48,60 +51,95 @@ class _Differences:
     sets: int = 0
 
     def add(self, expectation: Expectation, outputs: NamedTensors) -> None:
-        """Compare the outputs for some inputs.
+        """Compare the outputs of the file for some inputs with those of the model, and keep the largest differences.
 
         Raises:
-            HydraError: they differ by more than is allowed.
+            HydraError: the outputs have other names or shapes, or differ by more than is allowed.
         """
+        wanted = expectation.outputs
         size = _size_in_words(expectation.inputs)
-        if outputs.keys() != expectation.outputs.keys():
-            raise _failed(self.path, f"in {self.runtime}, it gives {', '.join(outputs)} on {size}")
-        for name, wanted in expectation.outputs.items():
-            if outputs[name].shape != wanted.shape:
-                shapes = f"{list(outputs[name].shape)}, not {list(wanted.shape)}"
-                raise _failed(self.path, f"in {self.runtime}, {name} on {size} are {shapes}")
+        self._check_shapes(wanted, outputs, size)
 
-        for name in (PROBABILITIES, MEMBER_LOGITS):
-            difference = _largest_difference(outputs[name], expectation.outputs[name])
-            self._check(name, size, difference, self.allowed)
-            setattr(self, name, max(getattr(self, name), difference))
+        difference = self._checked_difference(PROBABILITIES, wanted, outputs, size)
+        self.probabilities = max(self.probabilities, difference)
+        difference = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
+        self.member_logits = max(self.member_logits, difference)
         if OOD_SCORE in outputs:
-            self._add_scores(expectation, outputs, size)
+            scores = outputs[OOD_SCORE]
+            self._compare_scores(expectation, scores, size)
+        if IS_OOD in outputs:
+            flags = outputs[IS_OOD]
+            self._compare_flags(wanted, flags, size)
         if CONFORMAL_SET in outputs:
-            self._add_sets(expectation, outputs, size)
+            sets = outputs[CONFORMAL_SET]
+            self._compare_sets(wanted, sets, size)
 
-    def _add_scores(self, expectation: Expectation, outputs: NamedTensors, size: str) -> None:
-        """Compare scores and flags."""
+    def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
+        """Return the largest difference of one output, once it is known to be allowed."""
+        difference = _largest_difference(outputs[name], wanted[name])
+        agrees = difference <= self.allowed
+        self._refuse_unless_allowed(name, size, difference, self.allowed, agrees=agrees)
+        return difference
+
+    def _check_shapes(self, wanted: NamedTensors, outputs: NamedTensors, size: str) -> None:
+        """Refuse outputs of other names or shapes than those of the model."""
+        if outputs.keys() != wanted.keys():
+            names = ", ".join(outputs)
+            raise self._failed_in_runtime(f"it gives {names} on {size}")
+        for name, wanted_output in wanted.items():
+            shape = list(outputs[name].shape)
+            wanted_shape = list(wanted_output.shape)
+            if shape != wanted_shape:
+                raise self._failed_in_runtime(f"{name} on {size} are {shape}, not {wanted_shape}")
+
+    def _failed_in_runtime(self, why: str) -> HydraError:
+        """Return the error of a file that runs and is not what its model is."""
+        return _failed(self.path, f"in {self.runtime}, {why}")
+
+    def _compare_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
+        """Compare OOD scores ``[B]``, each of which may differ by a share of its size."""
         wanted = expectation.outputs[OOD_SCORE]
-        allowed = TOLERANCE * wanted.abs().clamp(min=1.0)  # of each sample
-        differences = (outputs[OOD_SCORE] - wanted).abs()
-        agrees = bool((differences <= allowed).all())
-        if self.exact and not agrees and bool((expectation.by_rounding > allowed).any()):
-            raise self._depends_on_rounding(size, float(differences.max()))
-        self._check(OOD_SCORE, size, float(differences.max()), float(allowed.max()), agrees=agrees)
-        self.score = max(self.score, float(differences.max()))
-        self.score_allowed = max(self.score_allowed, float(allowed.max()))
-        if IS_OOD not in outputs:
-            return
+        allowed = _allowed_of_scores(wanted)
+        differences = (scores - wanted).abs()
+        agrees = differences <= allowed
+        all_agree = bool(agrees.all())
+        largest_difference = float(differences.max())
+        largest_allowed = float(allowed.max())
 
-        assert self.chosen.threshold is not None
-        changed = outputs[IS_OOD] != expectation.outputs[IS_OOD]
+        # A score that rounding alone moves by more than is allowed cannot agree in any graph: the score is to blame.
+        moves_too_far = expectation.by_rounding > allowed
+        is_to_blame = bool(moves_too_far.any())
+        if self.exact and not all_agree and is_to_blame:
+            raise self._depends_on_rounding(size, largest_difference)
+        self._refuse_unless_allowed(OOD_SCORE, size, largest_difference, largest_allowed, agrees=all_agree)
+        self.score = max(self.score, largest_difference)
+        self.score_allowed = max(self.score_allowed, largest_allowed)
+
+    def _compare_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
+        """Compare flags ``[B]``: they may differ for samples whose score is next to the threshold."""
+        threshold = self.chosen.threshold
+        assert threshold is not None
+        changed = flags != wanted[IS_OOD]
         self.flags += int(changed.sum())
-        from_threshold = (wanted - self.chosen.threshold).abs()
-        if self.exact and bool((changed & (from_threshold > allowed)).any()):
-            raise _failed(self.path, f"in {self.runtime}, {IS_OOD} on {size} differs from the model")
+        scores = wanted[OOD_SCORE]
+        distance = (scores - threshold).abs()
+        wrongly_changed = changed & (distance > _allowed_of_scores(scores))
+        if self.exact and bool(wrongly_changed.any()):
+            raise self._failed_in_runtime(f"{IS_OOD} on {size} differs from the model")
 
-    def _add_sets(self, expectation: Expectation, outputs: NamedTensors, size: str) -> None:
-        """Compare prediction sets."""
+    def _compare_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
+        """Compare prediction sets ``[B, classes]``: they may differ in classes whose score is next to the threshold."""
         conformal = self.chosen.conformal
         assert conformal is not None
-        changed = outputs[CONFORMAL_SET] != expectation.outputs[CONFORMAL_SET]  # [B, classes]
-        self.sets += int(changed.any(dim=1).sum())
-        probabilities = expectation.outputs[PROBABILITIES].double().numpy()
-        scores = torch.from_numpy(nonconformity(probabilities, conformal.method))
-        from_threshold = (scores - conformal.qhat).abs()
-        if self.exact and bool((changed & (from_threshold > self.allowed)).any()):
-            raise _failed(self.path, f"in {self.runtime}, {CONFORMAL_SET} on {size} differs from the model")
+        changed = sets != wanted[CONFORMAL_SET]
+        samples_changed = changed.any(dim=1)
+        self.sets += int(samples_changed.sum())
+        probabilities = wanted[PROBABILITIES].double().numpy()
+        scores = nonconformity(probabilities, conformal.method)
+        distance = (torch.from_numpy(scores) - conformal.qhat).abs()
+        wrongly_changed = changed & (distance > self.allowed)
+        if self.exact and bool(wrongly_changed.any()):
+            raise self._failed_in_runtime(f"{CONFORMAL_SET} on {size} differs from the model")
 
     def _depends_on_rounding(self, size: str, difference: float) -> HydraError:
         """Return the error of a score that no graph can give, as rounding in float32 changes it."""
@@ -112,15 +150,22 @@ class _Differences:
             hint="fit it to more training data (calibrate --train), or choose another --ood-score",
         )
 
-    def _check(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool | None = None) -> None:
-        """Refuse a difference that is not allowed; NaN is none that is."""
+    def _refuse_unless_allowed(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool) -> None:
+        """Refuse the largest difference of an output unless it agrees; NaN and infinity never do.
+
+        A file that is not exact may differ by anything.
+        """
         if not self.exact:
             return
-        if agrees is None:
-            agrees = difference <= allowed
         if not math.isfinite(difference) or not agrees:
             by_how_much = f"differ from the model by {difference:.2e} (allowed {allowed:.2e})"
-            raise _failed(self.path, f"in {self.runtime}, {name} on {size} {by_how_much}")
+            raise self._failed_in_runtime(f"{name} on {size} {by_how_much}")
+
+
+def _allowed_of_scores(scores: Tensor) -> Tensor:
+    """Return by how much each score ``[B]`` may differ: by a share of its size, or of 1 where it is smaller."""
+    sizes = scores.abs().clamp(min=1.0)
+    return TOLERANCE * sizes
 
 
 def _three_digits(number: float) -> float:
@@ -147,13 +192,8 @@ def compare_with_model(
     Raises:
         HydraError: where they differ by more than the tolerance, or the file does not run.
     """
-    largest_logits = []
-    for expectation in expected:
-        member_logits = expectation.outputs[MEMBER_LOGITS]
-        largest_logits.append(float(member_logits.abs().max()))
-    largest_logit = max(largest_logits)
+    largest_logit = _largest_logit(expected)
     allowed = TOLERANCE * max(1.0, largest_logit)
-
     worst = _Differences(path, runtime, exact, chosen, allowed)
     for expectation in expected:
         try:
@@ -162,19 +202,48 @@ def compare_with_model(
             size = _size_in_words(expectation.inputs)
             raise _failed(path, f"{runtime} cannot run it on {size}: {first_line(error)}") from error
         worst.add(expectation, outputs)
-    named = expected[0].outputs
+    return _check_record(worst, expected)
+
+
+def _largest_logit(expected: Sequence[Expectation]) -> float:
+    """Return the largest absolute logit that any member of the model gave."""
+    largest_logits = []
+    for expectation in expected:
+        member_logits = expectation.outputs[MEMBER_LOGITS]
+        largest_logits.append(float(member_logits.abs().max()))
+    return max(largest_logits)
+
+
+def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
+    """Return what an answer says of a check: None for outputs that the graph has not, and for tolerances not held."""
+    outputs = expected[0].outputs
+    tolerance = None
+    if worst.exact:
+        tolerance = _three_digits(worst.allowed)
+    score = score_max_abs = score_tolerance = None
+    if OOD_SCORE in outputs:
+        score = worst.chosen.score
+        score_max_abs = _three_digits(worst.score)
+        if worst.exact:
+            score_tolerance = _three_digits(worst.score_allowed)
+    flags_changed = None
+    if IS_OOD in outputs:
+        flags_changed = worst.flags
+    sets_changed = None
+    if CONFORMAL_SET in outputs:
+        sets_changed = worst.sets
     return ExportCheck(
-        runtime=runtime,
+        runtime=worst.runtime,
         inputs=[_shapes_of(expectation.inputs) for expectation in expected],
         probabilities_max_abs=_three_digits(worst.probabilities),
         member_logits_max_abs=_three_digits(worst.member_logits),
-        max_abs_logit=_three_digits(largest_logit),
-        tolerance=_three_digits(allowed) if exact else None,
-        score=chosen.score if OOD_SCORE in named else None,
-        score_max_abs=_three_digits(worst.score) if OOD_SCORE in named else None,
-        score_tolerance=_three_digits(worst.score_allowed) if exact and OOD_SCORE in named else None,
-        flags_changed=worst.flags if IS_OOD in named else None,
-        sets_changed=worst.sets if CONFORMAL_SET in named else None,
+        max_abs_logit=_three_digits(_largest_logit(expected)),
+        tolerance=tolerance,
+        score=score,
+        score_max_abs=score_max_abs,
+        score_tolerance=score_tolerance,
+        flags_changed=flags_changed,
+        sets_changed=sets_changed,
     )
 
 
@@ -193,7 +262,7 @@ def _shapes_of(inputs: NamedTensors) -> dict[str, list[int]]:
 
 
 def _size_in_words(inputs: NamedTensors) -> str:
-    """Return ``a batch of 3``, of texts with their tokens."""
+    """Return ``a batch of 3``, and of texts how many tokens they have: ``a batch of 3 texts of 16 tokens``."""
     first = next(iter(inputs.values()))
     words = f"a batch of {len(first)}"
     if "input_ids" in inputs:
@@ -202,6 +271,7 @@ def _size_in_words(inputs: NamedTensors) -> str:
 
 
 def _failed(path: Path, why: str) -> HydraError:
+    """Return the error of a file that is not what its model is."""
     return HydraError(
         f"the export {path} failed its check: {why}",
         hint="this is a defect of hydractl or of a library it exports with: nothing was written",

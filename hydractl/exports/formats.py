@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import math
 import os
 import tempfile
 import warnings
@@ -99,7 +100,8 @@ class WeightsFile:
 
     def add(self, data: bytes) -> int:
         """Write one tensor; return where it starts, which is at a whole page."""
-        start = -(-self.offset // _PAGE) * _PAGE
+        pages_in_use = math.ceil(self.offset / _PAGE)
+        start = pages_in_use * _PAGE
         padding = bytes(start - self.offset)
         for part in (padding, data):
             self.handle.write(part)
@@ -129,6 +131,10 @@ class Pt2:
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
+        """Return a written file as a function from inputs to outputs by name, and the name of what runs it.
+
+        torch is given a copy that is written from what was checked, never the file itself.
+        """
         with archive.opened(path) as checked, tempfile.TemporaryFile() as copy:
             checked.copy(copy)
             with (
@@ -142,7 +148,8 @@ class Pt2:
             with torch.no_grad():
                 return module(**inputs)
 
-        return run, f"torch {torch.__version__.split('+')[0]}"
+        version = torch.__version__.split("+")[0]
+        return run, f"torch {version}"
 
     def facts(self, path: Path) -> ExportedFacts:
         with archive.opened(path) as checked:
@@ -166,16 +173,22 @@ class Onnx:
             )
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
+        """Write a graph with its metadata; weights of some size into ``data``, where that is given.
+
+        Raises:
+            HydraError: torch cannot turn the graph into ONNX.
+        """
         import onnx_ir
 
         try:
             model = _onnx_model(graph)
         except Exception as error:
             raise HydraError(f"torch cannot turn the graph into ONNX: {first_line(error)}") from error
-        _clean(model)
+        _forget_sources(model)
         if data is not None:
             _move_weights(model, data)
-        proto = self._finished(onnx_ir.serde.serialize_model(model))
+        message = onnx_ir.serde.serialize_model(model)
+        proto = self._finished_message(message)
         proto.producer_name = "hydractl"
         proto.producer_version = __version__
         proto.ClearField("metadata_props")
@@ -185,11 +198,15 @@ class Onnx:
             proto.metadata_props.add(key=f"{_OURS}{key}", value=value)
         handle.write(proto.SerializeToString(deterministic=True))
 
-    def _finished(self, proto: Any) -> Any:
-        """Return the message as it is written."""
+    def _finished_message(self, proto: Any) -> Any:
+        """Return the message of protobuf as it is written, but for its metadata: here as it is."""
         return proto
 
     def runner(self, path: Path) -> tuple[Runner, str]:
+        """Return a written file as a function from inputs to outputs by name, and the name of what runs it.
+
+        Outputs that are none of hydractl's are not computed.
+        """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -198,7 +215,8 @@ class Onnx:
         options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads take no time of others
         _, content = read_onnx(path)
         # What was checked is loaded, and the file is not read again; weights lie beside it.
-        options.add_session_config_entry(_WEIGHTS_BESIDE, os.path.abspath(path.parent))
+        folder = os.path.abspath(path.parent)
+        options.add_session_config_entry(_WEIGHTS_BESIDE, folder)
         with refused_as(f"cannot read {path}"):
             session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
@@ -207,7 +225,8 @@ class Onnx:
         def run(inputs: NamedTensors) -> NamedTensors:
             arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
             outputs = session.run(names, arrays)
-            return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}
+            tensors = map(torch.from_numpy, outputs)
+            return dict(zip(names, tensors, strict=True))
 
         return run, f"onnxruntime {onnxruntime.__version__}"
 
@@ -232,7 +251,12 @@ class OnnxInt8(Onnx):
     has_weights_beside = False
     bytes_per_weight = 1
 
-    def _finished(self, proto: Any) -> Any:
+    def _finished_message(self, proto: Any) -> Any:
+        """Return the message with the weights of its products and look-ups rounded to int8.
+
+        Raises:
+            HydraError: ONNX Runtime cannot round them.
+        """
         import onnx
         from onnxruntime.quantization import quantize_dynamic
 
@@ -242,12 +266,13 @@ class OnnxInt8(Onnx):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "int8.onnx")
             kinds = ["MatMul", "Gather"]  # not convolutions, for which runtimes differ
+            not_rounded = _nodes_in_float64(proto)
             try:
                 quantize_dynamic(
                     proto,
                     path,
                     op_types_to_quantize=kinds,
-                    nodes_to_exclude=_nodes_in_float64(proto),
+                    nodes_to_exclude=not_rounded,
                     per_channel=True,
                     reduce_range=True,
                 )
@@ -264,22 +289,28 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     """Return the format that a path ends in, the longest ending first; None for no exported file."""
     name = os.fspath(path)
     kinds = [kind for kind, export_format in FORMATS.items() if name.endswith(export_format.ending)]
-    return max(kinds, key=lambda kind: len(FORMATS[kind].ending), default=None)
+
+    def length_of_ending(kind: str) -> int:
+        return len(FORMATS[kind].ending)
+
+    return max(kinds, key=length_of_ending, default=None)
 
 
 def _nodes_in_float64(proto: Any) -> list[str]:
     """Return the names of the nodes behind logits and features: what comes of numbers that were cast to float64."""
     import onnx
 
-    values: set[str] = set()
-    nodes = []
+    double = onnx.TensorProto.DOUBLE
+    values_in_float64: set[str] = set()
     for initializer in proto.graph.initializer:
-        if initializer.data_type == onnx.TensorProto.DOUBLE:
-            values.add(initializer.name)
+        if initializer.data_type == double:
+            values_in_float64.add(initializer.name)
+    nodes = []
     for node in proto.graph.node:  # inputs come before what is made of them
-        casts = node.op_type == "Cast" and node.attribute[0].i == onnx.TensorProto.DOUBLE
-        if casts or values.intersection(node.input):
-            values.update(node.output)
+        casts = node.op_type == "Cast" and node.attribute[0].i == double
+        takes_float64 = not values_in_float64.isdisjoint(node.input)
+        if casts or takes_float64:
+            values_in_float64.update(node.output)
             nodes.append(node.name)
     return nodes
 
@@ -292,7 +323,7 @@ def _with_constants_computed(proto: Any) -> Any:
     model = onnx_ir.serde.deserialize_model(proto)
     with quiet_logger("onnxscript"):  # it warns of what it leaves as it is
         onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
-    _clean(model)
+    _forget_sources(model)
     return onnx_ir.serde.serialize_model(model)
 
 
@@ -320,7 +351,7 @@ def _onnx_model(graph: Graph) -> Any:
 
 
 def _stable_sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate the sort that the exporter does not know: of equal values TopK takes the first first."""
+    """Translate the sort that the exporter does not know: TopK of all values, which takes equal ones in their order."""
     import onnxscript
 
     operators: Any = onnxscript.opset20
@@ -329,13 +360,15 @@ def _stable_sort(values: Any, *, stable: bool | None = None, dim: int = -1, desc
     return operators.TopK(values, length, axis=dim, largest=int(descending), sorted=1)
 
 
-def _clean(model: Any) -> None:
+def _forget_sources(model: Any) -> None:
     """Remove what the exporter notes beside the graph: paths of source files and names of classes."""
-    nodes = list(model.graph.all_nodes())
-    values = [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]
+    graph = model.graph
+    nodes = list(graph.all_nodes())
+    values = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
     for node in nodes:
         values += node.outputs
-    for holder in (model, model.graph, *model.functions.values(), *nodes, *values):
+    functions = model.functions.values()
+    for holder in (model, graph, *functions, *nodes, *values):
         holder.metadata_props.clear()
         holder.doc_string = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,14 +88,17 @@ class _OfImages(nn.Module):
 
     def outputs(self, inputs: Any) -> dict[str, Tensor]:
         """Return the outputs by name, from one run of the model on inputs as it takes them."""
+        features: Sequence[Tensor] = []
         if self.answer.takes_features:
             logits, features = read_features(self.model, inputs)
         else:
-            logits, features = self.model.member_logits(inputs), []
+            logits = self.model.member_logits(inputs)
         return self.answer(logits, features)
 
 
 class _OfTexts(_OfImages):
+    """The same for texts: numbers of tokens and their mask by the names of the stock model."""
+
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
@@ -106,13 +109,17 @@ class _OfTexts(_OfImages):
 
 
 class _OfPixels(_OfImages):
+    """The same for images in uint8 ``[B, H, W, C]``, which it normalises first."""
+
     mean: Tensor
     std: Tensor
 
     def __init__(self, model: HydraModel, answer: GraphAnswer, image_format: ImageFormat) -> None:
         super().__init__(model, answer)
-        self.register_buffer("mean", torch.tensor(image_format.mean)[:, None, None])
-        self.register_buffer("std", torch.tensor(image_format.std)[:, None, None])
+        mean = torch.tensor(image_format.mean)[:, None, None]  # [C, 1, 1]
+        std = torch.tensor(image_format.std)[:, None, None]
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         channels_first = images.permute(0, 3, 1, 2)
@@ -122,8 +129,9 @@ class _OfPixels(_OfImages):
 
 def unnamed_inputs(inputs: NamedTensors) -> Any:
     """Return the inputs of a model as it takes them: the reverse of :func:`named_inputs`."""
-    is_images = set(inputs) == {PIXELS}
-    return inputs[PIXELS] if is_images else inputs
+    if set(inputs) == {PIXELS}:
+        return inputs[PIXELS]
+    return inputs
 
 
 def named_inputs(inputs: Any) -> dict[str, Tensor]:
@@ -163,17 +171,23 @@ def expectations(
         longest: tokens of a text at most; None for images.
         seed: draws the inputs.
         image_format: how the graph makes inputs of images in uint8; None for a graph that takes them preprocessed.
+
+    Raises:
+        UsageError: the model looks at the shape of each image, which a graph cannot.
     """
     expected = []
     for turn, batch in enumerate(CHECKED_BATCHES):
         if image_format is not None:
             images = random_uint8_images(image_format, batch, seed + turn)
-            expected.append(_expectation(model, {IMAGES: images}, normalised(images, image_format)))
+            inputs_of_model = normalised(images, image_format)
+            expected.append(_expectation(model, {IMAGES: images}, inputs_of_model))
             continue
-        inputs = named_inputs(model.example_inputs(batch, seed=seed + turn))
+        example = model.example_inputs(batch, seed=seed + turn)
+        inputs = named_inputs(example)
         if "spatial_shapes" in inputs:
             raise UsageError(f"{model.description.arch} looks at the rows of its images: no graph can be made of it")
         if longest is not None:
+            # First shorter texts than a graph is traced with, then longer ones.
             inputs = _texts_of_other_length(inputs, longest, shorter=turn == 0)
         expected.append(_expectation(model, inputs, unnamed_inputs(inputs)))
     return expected
@@ -198,33 +212,41 @@ def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) 
 def _moved_by_rounding(model: HydraModel, inputs: Any, scores: Tensor) -> Tensor:
     """Return how far scores on features ``[B]`` move when features and logits are rounded otherwise."""
     assert model.detector is not None
-    logits, features = read_features(model, inputs)
     generator = torch.Generator().manual_seed(0)
-    rounded = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]
-    (moved,) = model.detector.scores(_rounded_otherwise(logits, generator), rounded).values()  # [M, B]
-    return (torch.from_numpy(moved.mean(axis=0)) - scores).abs()
+    logits, features = read_features(model, inputs)
+    rounded_features = []
+    for features_of_member in features:
+        rounded_features.append(_rounded_otherwise(features_of_member, generator))
+    rounded_logits = _rounded_otherwise(logits, generator)
+    (scores_of_members,) = model.detector.scores(rounded_logits, rounded_features).values()  # [M, B]
+    mean_scores = scores_of_members.mean(axis=0)
+    return (torch.from_numpy(mean_scores) - scores).abs()
 
 
 def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
     """Move values by what sums of products in float32 are uncertain of: some units in the last place of the largest."""
-    from_minus_1_to_1 = 2 * torch.rand(values.shape, generator=generator) - 1
+    from_0_to_1 = torch.rand(values.shape, generator=generator)
+    from_minus_1_to_1 = 2 * from_0_to_1 - 1
     largest = values.abs().max()
     return values + _ROUNDING * largest * from_minus_1_to_1
 
 
 def random_uint8_images(image_format: ImageFormat, batch: int, seed: int) -> Tensor:
-    """Draw images, uint8 ``[batch, H, W, C]``."""
+    """Draw images at the size of the model, uint8 ``[batch, H, W, C]``."""
     channels, height, width = image_format.size
+    shape = (batch, height, width, channels)
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (batch, height, width, channels), generator=generator, dtype=torch.uint8)
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
 def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
     """Return what a model takes of images in uint8 ``[B, H, W, C]``: float32 ``[B, C, H, W]``, computed in float64."""
     mean = torch.tensor(image_format.mean, dtype=torch.float64)
     std = torch.tensor(image_format.std, dtype=torch.float64)
-    channels_last = (images.double() / 255 - mean) / std
-    return channels_last.permute(0, 3, 1, 2).float().contiguous()
+    from_0_to_1 = images.double() / 255
+    channels_last = (from_0_to_1 - mean) / std
+    channels_first = channels_last.permute(0, 3, 1, 2)
+    return channels_first.float().contiguous()
 
 
 def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
@@ -237,31 +259,38 @@ def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
     std = torch.tensor(image_format.std, dtype=torch.float64)
     channels_last = inputs.double().permute(0, 2, 3, 1)
     from_0_to_1 = channels_last * std + mean
-    return (255 * from_0_to_1).round().clamp(0, 255).to(torch.uint8).contiguous()
+    from_0_to_255 = 255 * from_0_to_1
+    whole_numbers = from_0_to_255.round().clamp(0, 255)
+    return whole_numbers.to(torch.uint8).contiguous()
 
 
 def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) -> dict[str, Tensor]:
-    """Return texts of a length that the example does not have, one of them padded to half of it.
+    """Return texts of a length that the example does not have, the second half of the first one as padding.
 
     Args:
-        inputs: of the length of the example.
+        inputs: of the length of the example, by name ``[B, tokens]``.
         longest: tokens of a text at most.
         shorter: whether they are shorter than the example, else longer, where the model takes longer ones.
     """
-    example = inputs["input_ids"].shape[1]
-    if shorter:
-        length = max(2, example // 2)
-    else:
-        length = min(longest, 2 * example - 1)
-        if length == example:
-            length = example - 1
+    length = _other_length(inputs["input_ids"].shape[1], longest, shorter)
     texts = {}
     for name, tensor in inputs.items():
         twice = torch.cat([tensor, tensor], dim=1)
         texts[name] = twice[:, :length].contiguous()
     if "attention_mask" in texts:
-        texts["attention_mask"][0, length - length // 2 :] = 0
+        padding = length // 2
+        texts["attention_mask"][0, length - padding :] = 0
     return texts
+
+
+def _other_length(length: int, longest: int, shorter: bool) -> int:
+    """Return about half of a length, or about twice of it; one less where ``longest`` forbids anything longer."""
+    if shorter:
+        return max(2, length // 2)
+    longer = min(longest, 2 * length - 1)
+    if longer == length:
+        return length - 1
+    return longer
 
 
 @torch.no_grad()
@@ -288,10 +317,11 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
     model.side_by_side = True  # what is faster depends on the batch, of which a graph knows nothing
     model.batched = False  # stacked weights would be in the file once more
     _settle_labels(model)  # after eval(), which makes the model forget the features of its classes
-    dimensions = {0: torch.export.Dim("batch")}
+
+    dimensions_of_any_size = {0: torch.export.Dim("batch")}
     if longest is not None:
-        dimensions[1] = torch.export.Dim("tokens", min=2, max=longest)
-    dynamic = {name: dict(dimensions) for name in example}
+        dimensions_of_any_size[1] = torch.export.Dim("tokens", min=2, max=longest)
+    dynamic = {name: dict(dimensions_of_any_size) for name in example}
     try:
         # The warnings are about how torch does it inside; the graph is checked by running it.
         with warnings.catch_warnings(action="ignore"):
@@ -317,11 +347,12 @@ def _settle_labels(model: HydraModel) -> None:
 
 
 def _drop_parameters(network: nn.Module, prefixes: tuple[str, ...]) -> None:
-    """Let go of the parameters whose names start so."""
+    """Let go of the parameters whose names start with one of the prefixes."""
     names = [name for name, _ in network.named_parameters() if name.startswith(prefixes)]
     for name in names:
-        parent, _, leaf = name.rpartition(".")
-        network.get_submodule(parent).register_parameter(leaf, None)
+        parent_name, _, leaf = name.rpartition(".")
+        parent = network.get_submodule(parent_name)
+        parent.register_parameter(leaf, None)
 
 
 def _forget_sources(program: torch.export.ExportedProgram) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 _WEIGHTS = "model.safetensors"
-_OF_MODELS = frozenset(
+_NAMES_OF_MODEL_FILES = frozenset(
     {
         *(CARD, ".gitattributes", "CITATION.cff", "hydractl.mask.json"),
         *("config.json", "generation_config.json", _WEIGHTS, f"{_WEIGHTS}.index.json"),
@@ -95,24 +95,37 @@ def contents_of(path: Path, include: Sequence[str] = ()) -> PushedFiles:
     if unknown:
         raise InputError(f"{path} holds no file {unknown[0]}", hint=f"names are those below {path}, such as {CARD}")
 
-    wanted = _shards(path).union(include)
+    wanted = _names_of_shards(path).union(include)
     files: dict[str, Path] = {}
     left_out: dict[str, int] = {}
     for name in names:
         file = path / name
-        if name in wanted or _belongs(name):
+        if name in wanted or _belongs_to_model(name):
             files[name] = file
         else:
             left_out[name] = file.lstat().st_size
 
-    outside = [name for name, file in files.items() if not _lies_in(file, path)]
-    if outside:
-        raise InputError(
-            f"{path / outside[0]} is a link to a file outside of the folder, which is not pushed",
-            hint="put a copy of the file in its place",
-            problems=outside if len(outside) > 1 else (),
-        )
+    _refuse_links_outside(files, path)
     return PushedFiles(files, left_out)
+
+
+def _refuse_links_outside(files: Mapping[str, Path], folder: Path) -> None:
+    """Refuse files that are links out of the folder: what they lead to was not meant to be published.
+
+    Raises:
+        InputError: naming them.
+    """
+    outside = [name for name, file in files.items() if not _lies_in(file, folder)]
+    if not outside:
+        return
+    problems: Sequence[str] = ()
+    if len(outside) > 1:  # the message names the first
+        problems = outside
+    raise InputError(
+        f"{folder / outside[0]} is a link to a file outside of the folder, which is not pushed",
+        hint="put a copy of the file in its place",
+        problems=problems,
+    )
 
 
 def _files_below(folder: Path) -> list[str]:
@@ -124,14 +137,17 @@ def _files_below(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _belongs(name: str) -> bool:
+def _belongs_to_model(name: str) -> bool:
     """Return whether a file of this name is read with a model, or says what may be done with it."""
     is_licence = _LICENCE.fullmatch(name) is not None
-    return is_licence or name in _OF_MODELS
+    return is_licence or name in _NAMES_OF_MODEL_FILES
 
 
-def _shards(folder: Path) -> set[str]:
-    """Return the names of the files of weights that the index of a folder lists."""
+def _names_of_shards(folder: Path) -> set[str]:
+    """Return the names of the files of weights that the index of a folder lists.
+
+    Empty where the folder has no index, a broken one, or the weights in one file, which libraries then read.
+    """
     whole_weights = folder / _WEIGHTS
     index = folder / f"{_WEIGHTS}.index.json"
     if not index.is_file() or whole_weights.is_file():
@@ -142,8 +158,12 @@ def _shards(folder: Path) -> set[str]:
     file_of_tensor = document.get("weight_map")
     if not isinstance(file_of_tensor, dict):
         return set()
-    names = {str(name) for name in file_of_tensor.values()}
-    return {name for name in names if name.endswith(".safetensors")}
+    names = set()
+    for file in file_of_tensor.values():
+        name = str(file)
+        if name.endswith(".safetensors"):
+            names.add(name)
+    return names
 
 
 def _lies_in(file: Path, folder: Path) -> bool:
@@ -180,7 +200,11 @@ def upload(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, lis
             return str(head), []
         operations = []
         for name, content in wanted.items():
-            source = content if isinstance(content, bytes) else str(content)
+            source: bytes | str
+            if isinstance(content, bytes):
+                source = content
+            else:
+                source = str(content)
             operations.append(CommitOperationAdd(name, source))
         commit = api.create_commit(
             to.repo, operations, commit_message=to.message, revision=to.branch, parent_commit=head, num_threads=1
@@ -189,23 +213,25 @@ def upload(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, lis
 
 
 def _files_to_upload(api: HfApi, files: Mapping[str, Path | bytes], to: Destination) -> dict[str, Path | bytes]:
-    """Return the files that the repository does not have yet.
+    """Return the files that the repository does not have yet, or has with other contents.
 
     Raises:
         OutputError: files of these names are there with other contents, and ``force`` is not set.
     """
     entries = api.get_paths_info(to.repo, list(files), revision=to.branch)
-    stored = {entry.path: entry for entry in entries}
+    entry_of_name = {entry.path: entry for entry in entries}
     wanted = {}
-    taken = []
+    replaced = []
     for name, content in files.items():
-        if name not in stored:
+        entry = entry_of_name.get(name)
+        if entry is None:
             wanted[name] = content
-        elif not _has_contents(stored[name], content):
+        elif not _has_contents(entry, content):
             wanted[name] = content
-            taken.append(name)
-    if taken and not to.force:
-        raise OutputError(f"{to.repo} has another {' and another '.join(sorted(taken))}", hint="--force replaces it")
+            replaced.append(name)
+    if replaced and not to.force:
+        names = " and another ".join(sorted(replaced))
+        raise OutputError(f"{to.repo} has another {names}", hint="--force replaces it")
     return wanted
 
 
@@ -213,13 +239,22 @@ def _has_contents(entry: Any, content: Path | bytes) -> bool:
     """Return whether a file of a repository has these contents.
 
     A large one is known by SHA-256, others by git's own hash.
+
+    Args:
+        entry: of the Hub's list of files.
+        content: the contents, or the file that has them.
     """
-    is_large = entry.lfs is not None
-    if is_large and isinstance(content, Path):
-        return bool(entry.lfs.sha256 == sha256_file(content))  # without reading it into memory
-    data = content.read_bytes() if isinstance(content, Path) else content
-    if is_large:
-        digest = hashlib.sha256(data).hexdigest()
-        return bool(entry.lfs.sha256 == digest)
+    if entry.lfs is not None:
+        return bool(entry.lfs.sha256 == _sha256_of(content))
+    data = content
+    if isinstance(data, Path):
+        data = data.read_bytes()
     digest = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     return bool(entry.blob_id == digest)
+
+
+def _sha256_of(content: Path | bytes) -> str:
+    """Return the digest of contents; a file is not read into memory as a whole."""
+    if isinstance(content, Path):
+        return sha256_file(content)
+    return hashlib.sha256(content).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -50,7 +49,9 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
         macs: multiply-adds of one sample.
         shapes: what its graph takes and gives.
     """
-    labels = None if description.labels is None else list(description.labels)
+    labels = None
+    if description.labels is not None:
+        labels = list(description.labels)
     metadata = {
         "schema": EXPORT_SCHEMA,
         "hydractl": __version__,
@@ -68,8 +69,10 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
     }
     for key in _CHOSEN:
         metadata[key] = canonical_json(description.extra.get(key))
+    fitted_on = None
     stored_score = description.extra.get("ood_score")
-    fitted_on = stored_score.get("fitted_on") if isinstance(stored_score, Mapping) else None
+    if isinstance(stored_score, Mapping):
+        fitted_on = stored_score.get("fitted_on")
     metadata["fitted_on"] = canonical_json(fitted_on)
     if metadata["input"] != TOKENS:
         image_format = get_family(description.family).image_format(description.preprocess)
@@ -78,7 +81,7 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
 
 
 def _input_kind(shapes: GraphShapes) -> str:
-    """Return what a graph takes."""
+    """Return what a graph takes, one of ``INPUT_KINDS``, by the names of its inputs."""
     if IMAGES in shapes.inputs:
         return UINT8
     if PIXELS in shapes.inputs:
@@ -109,21 +112,27 @@ def read_metadata(path: Path) -> dict[str, str]:
     with refused_as(f"cannot read {path}"):
         metadata, shapes, data = FORMATS[kind].facts(path)
     hint = f"write it with export --format {kind}, of this version"
-    if not metadata.keys() >= set(_NEEDED) or metadata["schema"] != EXPORT_SCHEMA:
+    has_needed_keys = metadata.keys() >= set(_NEEDED)
+    if not has_needed_keys or metadata["schema"] != EXPORT_SCHEMA:
         raise InputError(f"{path} does not say what it is made of", hint=hint)
     problems = _metadata_problems(metadata, path)
-    if not problems:
+    if not problems:  # else shapes cannot be told from them
         problems = _shape_problems(metadata, shapes, path)
     if problems:
         raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)
     if metadata["format"] != kind:
         raise InputError(f"{path} ends like a file of {kind} and says it is {shown(metadata['format'])}", hint=hint)
-    _check_data(metadata, data, path)
+    _check_weights_beside(metadata, data, path)
     return metadata
 
 
-def _check_data(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -> None:
+def _check_weights_beside(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -> None:
     """Refuse weights beside a file that are not those that it was written with.
+
+    Args:
+        metadata: with the digest of those weights, where there are some.
+        data: the files beside the graph that it takes weights from.
+        path: of the file, for messages.
 
     Raises:
         InputError: naming the file that they lie in.
@@ -131,7 +140,8 @@ def _check_data(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -
     digest = metadata.get(DATA_SHA256)
     if not data and digest is None:
         return
-    if len(data) != 1 or digest is None or _SHA256.fullmatch(digest) is None:
+    is_digest = digest is not None and _SHA256.fullmatch(digest) is not None
+    if len(data) != 1 or not is_digest:
         raise InputError(
             f"{path} has weights in {len(data)} files beside it, and the digest {shown(digest)} of them",
             hint="export its checkpoint again",
@@ -170,11 +180,17 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
         problems.append(f"input {shown(metadata['input'])}")
 
     preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
-    if not isinstance(preprocess, dict):
-        problems.append(f"preprocess {shown(preprocess)}")
-        return problems
-    size = preprocess.get("input_size")
     takes_images = metadata["input"] in (FLOAT32, UINT8)
+    problems += _preprocess_problems(preprocess, takes_images)
+    return problems
+
+
+def _preprocess_problems(preprocess: object, takes_images: bool) -> list[str]:
+    """List what is wrong with how samples become inputs: sizes of images, and lengths of texts that are limited."""
+    if not isinstance(preprocess, dict):
+        return [f"preprocess {shown(preprocess)}"]
+    problems = []
+    size = preprocess.get("input_size")
     if takes_images and not _are_image_sizes(size):
         problems.append(f"images of {shown(size)}")
     tokens = preprocess.get("max_length")
@@ -184,64 +200,105 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
 
 
 def _shape_problems(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> list[str]:
-    """List how the graph differs from what the metadata say of it, a line each."""
+    """List how the graph differs from what the metadata say of it, a line each.
+
+    Where it does not, list how what they say differs from the graph of a model of such metadata.
+
+    Args:
+        metadata: checked but for the shapes.
+        shapes: what the graph takes and gives.
+        path: of the file, for messages.
+    """
     said = GraphShapes.from_json(parse_json(metadata["shapes"], f"shapes in {path}"))
+    problems = [
+        *_differences_from_graph("input", said.inputs, shapes.inputs),
+        *_differences_from_graph("output", said.outputs, shapes.outputs),
+    ]
+    if problems:
+        return problems
+    expected = _expected_shapes(metadata, said, path)
+    return _differences_from_expected(said, expected)
+
+
+def _differences_from_graph(what: str, said: Shapes, of_graph: Shapes) -> list[str]:
+    """List each input, or output, that the graph has otherwise than the metadata say."""
+    if list(said) != list(of_graph):
+        names = ", ".join(said)
+        names_in_graph = ", ".join(of_graph)
+        return [f"the {what}s {names}, and the graph has {names_in_graph}"]
     problems = []
-    for what, of_graph, of_metadata in zip(("input", "output"), shapes, said, strict=True):
-        if list(of_graph) != list(of_metadata):
-            problems.append(f"the {what}s {', '.join(of_metadata)}, and the graph has {', '.join(of_graph)}")
+    for name, tensor in said.items():
+        in_graph = of_graph[name]
+        if not tensor.like(in_graph):
+            problems.append(f"{name} as {tensor}, and in the graph it is {in_graph}")
+    return problems
+
+
+def _differences_from_expected(said: GraphShapes, expected: Shapes) -> list[str]:
+    """List each input and output that is not as expected, and outputs that are others; other inputs are let pass."""
+    problems = []
+    all_said = {**said.inputs, **said.outputs}
+    for name, tensor in all_said.items():
+        if name not in expected:
             continue
-        for name, tensor in of_metadata.items():
-            if not tensor.like(of_graph[name]):
-                problems.append(f"{name} as {tensor}, and in the graph it is {of_graph[name]}")
-    if not problems:
-        expected = _expected_shapes(metadata, said, path)
-        for name, tensor in {**said.inputs, **said.outputs}.items():
-            if not tensor.like(expected.get(name, tensor)):
-                problems.append(f"{name} as {tensor}, and it would be {expected[name]}")
-        outputs = [name for name in expected if name in OUTPUTS]
-        if list(said.outputs) != outputs:
-            problems.append(f"the outputs {', '.join(said.outputs)}, and they would be {', '.join(outputs)}")
+        wanted = expected[name]
+        if not tensor.like(wanted):
+            problems.append(f"{name} as {tensor}, and it would be {wanted}")
+    wanted_outputs = [name for name in expected if name in OUTPUTS]
+    if list(said.outputs) != wanted_outputs:
+        names = ", ".join(said.outputs)
+        wanted_names = ", ".join(wanted_outputs)
+        problems.append(f"the outputs {names}, and they would be {wanted_names}")
     return problems
 
 
 def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> Shapes:
-    """Return the inputs and outputs that a model of such metadata has.
+    """Return the inputs and outputs that a model of such metadata has, outputs in their order.
 
     Args:
         metadata: of the file.
         shapes: what the file says that its graph takes and gives; the number of classes is read off it.
         path: of the file, for messages.
     """
+    expected = _expected_inputs(metadata, shapes, path)
     members = int(metadata["members"])
-    labels = parse_json(metadata["labels"], f"labels in {path}")
-    preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
-    probabilities = shapes.outputs.get(PROBABILITIES)
-    classes: Size = "any"
-    if probabilities is not None and probabilities.shape:
-        classes = probabilities.shape[-1]
-    if labels is not None:
-        classes = len(labels)
-
-    expected: dict[str, TensorShape] = {}
-    if metadata["input"] == TOKENS:
-        for name in shapes.inputs:
-            expected[name] = TensorShape("int64", ("batch", "tokens"))
-    else:
-        channels, height, width = preprocess["input_size"]
-        expected[PIXELS] = TensorShape("float32", ("batch", channels, height, width))
-        expected[IMAGES] = TensorShape("uint8", ("batch", height, width, channels))
-
+    classes = _expected_classes(metadata, shapes, path)
     chosen = chosen_of(metadata)
     expected[PROBABILITIES] = TensorShape("float32", ("batch", classes))
-    if not says_nothing(chosen.score, members):
+    has_score = not says_nothing(chosen.score, members)
+    if has_score:
         expected[OOD_SCORE] = TensorShape("float64", ("batch",))
-        if chosen.threshold is not None:
-            expected[IS_OOD] = TensorShape("bool", ("batch",))
+    if has_score and chosen.threshold is not None:
+        expected[IS_OOD] = TensorShape("bool", ("batch",))
     if chosen.conformal is not None:
         expected[CONFORMAL_SET] = TensorShape("bool", ("batch", classes))
     expected[MEMBER_LOGITS] = TensorShape("float32", (members, "batch", classes))
     return expected
+
+
+def _expected_inputs(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> dict[str, TensorShape]:
+    """Return the inputs that a graph may have: of images both kinds, of which it has one; of texts all it names."""
+    expected = {}
+    if metadata["input"] == TOKENS:
+        for name in shapes.inputs:
+            expected[name] = TensorShape("int64", ("batch", "tokens"))
+        return expected
+    preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
+    channels, height, width = preprocess["input_size"]
+    expected[PIXELS] = TensorShape("float32", ("batch", channels, height, width))
+    expected[IMAGES] = TensorShape("uint8", ("batch", height, width, channels))
+    return expected
+
+
+def _expected_classes(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> Size:
+    """Return the number of classes: that of the labels, else that of the probabilities; ``any`` where neither says."""
+    labels = parse_json(metadata["labels"], f"labels in {path}")
+    if labels is not None:
+        return len(labels)
+    probabilities = shapes.outputs.get(PROBABILITIES)
+    if probabilities is not None and probabilities.shape:
+        return probabilities.shape[-1]
+    return "any"
 
 
 def _are_texts(values: object) -> bool:
@@ -255,16 +312,18 @@ def _are_texts(values: object) -> bool:
 
 def _are_image_sizes(sizes: object) -> bool:
     """Return whether these are channels, height and width of an image that is not absurdly large."""
-    return isinstance(sizes, list) and len(sizes) == 3 and _are_sizes(sizes, _MOST_PIXELS)
-
-
-def _are_sizes(sizes: object, most: int) -> bool:
-    """Return whether these are positive whole numbers whose product is not absurd."""
-    if not isinstance(sizes, list):
+    if not isinstance(sizes, list) or len(sizes) != 3:
         return False
+    return _are_sizes(sizes, _MOST_PIXELS)
+
+
+def _are_sizes(sizes: Sequence[object], most: int) -> bool:
+    """Return whether these are positive whole numbers whose product is ``most`` or less."""
+    product = 1
     for size in sizes:
         if type(size) is not int:
             return False
         if not 0 < size <= most:
             return False
-    return math.prod(sizes) <= most
+        product *= size
+    return product <= most

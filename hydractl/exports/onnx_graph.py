@@ -54,45 +54,58 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
     if not model.graph.node:
         raise InputError(f"{path} is no .onnx file: it has no graph", hint=_HINT)
     if problems:
+        first = problems[0]
+        if len(problems) == 1:
+            problems = []  # the message says it all
         raise InputError(
-            f"{path} is not opened, for it holds what hydractl never exports: {problems[0]}",
+            f"{path} is not opened, for it holds what hydractl never exports: {first}",
             hint=_HINT,
-            problems=problems if len(problems) > 1 else (),
+            problems=problems,
         )
     return model, content
 
 
 def shapes_of_graph(model: ModelProto) -> GraphShapes:
     """Return what a graph takes and gives."""
-    return GraphShapes(_shapes_of(model.graph.input), _shapes_of(model.graph.output))
+    return GraphShapes(_shapes_by_name(model.graph.input), _shapes_by_name(model.graph.output))
 
 
-def _shapes_of(values: Any) -> Shapes:
-    """Return the inputs or outputs of a graph."""
-    import onnx
-
+def _shapes_by_name(values: Any) -> Shapes:
+    """Return the inputs or outputs of a graph by name; a size that is not fixed as the name of its dimension."""
     shapes = {}
     for value in values:
         tensor = value.type.tensor_type
         sizes: list[Size] = []
         for dimension in tensor.shape.dim:
-            is_fixed = dimension.HasField("dim_value")
-            sizes.append(dimension.dim_value if is_fixed else dimension.dim_param)
-        names = onnx.TensorProto.DataType
-        number_format = names.Name(tensor.elem_type) if tensor.elem_type in names.values() else "unknown"
-        shapes[value.name] = TensorShape(_NUMBER_FORMATS.get(number_format, number_format.lower()), tuple(sizes))
+            if dimension.HasField("dim_value"):
+                sizes.append(dimension.dim_value)
+            else:
+                sizes.append(dimension.dim_param)
+        dtype = _number_format(tensor.elem_type)
+        shapes[value.name] = TensorShape(dtype, tuple(sizes))
     return shapes
+
+
+def _number_format(elem_type: int) -> str:
+    """Return torch's name of one of ONNX's number formats; ``unknown`` for a number that is none."""
+    import onnx
+
+    formats = onnx.TensorProto.DataType
+    if elem_type not in formats.values():
+        return "unknown"
+    name = formats.Name(elem_type)
+    return _NUMBER_FORMATS.get(name, name.lower())
 
 
 def files_beside(model: ModelProto, path: Path) -> list[Path]:
     """Return the files beside a checked graph that hold its weights."""
-    return [path.with_name(location) for location in sorted(_locations(model))]
+    return [path.with_name(location) for location in sorted(_names_of_weight_files(model))]
 
 
-def _locations(model: ModelProto) -> set[str]:
+def _names_of_weight_files(model: ModelProto) -> set[str]:
     """Return the names of the files that weights lie in."""
     locations = set()
-    for tensor in _messages(model, "TensorProto"):
+    for tensor in _messages_of_type(model, "TensorProto"):
         for entry in tensor.external_data:
             if entry.key == "location":
                 locations.add(entry.value)
@@ -103,7 +116,7 @@ def _foreign_operators(model: ModelProto) -> list[str]:
     """List each domain of operators that neither ONNX nor the file itself defines, a line each."""
     defined_here = {function.domain for function in model.functions}
     known = defined_here.union(_DOMAINS)
-    named = {node.domain for node in _messages(model, "NodeProto")}
+    named = {node.domain for node in _messages_of_type(model, "NodeProto")}
     foreign = sorted(named - known)
     return [f"operators of {shown(domain)}" for domain in foreign]
 
@@ -111,39 +124,48 @@ def _foreign_operators(model: ModelProto) -> list[str]:
 def _files_outside(model: ModelProto, path: Path) -> list[str]:
     """List each place of weights that is no file in the folder of the graph, a line each."""
     problems = []
-    for tensor in _messages(model, "TensorProto"):
+    for tensor in _messages_of_type(model, "TensorProto"):
         keys = {entry.key for entry in tensor.external_data}
         unknown = keys - set(_KEYS)
         if unknown:
             problems.append(f"weights with {shown(min(unknown))}")
-    for location in sorted(_locations(model)):
-        problem = _outside(location, path)
+    for location in sorted(_names_of_weight_files(model)):
+        problem = _location_problem(location, path)
         if problem is not None:
             problems.append(problem)
     return problems
 
 
-def _outside(location: str, path: Path) -> str | None:
-    """Return the problem with a file of weights; None for a regular file beside the graph."""
-    is_file_name = location not in ("", ".", "..") and os.path.basename(location) == location
-    if not is_file_name or "\\" in location or "\0" in location:
-        return f"weights in {shown(location)}, outside its folder"
+def _location_problem(location: str, path: Path) -> str | None:
+    """Return the problem with a file of weights; None for a regular file beside the graph.
+
+    Args:
+        location: where the graph says that the weights lie.
+        path: of the graph.
+    """
+    shown_location = shown(location)
+    is_bare_name = os.path.basename(location) == location
+    is_name_of_folder = location in ("", ".", "..")
+    has_odd_characters = "\\" in location or "\0" in location
+    if not is_bare_name or is_name_of_folder or has_odd_characters:
+        return f"weights in {shown_location}, outside its folder"
     beside = path.with_name(location)
     if not os.path.exists(beside):
-        return f"weights in {shown(location)}, which is not there"
+        return f"weights in {shown_location}, which is not there"
     # The folder of the path, and that of the file where the path is a link to it.
     folder = os.path.realpath(path.parent)
     folder_of_file = os.path.dirname(os.path.realpath(path))
     target = os.path.realpath(beside)
-    if os.path.dirname(target) not in (folder, folder_of_file):
-        return f"weights in {shown(location)}, a link that leads out of its folder"
+    folder_of_target = os.path.dirname(target)
+    if folder_of_target not in (folder, folder_of_file):
+        return f"weights in {shown_location}, a link that leads out of its folder"
     if not os.path.isfile(target):
-        return f"weights in {shown(location)}, which is no regular file"
+        return f"weights in {shown_location}, which is no regular file"
     return None
 
 
-def _messages(message: Any, name: str) -> Iterator[Any]:
-    """Yield every message of one type in a message, in graphs inside of graphs too."""
+def _messages_of_type(message: Any, name: str) -> Iterator[Any]:
+    """Yield every message of the type ``name`` in a message of protobuf, in graphs inside of graphs too."""
     if message.DESCRIPTOR.name == name:
         yield message
     if message.DESCRIPTOR.name == "TensorProto":
@@ -151,11 +173,11 @@ def _messages(message: Any, name: str) -> Iterator[Any]:
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
-        for item in _items(value):
-            yield from _messages(item, name)
+        for item in _messages_of_field(value):
+            yield from _messages_of_type(item, name)
 
 
-def _items(value: Any) -> Any:
+def _messages_of_field(value: Any) -> Any:
     """Return the messages of a field, which is one or a list of them."""
     if hasattr(value, "DESCRIPTOR"):
         return [value]

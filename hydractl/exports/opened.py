@@ -75,11 +75,13 @@ class ExportedModel(nn.Module):
             NonFiniteError: for logits that are NaN or infinite.
         """
         outputs = self.outputs(inputs)
-        logits = outputs[MEMBER_LOGITS].numpy()
         probabilities = outputs[PROBABILITIES].double()
         confidence, predicted = probabilities.max(dim=1)
-        _, count, _ = logits.shape
-        mi = np.empty(count)
+
+        # The graph does not give what follows from the members alone: it is computed here, some samples at a time.
+        logits = outputs[MEMBER_LOGITS].numpy()
+        _, samples, _ = logits.shape
+        mi = np.empty(samples)
         member_probabilities = np.empty(logits.shape)
         for rows, block in blocks(logits):
             mi[rows] = block.mi
@@ -154,7 +156,8 @@ class ExportedFile:
     @property
     def outputs(self) -> Mapping[str, TensorShape]:
         """Names and shapes of what its graph gives."""
-        return GraphShapes.from_json(json.loads(self.metadata["shapes"])).outputs
+        document = json.loads(self.metadata["shapes"])
+        return GraphShapes.from_json(document).outputs
 
     @property
     def classes(self) -> int:
@@ -172,7 +175,9 @@ class ExportedFile:
     @property
     def reads(self) -> str:
         """The kind of sample that it reads: ``image`` or ``text``."""
-        return "text" if self.metadata["input"] == TOKENS else "image"
+        if self.metadata["input"] == TOKENS:
+            return "text"
+        return "image"
 
     @property
     def chosen(self) -> Chosen:
@@ -196,7 +201,11 @@ class ExportedFile:
         """Its size, with the weights beside it."""
         beside = self.path.with_name(f"{self.path.name}.data")
         files = (self.path, beside)
-        return sum(path.stat().st_size for path in files if path.exists())
+        size = 0
+        for file in files:
+            if file.exists():
+                size += file.stat().st_size
+        return size
 
     def at_length(self, tokens: int) -> ExportedFile:
         """Return the file on texts of at most so many tokens."""
@@ -205,7 +214,11 @@ class ExportedFile:
         return replace(self, max_length=tokens)
 
     def build(self) -> ExportedModel:
-        """Load the file."""
+        """Load the file.
+
+        Raises:
+            InputError: it cannot be loaded; the model that is returned raises it where the graph cannot be run.
+        """
         run, runtime = FORMATS[self.kind].runner(self.path)
 
         def run_or_refuse(inputs: NamedTensors) -> NamedTensors:
@@ -260,17 +273,18 @@ def exported_file(text: str) -> ExportedFile | None:
         InputError: there is no such file, or it is of another program.
         UsageError: the libraries that run it are not installed.
     """
-    name, refs = split_model(text)
-    if len(refs) > 1 or kind_of(refs[0]) is None:
+    name, files = split_model(text)
+    if len(files) > 1 or kind_of(files[0]) is None:
         return None
-    return exported_at(Path(refs[0]), name)
+    return exported_at(Path(files[0]), name)
 
 
 def exported_at(path: Path, name: str | None = None) -> ExportedFile:
-    """Return an exported file by its path.
+    """Return an exported file by its path, called by the name or else like the file.
 
     Raises:
-        InputError, UsageError: as :func:`exported_file`.
+        InputError: there is no such file, or it is of another program.
+        UsageError: the libraries that run it are not installed.
     """
     kind = kind_of(path)
     if kind is None or not path.is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import keyword
 import math
@@ -35,18 +34,19 @@ _EMPTY: tuple[object, ...] = (None, False, "", [], {})
 _LEAF: dict[str, object] = {"type": None, "context": None, "children_spec": []}
 
 
-def _refuse(what: str, value: Any) -> Refused:
+def _refused(what: str, value: Any) -> Refused:
+    """Return the error of a value, shown in short behind what it was to be."""
     return Refused(f"{what} {shown(value)}")
 
 
 def _flag(value: Any) -> None:
     if type(value) is not bool:
-        raise _refuse("as a truth value", value)
+        raise _refused("as a truth value", value)
 
 
 def _whole(value: Any) -> None:
     if type(value) is not int or abs(value) > _LARGEST:
-        raise _refuse("as a whole number", value)
+        raise _refused("as a whole number", value)
 
 
 def _number(value: Any) -> None:
@@ -54,47 +54,53 @@ def _number(value: Any) -> None:
     if value in ("Infinity", "-Infinity", "NaN"):
         return
     if type(value) not in (int, float):
-        raise _refuse("as a number", value)
+        raise _refused("as a number", value)
 
 
 def _name(value: Any) -> None:
     """Refuse what cannot be a name in Python code, which names of nodes become."""
     if not isinstance(value, str) or _IDENTIFIER.fullmatch(value) is None or value in _RESERVED:
-        raise _refuse("the name", value)
+        raise _refused("the name", value)
 
 
 def _path(value: Any) -> None:
     """Refuse what is no name of a parameter or module: parts between dots, none of them special to Python."""
     if not isinstance(value, str) or _PATH.fullmatch(value) is None:
-        raise _refuse("the name", value)
-    if any(part.startswith("__") for part in value.split(".")):
-        raise _refuse("the name", value)
+        raise _refused("the name", value)
+    parts = value.split(".")
+    if any(part.startswith("__") for part in parts):
+        raise _refused("the name", value)
 
 
 def _matching(pattern: str) -> Form:
+    """Accept a text that matches the pattern as a whole."""
     compiled = re.compile(pattern)
 
     def form(value: Any) -> None:
         if not isinstance(value, str) or compiled.fullmatch(value) is None:
-            raise _refuse("the text", value)
+            raise _refused("the text", value)
 
     return form
 
 
 def _one_of(*values: Any) -> Form:
+    """Accept a value that equals one of these."""
+
     def form(value: Any) -> None:
         if value not in values:
-            raise _refuse("the value", value)
+            raise _refused("the value", value)
 
     return form
 
 
 def _nothing(value: Any) -> None:
     if value not in _EMPTY:
-        raise _refuse("the value", value)
+        raise _refused("the value", value)
 
 
 def _perhaps(form: Form) -> Form:
+    """Accept null, and what is of the form."""
+
     def perhaps(value: Any) -> None:
         if value is not None:
             form(value)
@@ -103,9 +109,11 @@ def _perhaps(form: Form) -> Form:
 
 
 def _list_of(form: Form) -> Form:
+    """Accept a list of values that are all of the form."""
+
     def listed(value: Any) -> None:
         if not isinstance(value, list):
-            raise _refuse("as a list", value)
+            raise _refused("as a list", value)
         for item in value:
             form(item)
 
@@ -113,9 +121,11 @@ def _list_of(form: Form) -> Form:
 
 
 def _map_of(key_form: Form, form: Form) -> Form:
+    """Accept an object of any fields, whose names are of the first form and whose values are of the second."""
+
     def mapped(value: Any) -> None:
         if not isinstance(value, dict):
-            raise _refuse("as an object", value)
+            raise _refused("as an object", value)
         for key, item in value.items():
             key_form(key)
             form(item)
@@ -128,7 +138,7 @@ def _record(**forms: Form) -> Form:
 
     def record(value: Any) -> None:
         if not isinstance(value, dict):
-            raise _refuse("as an object", value)
+            raise _refused("as an object", value)
         for key, item in value.items():
             if key in forms:
                 forms[key](item)
@@ -143,8 +153,8 @@ def _either(**forms: Form) -> Form:
 
     def either(value: Any) -> None:
         if not isinstance(value, dict) or len(value) != 1:
-            raise _refuse("as a choice", value)
-        (key, item), *_ = value.items()
+            raise _refused("as a choice", value)
+        ((key, item),) = value.items()
         if key not in forms:
             raise Refused(f"the field {shown(key)} with {shown(item)}")
         forms[key](item)
@@ -170,18 +180,21 @@ def check_expression(text: Any) -> None:
     Raises:
         Refused: sympy would have to evaluate something else.
     """
-    if not isinstance(text, str) or len(text) > _LONGEST_EXPRESSION or _CHARACTERS.fullmatch(text) is None:
-        raise _refuse("the expression", text)
+    if not isinstance(text, str) or len(text) > _LONGEST_EXPRESSION:
+        raise _refused("the expression", text)
+    if _CHARACTERS.fullmatch(text) is None:
+        raise _refused("the expression", text)
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise _refuse("the expression", text) from error
+        raise _refused("the expression", text) from error
     if not _is_size(tree):
-        raise _refuse("the expression", text)
+        raise _refused("the expression", text)
 
 
 def _is_size(node: ast.expr) -> bool:
-    if _is_whole(node):
+    """Return whether this is a whole number, a symbol, or one of a few functions of sizes."""
+    if _is_whole_number(node):
         return True
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return False
@@ -189,18 +202,21 @@ def _is_size(node: ast.expr) -> bool:
     if function == "Symbol":
         return _is_symbol(node)
     if node.keywords:
-        return False
+        return False  # assumptions of symbols alone are known to be harmless
     if function == "Integer":
-        return len(node.args) == 1 and _is_whole(node.args[0])
+        return len(node.args) == 1 and _is_whole_number(node.args[0])
     if function == "Pow":
-        return _is_power(node.args)
+        return _is_low_power(node.args)
     return function in _FUNCTIONS and all(map(_is_size, node.args))
 
 
-def _is_whole(node: ast.expr) -> bool:
+def _is_whole_number(node: ast.expr) -> bool:
+    """Return whether this is a whole number that is not absurdly large, with or without a minus."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
-    return isinstance(node, ast.Constant) and type(node.value) is int and node.value <= _LARGEST
+    if not isinstance(node, ast.Constant) or type(node.value) is not int:
+        return False
+    return node.value <= _LARGEST
 
 
 def _is_symbol(node: ast.Call) -> bool:
@@ -208,16 +224,19 @@ def _is_symbol(node: ast.Call) -> bool:
     for assumption in node.keywords:
         if assumption.arg not in _ASSUMPTIONS:
             return False
-        if not isinstance(assumption.value, ast.Constant) or type(assumption.value.value) is not bool:
+        value = assumption.value
+        if not isinstance(value, ast.Constant) or type(value.value) is not bool:
             return False
-    if len(node.args) != 1 or not isinstance(node.args[0], ast.Constant):
+    if len(node.args) != 1:
         return False
-    name = node.args[0].value
-    return isinstance(name, str) and _SYMBOL.fullmatch(name) is not None
+    argument = node.args[0]
+    if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
+        return False
+    return _SYMBOL.fullmatch(argument.value) is not None
 
 
-def _is_power(arguments: Sequence[ast.expr]) -> bool:
-    """Return whether this is a low power of a symbol: powers of numbers and of powers have no bound."""
+def _is_low_power(arguments: Sequence[ast.expr]) -> bool:
+    """Return whether these are a symbol and a low exponent: powers of numbers and of powers have no bound."""
     if len(arguments) != 2:
         return False
     base, exponent = arguments
@@ -231,7 +250,10 @@ def _is_power(arguments: Sequence[ast.expr]) -> bool:
 
 
 def _is_call_of(node: ast.expr, function: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function
+    """Return whether this calls the function of this name."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return False
+    return node.func.id == function
 
 
 # --- operators --------------------------------------------------------------------------------------------------------
@@ -268,24 +290,28 @@ _TEXTS = r"none|tanh|ij|xy|constant|reflect|replicate|circular|floor|trunc|mean|
 
 
 def _operator(value: Any) -> None:
+    """Refuse what is no operator that only computes: one of Python's, a core one of ATen, or one of ``_OPERATORS``."""
     if not isinstance(value, str):
-        raise _refuse("the operator", value)
+        raise _refused("the operator", value)
     if _PYTHON.fullmatch(value) is not None:
         return
     match = _ATEN.fullmatch(value)
     if match is None:
-        raise _refuse("the operator", value)
+        raise _refused("the operator", value)
     name = match["name"]
     if name not in _OPERATORS and not _is_core(name, match["overload"]):
-        raise _refuse("the operator", value)
+        raise _refused("the operator", value)
 
 
 def _is_core(name: str, overload: str) -> bool:
-    """Return whether torch counts an operator among the core ones, which only compute."""
+    """Return whether torch counts an operator of ATen among the core ones, which only compute."""
     import torch
 
-    operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
-    return isinstance(operator, torch._ops.OpOverload) and torch.Tag.core in operator.tags
+    overloads = getattr(torch.ops.aten, name, None)
+    operator = getattr(overloads, overload, None)
+    if not isinstance(operator, torch._ops.OpOverload):
+        return False
+    return torch.Tag.core in operator.tags
 
 
 # --- the document of the model ----------------------------------------------------------------------------------------
@@ -362,36 +388,43 @@ _INPUT = _either(
 _OUTPUT = _either(user_output=_record(arg=_either(as_tensor=_OF_TENSOR)))
 
 
-def _tree(names: Sequence[str]) -> dict[str, object]:
+def _tree_of_mapping(names: Sequence[str]) -> dict[str, object]:
     """Return the tree of a mapping of these names to tensors, as torch writes it."""
     return {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [_LEAF] * len(names)}
 
 
+_SIGNATURE_FIELDS = _record(
+    inputs=_nothing,
+    outputs=_nothing,
+    in_spec=_matching(r"(?s).{0,4096}"),
+    out_spec=_matching(r"(?s).{0,4096}"),
+    forward_arg_names=_list_of(_name),
+)
+
+
 def _signature(value: Any) -> None:
     """Refuse inputs and outputs that are no mappings of names to tensors: torch imports what makes other trees."""
-    _record(
-        inputs=_nothing,
-        outputs=_nothing,
-        in_spec=_matching(r"(?s).{0,4096}"),
-        out_spec=_matching(r"(?s).{0,4096}"),
-        forward_arg_names=_list_of(_name),
-    )(value)
+    _SIGNATURE_FIELDS(value)
+    input_names = value.get("forward_arg_names") or []
     no_positional = {"type": "builtins.tuple", "context": "null", "children_spec": []}
-    by_name = _tree(value.get("forward_arg_names") or [])
-    inputs = {"type": "builtins.tuple", "context": "null", "children_spec": [no_positional, by_name]}
-    if parse_json(value.get("in_spec", ""), "the tree of inputs") != [1, inputs]:
-        raise _refuse("the tree of inputs", value.get("in_spec"))
+    by_name = _tree_of_mapping(input_names)
+    expected_inputs = {"type": "builtins.tuple", "context": "null", "children_spec": [no_positional, by_name]}
+    inputs = parse_json(value.get("in_spec", ""), "the tree of inputs")
+    if inputs != [1, expected_inputs]:
+        raise _refused("the tree of inputs", value.get("in_spec"))
     outputs = parse_json(value.get("out_spec", ""), "the tree of outputs")
-    if not any(outputs == [1, _tree(names)] for names in _named_outputs()):
-        raise _refuse("the tree of outputs", value.get("out_spec"))
+    possible_outputs = [[1, _tree_of_mapping(names)] for names in _possible_output_names()]
+    if outputs not in possible_outputs:
+        raise _refused("the tree of outputs", value.get("out_spec"))
 
 
-def _named_outputs() -> Iterator[list[str]]:
+def _possible_output_names() -> Iterator[list[str]]:
     """Yield the names of the outputs of every graph that is exported, in order."""
-    perhaps_score: list[list[str]] = [[], [OOD_SCORE], [OOD_SCORE, IS_OOD]]
-    perhaps_set: list[list[str]] = [[], [CONFORMAL_SET]]
-    for score, conformal_set in itertools.product(perhaps_score, perhaps_set):
-        yield [PROBABILITIES, *score, *conformal_set, MEMBER_LOGITS]
+    possible_scores: list[list[str]] = [[], [OOD_SCORE], [OOD_SCORE, IS_OOD]]
+    possible_sets: list[list[str]] = [[], [CONFORMAL_SET]]
+    for score in possible_scores:
+        for conformal_set in possible_sets:
+            yield [PROBABILITIES, *score, *conformal_set, MEMBER_LOGITS]
 
 
 _PROGRAM = _record(
@@ -416,7 +449,7 @@ def check_program(document: Any) -> None:
     """Check what an archive says of its graph.
 
     Raises:
-        Refused: naming the first value that no export of hydractl holds.
+        Refused: naming the first value that no export of hydractl holds, or a part of a graph that is not there.
     """
     _PROGRAM(document)
     missing = [key for key in _REQUIRED if key not in document]
@@ -433,24 +466,42 @@ def shapes_of_program(document: Mapping[str, Any]) -> GraphShapes:
 
     Raises:
         Refused: its inputs and outputs are not those that its signature names.
+        LookupError, TypeError: it leaves out what says so.
     """
-    graph = document["graph_module"]["graph"]
-    specs = document["graph_module"]["signature"]["input_specs"]
+    module = document["graph_module"]
+    graph = module["graph"]
+    # Inside of the graph a value has a name of its own; callers use those of the signature, in the same order.
     input_values = []
-    for spec in specs:
+    for spec in module["signature"]["input_specs"]:
         if "user_input" in spec:
-            input_values.append(spec["user_input"]["arg"]["as_tensor"]["name"])
+            argument = spec["user_input"]["arg"]
+            input_values.append(argument["as_tensor"]["name"])
     output_values = [output["as_tensor"]["name"] for output in graph["outputs"]]
-    signature = document["graph_module"]["module_call_graph"][0]["signature"]
+    signature = module["module_call_graph"][0]["signature"]
     input_names = signature["forward_arg_names"]
-    output_names = json.loads(json.loads(signature["out_spec"])[1]["context"])
-    return GraphShapes(
-        _shapes_of_values(graph, input_names, input_values), _shapes_of_values(graph, output_names, output_values)
-    )
+    inputs = _shapes_of_values(graph, input_names, input_values)
+    outputs = _shapes_of_values(graph, _output_names(signature), output_values)
+    return GraphShapes(inputs, outputs)
+
+
+def _output_names(signature: Mapping[str, Any]) -> list[str]:
+    """Return the names of the outputs: the context of the tree of a mapping, which is JSON within JSON."""
+    _, tree = json.loads(signature["out_spec"])
+    names: list[str] = json.loads(tree["context"])
+    return names
 
 
 def _shapes_of_values(graph: Mapping[str, Any], names: Sequence[str], values: Sequence[str]) -> Shapes:
-    """Return the shapes of some values of a graph by the names that callers use."""
+    """Return the shapes of some values of a graph by the names that callers use.
+
+    Args:
+        graph: checked.
+        names: that callers use.
+        values: what each of them is called in the graph.
+
+    Raises:
+        Refused: there are more of one than of the other.
+    """
     if len(names) != len(values):
         raise Refused(f"{len(values)} tensors for {', '.join(names)}")
     shapes = {}
@@ -472,6 +523,9 @@ def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int
         folder: where its entries are.
         stem: what their names begin with.
         sizes: the bytes of all entries of the archive.
+
+    Raises:
+        Refused: something in the list has another form, or no numbers.
     """
     payload = _record(
         path_name=_matching(rf"{stem}_[0-9]{{1,9}}"),
@@ -479,12 +533,14 @@ def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int
         use_pickle=_one_of(False),
         tensor_meta=_TENSOR_META,
     )
-    _record(config=_map_of(_path, payload))(document)
+    payloads = _record(config=_map_of(_path, payload))
+    payloads(document)
     for name, entry in document.get("config", {}).items():
-        if not {"path_name", "tensor_meta"} <= entry.keys():
+        if "path_name" not in entry or "tensor_meta" not in entry:
             raise Refused(f"{shown(name)} without numbers")
         sizes_of_tensor = entry["tensor_meta"].get("sizes", [])
         numbers = math.prod(size.get("as_int", 1) for size in sizes_of_tensor)
+        entry_bytes = sizes.get(f"{folder}/{entry['path_name']}")
         # Of an empty entry, torch would make as many zeros as are asked for.
-        if numbers and not sizes.get(f"{folder}/{entry['path_name']}"):
+        if numbers and not entry_bytes:
             raise Refused(f"{shown(name)} without numbers")

@@ -31,12 +31,20 @@ class TensorShape(NamedTuple):
 
     def like(self, other: TensorShape) -> bool:
         """Return whether another one is the same but for the names of sizes."""
-        return self.dtype == other.dtype and _without_names(self.shape) == _without_names(other.shape)
+        if self.dtype != other.dtype:
+            return False
+        return _without_names(self.shape) == _without_names(other.shape)
 
 
 def _without_names(shape: Sequence[Size]) -> list[int | None]:
-    """Return sizes, None for any."""
-    return [size if isinstance(size, int) else None for size in shape]
+    """Return the sizes of dimensions, None in the place of one that may have any."""
+    sizes: list[int | None] = []
+    for size in shape:
+        if isinstance(size, int):
+            sizes.append(size)
+        else:
+            sizes.append(None)
+    return sizes
 
 
 Shapes = Mapping[str, TensorShape]
@@ -51,10 +59,7 @@ class GraphShapes(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that :meth:`from_json` reads."""
-        document = {}
-        for side, shapes in zip(self._fields, self, strict=True):
-            document[side] = {name: {"dtype": tensor.dtype, "shape": tensor.shape} for name, tensor in shapes.items()}
-        return document
+        return {"inputs": _shapes_document(self.inputs), "outputs": _shapes_document(self.outputs)}
 
     @classmethod
     def from_json(cls, document: Any) -> GraphShapes:
@@ -65,24 +70,44 @@ class GraphShapes(NamedTuple):
         """
         if not isinstance(document, Mapping) or set(document) != set(cls._fields):
             raise ValueError(f"the shapes {shown(document)}")
-        return cls(_shapes(document["inputs"]), _shapes(document["outputs"]))
+        inputs = _shapes(document["inputs"])
+        outputs = _shapes(document["outputs"])
+        return cls(inputs, outputs)
+
+
+def _shapes_document(shapes: Shapes) -> dict[str, Any]:
+    """Return inputs or outputs as JSON has them."""
+    return {name: {"dtype": tensor.dtype, "shape": tensor.shape} for name, tensor in shapes.items()}
 
 
 def _shapes(entries: Any) -> Shapes:
-    """Read inputs or outputs."""
+    """Read inputs or outputs, by name.
+
+    Raises:
+        ValueError: an entry is none; its text says which.
+    """
     if not isinstance(entries, Mapping):
         raise ValueError(f"the shapes {shown(entries)}")
     shapes = {}
     for name, entry in entries.items():
-        if not isinstance(entry, Mapping) or set(entry) != set(TensorShape._fields):
+        shape = _tensor_shape(entry)
+        if shape is None:
             raise ValueError(f"the shape {shown(entry)} of {shown(name)}")
-        sizes = entry["shape"]
-        if not isinstance(entry["dtype"], str) or not isinstance(sizes, list):
-            raise ValueError(f"the shape {shown(entry)} of {shown(name)}")
-        if not all(type(size) in (int, str) for size in sizes):
-            raise ValueError(f"the shape {shown(entry)} of {shown(name)}")
-        shapes[name] = TensorShape(entry["dtype"], tuple(sizes))
+        shapes[name] = shape
     return shapes
+
+
+def _tensor_shape(entry: Any) -> TensorShape | None:
+    """Return the shape that an entry says; None where it is none."""
+    if not isinstance(entry, Mapping) or set(entry) != set(TensorShape._fields):
+        return None
+    dtype = entry["dtype"]
+    sizes = entry["shape"]
+    if not isinstance(dtype, str) or not isinstance(sizes, list):
+        return None
+    if not all(type(size) in (int, str) for size in sizes):  # no truth value, which is an int as well
+        return None
+    return TensorShape(dtype, tuple(sizes))
 
 
 def shapes_of_inputs(example: Mapping[str, Tensor], dynamic: Mapping[str, Mapping[int, Any]]) -> Shapes:
@@ -102,15 +127,18 @@ def shapes_of_inputs(example: Mapping[str, Tensor], dynamic: Mapping[str, Mappin
 
 
 def shapes_of_outputs(example: Mapping[str, Tensor]) -> Shapes:
-    """Return the outputs of a graph, from those for an example."""
+    """Return the outputs of a graph, from those for an example: the batch may have any size."""
     shapes = {}
     for name, tensor in example.items():
         sizes: list[Size] = list(tensor.shape)
-        batch_dimension = 1 if name == MEMBER_LOGITS else 0
+        batch_dimension = 0
+        if name == MEMBER_LOGITS:
+            batch_dimension = 1  # behind the members
         sizes[batch_dimension] = "batch"
         shapes[name] = TensorShape(_dtype(tensor), tuple(sizes))
     return shapes
 
 
 def _dtype(tensor: Tensor) -> str:
+    """Return the number format of a tensor: ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")

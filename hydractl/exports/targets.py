@@ -10,7 +10,7 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.exports.checking import Answers, CheckData
 from hydractl.exports.comparison import compare_with_model
-from hydractl.exports.formats import FORMATS, WeightsFile, relocated
+from hydractl.exports.formats import FORMATS, Runner, WeightsFile, relocated
 from hydractl.exports.graph import Expectation, Graph, expectations, traced
 from hydractl.exports.metadata import metadata_of
 from hydractl.exports.opened import ExportedModel
@@ -59,7 +59,9 @@ class Target:
 
     def planned(self) -> ExportedFileRecord:
         """Return what an answer says of the file before it is written."""
-        data = None if self.data is None else str(self.data)
+        data = None
+        if self.data is not None:
+            data = str(self.data)
         return ExportedFileRecord(format=self.kind, path=str(self.path), data=data)
 
 
@@ -89,12 +91,13 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             " and calibration were fitted to the cascade",
             hint="F.st?cascade=0 runs all members: hydractl calibrate 'F.st?cascade=0' -o whole.st, and export that",
         )
-    bank_bytes = _bytes_beside(tensors, DETECTOR_START)
     score = stored_score(description.extra)
+    bank_bytes = _bytes_beside(tensors, DETECTOR_START)
     if score in BANKS and bank_bytes > MOST_BANK_BYTES:
+        mebibytes = bank_bytes / 2**20
+        most_mebibytes = MOST_BANK_BYTES / 2**20
         raise UsageError(
-            f"the bank of {score} has {bank_bytes / 2**20:,.0f} MiB, and an exported file at most"
-            f" {MOST_BANK_BYTES / 2**20:.0f}",
+            f"the bank of {score} has {mebibytes:,.0f} MiB, and an exported file at most {most_mebibytes:.0f}",
             hint=f"fit it to fewer training samples: hydractl calibrate --ood-score {score} --knn-bank N",
         )
     weights = sum(tensors.info(name).numel for name in tensors.names())
@@ -103,27 +106,35 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
 
 
 def _bytes_beside(tensors: TensorSource, start: str) -> int:
-    """Return the size of the tensors beside the weights whose names start so, as checkpoint and exported file hold."""
+    """Return the bytes of the tensors beside the weights whose names begin with ``start``.
+
+    They are the same in a checkpoint and in an exported file, for no format rounds them.
+    """
     return sum(info.nbytes for info in beside_infos(tensors, start))
 
 
 def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
-    """Return the target of a format.
+    """Return the target of a format, with a file for the weights where they are too many for one file.
 
     Args:
         kind: the format.
         stem: the path of the file without its ending.
         weights: the number of weights of the model.
         fitted_bytes: the size of what lies beside them, detectors and posteriors, which no format rounds.
+
+    Raises:
+        UsageError: weights rounded to int8 that do not fit into one file.
     """
     export_format = FORMATS[kind]
-    path = stem.with_name(f"{stem.name}{export_format.ending}")
-    fits = export_format.bytes_per_weight * weights + fitted_bytes <= MOST_IN_ONE_FILE
+    name = f"{stem.name}{export_format.ending}"
+    path = stem.with_name(name)
+    weight_bytes = export_format.bytes_per_weight * weights
+    fits = weight_bytes + fitted_bytes <= MOST_IN_ONE_FILE
     if kind == "onnx-int8" and not fits:
         raise UsageError(f"--format {kind}: {weights:,} weights do not fit into one file", hint="--format onnx")
     data = None
     if export_format.has_weights_beside and not fits:
-        data = path.with_name(f"{path.name}.data")
+        data = path.with_name(f"{name}.data")
     return Target(kind, path, data)
 
 
@@ -132,13 +143,14 @@ def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
     """Claim all files before any work; those not committed when it is over are gone.
 
     Raises:
-        OutputError: as :class:`hydractl.files.atomic.Output` does.
+        OutputError: a file is there already and ``force`` is not set, or it cannot be written.
     """
     with contextlib.ExitStack() as stack:
         outputs = {}
         for target in targets:
             for file in target.files:
-                outputs[file] = stack.enter_context(Output(file, force=force))
+                output = Output(file, force=force)
+                outputs[file] = stack.enter_context(output)
         yield Claim(targets, outputs)
 
 
@@ -159,6 +171,11 @@ class _Reference:
     expected: Sequence[Expectation]
     data: CheckData | None
     answers: Answers
+
+    def model_of_file(self, run: Runner) -> ExportedModel:
+        """Return a file as a model, which takes inputs as the model that it was made of does."""
+        model = self.model
+        return ExportedModel(run, model.family, model.description.preprocess, model.labels, self.image_format)
 
 
 class Claim:
@@ -197,74 +214,83 @@ class Claim:
             HydraError: where a file does not run, or differs from the model.
         """
         model = build()
-        image_format = model.family.image_format(model.description.preprocess) if uint8 else None
+        image_format = None
+        if uint8:
+            image_format = model.family.image_format(model.description.preprocess)
         longest = model.family.longest_text(model.description.preprocess)
-        reference = _Reference(
-            model=model,
-            image_format=image_format,
-            expected=expectations(model, longest, seed, image_format),
-            data=data,
-            answers=[] if data is None else data.measure(model, log),
-        )
+        # What the model itself answers, before it is traced: tracing uses it up.
+        expected = expectations(model, longest, seed, image_format)
+        answers = []
+        if data is not None:
+            answers = data.measure(model, log)
+        reference = _Reference(model, image_format, expected, data, answers)
         graph = traced(model, longest, image_format)
         metadata = metadata_of(model.description, origins, macs, graph.shapes())
         written = []
         with log.progress("export", len(self._targets), "files") as progress:
             for target in self._targets:
-                self._fill(target, graph, {**metadata, "format": target.kind})
-                check = self._check(target, reference, log)
-                self._settle(target)
-                size = sum(self._outputs[file].temporary.stat().st_size for file in target.files)
-                record = replace(
-                    target.planned(),
-                    bytes=size,
-                    sha256=sha256_file(self._outputs[target.path].temporary),
-                    inputs=_in_words(graph.shapes().inputs),
-                    outputs=_in_words(graph.shapes().outputs),
-                    check=check,
-                )
-                written.append(record)
+                self._write_temporary(target, graph, {**metadata, "format": target.kind})
+                check = self._check_against_model(target, reference, log)
+                self._name_weights_finally(target)
+                written.append(self._written_record(target, graph, check))
                 progress.advance()
         return written
 
-    def _check(self, target: Target, reference: _Reference, log: Log) -> ExportCheck:
-        """Run a written file, and compare it with its model.
+    def _written_record(self, target: Target, graph: Graph, check: ExportCheck) -> ExportedFileRecord:
+        """Return what an answer says of a file that is written under its temporary name."""
+        temporary_files = [self._outputs[file].temporary for file in target.files]
+        return replace(
+            target.planned(),
+            bytes=sum(file.stat().st_size for file in temporary_files),
+            sha256=sha256_file(self._outputs[target.path].temporary),
+            inputs=_shapes_in_words(graph.shapes().inputs),
+            outputs=_shapes_in_words(graph.shapes().outputs),
+            check=check,
+        )
+
+    def _check_against_model(self, target: Target, reference: _Reference, log: Log) -> ExportCheck:
+        """Run a written file, and compare it with its model; one that is not exact is also measured on the data.
 
         Raises:
             HydraError: where it does not run, or differs from the model.
         """
-        exact = FORMATS[target.kind].exact
-        run, runtime = FORMATS[target.kind].runner(self._outputs[target.path].temporary)
+        export_format = FORMATS[target.kind]
+        exact = export_format.exact
+        temporary = self._outputs[target.path].temporary
+        run, runtime = export_format.runner(temporary)
         chosen = Chosen.of(reference.model.description.extra)
         check = compare_with_model(target.path, run, runtime, reference.expected, chosen, exact=exact)
-        if reference.data is not None and not exact:
-            model = reference.model
-            preprocess = model.description.preprocess
-            rounded = ExportedModel(run, model.family, preprocess, model.labels, reference.image_format)
-            answers = reference.data.measure(rounded, log)
-            check = replace(check, on_data=reference.data.compared(chosen, reference.answers, answers))
+        data = reference.data
+        if data is not None and not exact:
+            rounded = reference.model_of_file(run)
+            answers = data.measure(rounded, log)
+            on_data = data.compared(chosen, reference.answers, answers)
+            check = replace(check, on_data=on_data)
         log.detail(f"{target.path}: {runtime} runs it as the model does")
         return check
 
-    def _fill(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
+    def _write_temporary(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
         """Write the files of one target under their temporary names, by which they also find each other."""
         with contextlib.ExitStack() as stack:
-            handle = stack.enter_context(self._outputs[target.path].opened())
+            output = self._outputs[target.path]
+            handle = stack.enter_context(output.opened())
             data = None
             if target.data is not None:
                 beside = self._outputs[target.data]
-                data = WeightsFile(stack.enter_context(beside.opened()), beside.temporary.name)
+                data_handle = stack.enter_context(beside.opened())
+                data = WeightsFile(data_handle, beside.temporary.name)
             FORMATS[target.kind].write(graph, metadata, handle, data)
             handle.flush()
             if data is not None:
                 data.handle.flush()
 
-    def _settle(self, target: Target) -> None:
-        """Let the graph find its weights under the name that they will have."""
+    def _name_weights_finally(self, target: Target) -> None:
+        """Write the graph again, so that it looks for its weights under the name that they will have."""
         if target.data is None:
             return
         output = self._outputs[target.path]
-        content = relocated(output.temporary, self._outputs[target.data].target.name)
+        weights_name = self._outputs[target.data].target.name
+        content = relocated(output.temporary, weights_name)
         with output.opened() as handle:
             handle.write(content)
             handle.flush()
@@ -278,6 +304,6 @@ class Claim:
         return paths
 
 
-def _in_words(shapes: Shapes) -> dict[str, str]:
+def _shapes_in_words(shapes: Shapes) -> dict[str, str]:
     """Return inputs or outputs in words: ``float32 [batch, 3, 224, 224]``."""
     return {name: str(tensor) for name, tensor in shapes.items()}

@@ -56,11 +56,11 @@ def triton_config(model_path: Path, name: str, max_batch: int) -> str:
     import onnx
 
     model = onnx.load_model(model_path, load_external_data=False)
-    batch = _first_size(model.graph.input[0])
+    batch = _first_dimension_name(model.graph.input[0])
     if batch is None:
         raise HydraError(f"{model_path} takes no batch of any size, which Triton needs")
-    inputs = [_tensor(value) for value in model.graph.input]
-    outputs = [_tensor(value) for value in model.graph.output if _first_size(value) == batch]
+    inputs = [_triton_tensor(value) for value in model.graph.input]
+    outputs = [_triton_tensor(value) for value in model.graph.output if _first_dimension_name(value) == batch]
     labels = labels_of(model_path)
 
     lines = [
@@ -70,12 +70,12 @@ def triton_config(model_path: Path, name: str, max_batch: int) -> str:
         f"dynamic_batching {{ max_queue_delay_microseconds: {_MOST_DELAY} }}",
     ]
     for tensor in inputs:
-        lines += _block("input", tensor, [])
+        lines += _config_lines("input", tensor, [])
     for tensor in outputs:
         further = []
         if tensor.name == _CLASSES and labels:
             further.append(f"  label_filename: {_quoted(LABELS_FILE)}")
-        lines += _block("output", tensor, further)
+        lines += _config_lines("output", tensor, further)
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +93,7 @@ def labels_of(model_path: Path) -> list[str]:
     return []
 
 
-def _first_size(value: Any) -> str | None:
+def _first_dimension_name(value: Any) -> str | None:
     """Return the name of the first dimension of an input or output; None where that has a size, or is not there."""
     dimensions = value.type.tensor_type.shape.dim
     if not dimensions:
@@ -101,8 +101,8 @@ def _first_size(value: Any) -> str | None:
     return dimensions[0].dim_param or None
 
 
-def _tensor(value: Any) -> _Tensor:
-    """Return what the configuration says of an input or an output.
+def _triton_tensor(value: Any) -> _Tensor:
+    """Return what the configuration says of an input or an output of the graph.
 
     Raises:
         HydraError: its numbers have no name there.
@@ -118,20 +118,31 @@ def _tensor(value: Any) -> _Tensor:
         onnx.TensorProto.FLOAT: "TYPE_FP32",
         onnx.TensorProto.DOUBLE: "TYPE_FP64",
     }
-    numbers = value.type.tensor_type.elem_type
-    if numbers not in data_types:
+    tensor = value.type.tensor_type
+    if tensor.elem_type not in data_types:
         raise HydraError(f"{value.name} has numbers that Triton has no name for")
     sizes = []
-    for dimension in value.type.tensor_type.shape.dim[1:]:
-        sizes.append(dimension.dim_value if dimension.HasField("dim_value") else -1)
-    return _Tensor(value.name, data_types[numbers], sizes)
+    dimensions_behind_batch = tensor.shape.dim[1:]
+    for dimension in dimensions_behind_batch:
+        if dimension.HasField("dim_value"):
+            sizes.append(dimension.dim_value)
+        else:
+            sizes.append(-1)
+    return _Tensor(value.name, data_types[tensor.elem_type], sizes)
 
 
-def _block(kind: str, tensor: _Tensor, further: Sequence[str]) -> list[str]:
-    """Return the lines of an input or an output."""
+def _config_lines(kind: str, tensor: _Tensor, further: Sequence[str]) -> list[str]:
+    """Return the lines of an input or an output, the further ones last.
+
+    Args:
+        kind: ``input`` or ``output``.
+        tensor: what it is.
+        further: lines that only this one has.
+    """
     lines = [f"{kind} {{", f"  name: {_quoted(tensor.name)}", f"  data_type: {tensor.data_type}"]
     if tensor.sizes:
-        lines.append(f"  dims: [ {', '.join(map(str, tensor.sizes))} ]")
+        sizes = ", ".join(map(str, tensor.sizes))
+        lines.append(f"  dims: [ {sizes} ]")
     else:
         # One number for each sample: the server wants a dimension, which the graph does not have.
         lines.append("  dims: [ 1 ]")

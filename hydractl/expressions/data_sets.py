@@ -53,7 +53,9 @@ def setting_value(text: str) -> str:
 
 def with_setting(spec: str, setting: str) -> str:
     """Return a SPEC of data with one more ``key=value`` in its query."""
-    mark = "&" if "?" in spec else "?"
+    mark = "?"
+    if "?" in spec:  # it has a query already
+        mark = "&"
     return held_as(spec, f"{spec}{mark}{setting}")
 
 
@@ -127,6 +129,8 @@ def parse_ood_suite(text: str) -> SuiteChoice:
     if name not in OOD_SUITES:
         known = ", ".join(OOD_SUITES)
         raise ValueError(f"must be one of {known}, not {name!r}")
+
+    # The words behind the name: names of sets, partial and official.
     words = []
     if colon:
         words = [word.strip() for word in listed_words.split(",")]

@@ -16,7 +16,7 @@ class ScoreChoice(NamedTuple):
 
     Attributes:
         row: the name of the row that it applies to, or None for every row.
-        names: of scores: one for a single row; any number, or ``all`` alone, for every row.
+        names: the names of scores: one for a single row; any number, or ``all`` alone, for every row.
     """
 
     row: str | None

@@ -210,7 +210,12 @@ class AttentionLayout:
     transposed: bool = False
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """Read the weights of a site, see :meth:`ModelFamily.read`."""
+        """Return the weights of one attention block (site), head by head.
+
+        Args:
+            tensors: of the model, by the names of its library.
+            site: the block; it may hold fewer heads than the whole model has there.
+        """
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = self._outputs_first(tensors[out_weight])  # [d_model, heads * head_dim]
         rows = self._read_rows(tensors, site, queries=output.shape[1])
@@ -240,8 +245,11 @@ class AttentionLayout:
 
         Args:
             tensors: of the model.
-            site: whose they are.
+            site: the attention block whose they are.
             queries: the number of rows that queries have, ``heads * head_dim``.
+
+        Returns:
+            Each as ``[heads, head_dim, ...]``; fields whose tensor is not there are left out.
         """
         head_rows = {}
         for name, fields in self._fields_by_name(site.path).items():
@@ -249,7 +257,8 @@ class AttentionLayout:
                 continue
             tensor = self._outputs_first(tensors[name])
             parts = [tensor]
-            if len(fields) > 1:  # [heads * head_dim + 2 * key_heads * head_dim, ...]
+            is_stacked = len(fields) > 1
+            if is_stacked:  # queries, keys and values: [heads * head_dim + 2 * key_heads * head_dim, ...]
                 rows = tensor.shape[0]
                 keys = (rows - queries) // 2
                 parts = list(tensor.split([queries, keys, keys]))
@@ -284,16 +293,14 @@ class AttentionLayout:
         return common
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """Write the weights of a site, see :meth:`ModelFamily.write`."""
-        for name, fields in self._fields_by_name(site.path).items():
-            parts = []
-            for field_name in fields:
-                part = getattr(weights, field_name)
-                if part is not None:
-                    parts.append(part.flatten(0, 1))
-            if parts:
-                stacked = torch.cat(parts)
-                tensors[name] = self._outputs_first(stacked)
+        """Put the weights of one attention block (site) among the tensors of its library: the inverse of :meth:`read`.
+
+        Args:
+            tensors: of the model, by the names of its library; those of the block are added or replaced.
+            site: the block.
+            weights: its weights; what is None is not written.
+        """
+        self._write_rows(tensors, site, weights)
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = weights.o.permute(1, 0, 2).flatten(1)  # [heads, d_model, head_dim] -> [d_model, heads * head_dim]
         tensors[out_weight] = self._outputs_first(output)
@@ -302,13 +309,25 @@ class AttentionLayout:
         if weights.table is not None:
             table = weights.table
             if not self.features:
-                table = table.T
+                table = table.T  # [heads, R] -> [R, heads]
             tensors[f"{site.path}.{self.table}"] = table.contiguous()
         if weights.scale is not None:
             tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]  # [heads, 1] -> [heads, 1, 1]
         for name, extra_name in self._common_names(site.path):
             if extra_name in weights.extra:
                 tensors[name] = weights.extra[extra_name]
+
+    def _write_rows(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
+        """Write the tensors whose rows belong to heads, ``[heads, head_dim, ...]`` each in ``weights``."""
+        for name, fields in self._fields_by_name(site.path).items():
+            parts = []
+            for field_name in fields:
+                part = getattr(weights, field_name)
+                if part is not None:
+                    parts.append(part.flatten(0, 1))  # [heads * head_dim, ...]
+            if parts:
+                stacked = torch.cat(parts)
+                tensors[name] = self._outputs_first(stacked)
 
     def _outputs_first(self, tensor: Tensor) -> Tensor:
         """Return a weight with the dimension of its outputs first, or put it back as the library has it."""
@@ -317,22 +336,17 @@ class AttentionLayout:
         return tensor
 
     def _fields_by_name(self, path: str) -> dict[str, tuple[str, ...]]:
-        """Return the tensors whose rows belong to heads, by name, with the fields of :class:`HeadWeights` they hold."""
-        fields_of: dict[str, tuple[str, ...]] = {}
-        if len(self.qkv) == 1:
-            fields_of[self.qkv[0]] = ("q", "k", "v")
-        else:
-            for module, letter in zip(self.qkv, "qkv", strict=True):
-                fields_of[module] = (letter,)
-        if self.gate:
-            fields_of[self.gate] = ("gate",)
-        if self.positions:
-            to_queries, to_keys = self.positions
-            fields_of[to_queries] = ("pos_q",)
-            fields_of[to_keys] = ("pos_k",)
+        """Return which fields of :class:`HeadWeights` stand in which tensors, of those whose rows belong to heads.
 
+        Args:
+            path: of the attention module.
+
+        Returns:
+            By name of the tensor its fields, in the order in which they are stacked: ``("q", "k", "v")`` of one matrix,
+            ``("q",)`` of a matrix of its own. Not every one of these tensors need be there.
+        """
         named_fields: dict[str, tuple[str, ...]] = {}
-        for module, fields in fields_of.items():
+        for module, fields in self._fields_by_module().items():
             weight, bias = _weight_and_bias(path, module)
             named_fields[weight] = fields
             has_own_biases = bool(self.biases) and module in self.qkv
@@ -342,6 +356,23 @@ class AttentionLayout:
         for bias in self.biases:
             named_fields[f"{path}.{bias}"] = (bias,)
         return named_fields
+
+    def _fields_by_module(self) -> dict[str, tuple[str, ...]]:
+        """Return the fields of :class:`HeadWeights` that the weight of each linear layer with rows of heads holds."""
+        fields_by_module: dict[str, tuple[str, ...]] = {}
+        if len(self.qkv) == 1:
+            (module_of_all,) = self.qkv
+            fields_by_module[module_of_all] = ("q", "k", "v")
+        else:
+            for module, letter in zip(self.qkv, "qkv", strict=True):
+                fields_by_module[module] = (letter,)
+        if self.gate:
+            fields_by_module[self.gate] = ("gate",)
+        if self.positions:
+            to_queries, to_keys = self.positions
+            fields_by_module[to_queries] = ("pos_q",)
+            fields_by_module[to_keys] = ("pos_k",)
+        return fields_by_module
 
     def _common_names(self, path: str) -> list[tuple[str, str]]:
         """Return the names of the parameters that belong to no head, and their names in :attr:`HeadWeights.extra`."""
@@ -513,9 +544,10 @@ class ModelFamily(ABC):
         return "own"
 
     def common(self, model: nn.Module, site: Site) -> list[nn.Module]:
-        """Return the modules that belong to no head of a site, one for each of :data:`COMMON`.
+        """Return the modules of an attention block (site) that act on every head alike, one for each of :data:`COMMON`.
 
-        To be called before the attention is replaced. A module that is missing has a stand-in.
+        To be called before the attention is replaced. A module that the library does not have here has a stand-in,
+        which does what the library does without it: nothing, or in attention by cosines, bring vectors to length 1.
         """
         layout = self.layout(site)
         attention_modules = dict(model.get_submodule(site.path).named_modules())
@@ -524,7 +556,7 @@ class ModelFamily(ABC):
             name = getattr(layout, kind)
             if name and name in attention_modules:
                 common.append(attention_modules[name])
-            elif layout.scale:
+            elif layout.scale:  # attention by cosines
                 common.append(_UnitLength())
             else:
                 common.append(nn.Identity())
@@ -671,6 +703,7 @@ class _UnitLength(nn.Module):
     """Queries and keys of cosine attention, ``[..., head_dim]``."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return vectors of length 1."""
         return F.normalize(x, dim=-1)
 
 
@@ -689,8 +722,8 @@ def parts_by_name(family: ModelFamily, names: Iterable[str], sites: Sequence[Sit
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
     """Return the tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
     start = f"{site.path}."
-    of_heads = []
+    names_of_heads = []
     for name in names:
         if name.startswith(start) and family.part(name, sites) == "attention":
-            of_heads.append(name)
-    return of_heads
+            names_of_heads.append(name)
+    return names_of_heads

@@ -34,11 +34,12 @@ def images_of(samples: Sequence[Any]) -> list[Image.Image]:
 
 
 def image_of(sample: Any) -> Image.Image:
-    """Return one image: a PIL image as it is, or pixels.
+    """Return what a program gives as an image as a PIL image.
 
     Args:
-        sample: or a numpy array ``[height, width]`` or ``[height, width, 1 or 3]``, or a tensor ``[height, width]`` or
-            ``[1 or 3, height, width]``; bytes, or floating point numbers from 0 to 1.
+        sample: a PIL image, which comes back as it is; a numpy array ``[height, width]`` or
+            ``[height, width, 1 or 3]``; or a tensor ``[height, width]`` or ``[1 or 3, height, width]``. Pixels are
+            bytes, or floating point numbers from 0 to 1.
 
     Raises:
         InputError: for anything else.
@@ -50,12 +51,14 @@ def image_of(sample: Any) -> Image.Image:
     import numpy as np
 
     pixels = _channels_last(sample)
-    is_of_floats = pixels.dtype.kind == "f" and pixels.size > 0
-    if is_of_floats and pixels.min() >= 0 and pixels.max() <= 1:
-        pixels = np.round(pixels * 255).astype(np.uint8)
+    are_floats = pixels.dtype.kind == "f" and pixels.size > 0
+    if are_floats and pixels.min() >= 0 and pixels.max() <= 1:
+        levels = np.round(pixels * 255)
+        pixels = levels.astype(np.uint8)
     is_empty = 0 in pixels.shape
-    has_known_channels = pixels.ndim == 2 or pixels.shape[2:] == (3,)
-    if pixels.dtype != np.uint8 or is_empty or not has_known_channels:
+    is_grey = pixels.ndim == 2
+    is_rgb = pixels.shape[2:] == (3,)
+    if pixels.dtype != np.uint8 or is_empty or not (is_grey or is_rgb):
         raise InputError(
             f"an image of {pixels.dtype} {list(sample.shape)} cannot be read",
             hint="arrays are [height, width, 3] and tensors [3, height, width], of bytes or of numbers from 0 to 1 "
@@ -65,7 +68,10 @@ def image_of(sample: Any) -> Image.Image:
 
 
 def _channels_last(sample: Any) -> np.ndarray:
-    """Return an array or a tensor as numpy pixels ``[height, width, 3]``, or ``[height, width]`` of one channel."""
+    """Return an array or a tensor as a numpy array ``[height, width, 3]``, or ``[height, width]`` of one channel.
+
+    An array of anything else comes back with its own shape; it is refused elsewhere.
+    """
     import numpy as np
 
     is_tensor = hasattr(sample, "detach")
@@ -75,7 +81,7 @@ def _channels_last(sample: Any) -> np.ndarray:
         sample = sample.cpu()
     pixels = np.asarray(sample)
     if is_tensor and pixels.ndim == 3:
-        pixels = pixels.transpose(1, 2, 0)
+        pixels = pixels.transpose(1, 2, 0)  # [C, height, width] -> [height, width, C]
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     return pixels
@@ -113,6 +119,7 @@ def stacked(
     """
 
     def collate(samples: list[Any]) -> Tensor:
+        """Return the pixels of a batch of images, ``[B, C, H, W]``."""
         import torch
 
         pixels = [transform(prepare(image)) for image in images_of(samples)]

@@ -17,16 +17,14 @@ _PLACE = re.compile(r"\{label\}|\{\}")
 def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
     """Return every template filled with the first class, then with the second, and so on.
 
+    Args:
+        labels: names of the classes.
+        templates: each with at least one ``{label}`` or ``{}`` where the name goes.
+
     Raises:
         UsageError: for templates without a place for the name, or with braces that mean something else.
     """
-    problems = []
-    for template in templates:
-        text, places = _PLACE.subn("", template)
-        if not places:
-            problems.append(f"prompt {template!r} has no place for the class name")
-        elif "{" in text or "}" in text:
-            problems.append(f"prompt {template!r} has braces that are no place for the class name")
+    problems = _problems_of_templates(templates)
     if problems:
         hint = "write {label} where the name goes: 'A photo of a {label}.'"
         several = problems if len(problems) > 1 else ()
@@ -40,6 +38,18 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
             pieces = _PLACE.split(template)
             texts.append(label.join(pieces))
     return texts
+
+
+def _problems_of_templates(templates: Sequence[str]) -> list[str]:
+    """List the templates without a place for the name of a class, or with other braces."""
+    problems = []
+    for template in templates:
+        text_around, places = _PLACE.subn("", template)
+        if places == 0:
+            problems.append(f"prompt {template!r} has no place for the class name")
+        elif "{" in text_around or "}" in text_around:
+            problems.append(f"prompt {template!r} has braces that are no place for the class name")
+    return problems
 
 
 def mean_features(features: Tensor, prompts: int) -> Tensor:

@@ -76,6 +76,7 @@ def cached_by_config(build: Callable[[Any], BuiltT]) -> Callable[[LibraryConfig]
         InputError: for a configuration that is no JSON.
     """
 
+    # By its text: a configuration itself is no key of a cache.
     @functools.lru_cache(maxsize=8)
     def build_of_text(text: str) -> BuiltT:
         return build(json.loads(text))
@@ -119,10 +120,10 @@ def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
         return ShardedTensors(index)
     folder = weights.parent
     problem = f"{folder} has no {weights.name}"
-    pickles = [path.name for path in folder.iterdir() if path.suffix in PICKLES]
-    pickles.sort()
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
-        problem += f", but {', '.join(pickles[:3])}: pickles, which hydractl never opens"
+        first_pickles = ", ".join(pickles[:3])
+        problem += f", but {first_pickles}: pickles, which hydractl never opens"
     raise InputError(problem, hint=hint)
 
 
@@ -190,7 +191,8 @@ def from_hub(
 
     hub_name = parse_hub_name(name)
     what_to_check = "name and the network" if optional else "network"
-    hint = f"check the {what_to_check}, or give a local folder with {' and '.join(needed)}"
+    files = " and ".join(needed)
+    hint = f"check the {what_to_check}, or give a local folder with {files}"
     with _refused_by_hub(hub_name.repo, hint):
         if optional:
             snapshot = huggingface_hub.snapshot_download(
@@ -250,18 +252,19 @@ def _only_checkpoint(name: str, hub_name: HubName) -> str | None:
     Raises:
         InputError: where it holds neither, or several checkpoints.
     """
-    names = _files_on_hub(hub_name)
-    if "config.json" in names:
+    files = _files_on_hub(hub_name)
+    if "config.json" in files:
         return None
-    checkpoints = sorted(file for file in names if file.endswith(".st"))
+    checkpoints = sorted(file for file in files if file.endswith(".st"))
     if not checkpoints:
         raise InputError(f"{hub_name.repo} holds neither a published model (config.json) nor a checkpoint (.st)")
+    first = checkpoints[0]
     if len(checkpoints) > 1:
+        listed = ", ".join(checkpoints[:5])
         raise InputError(
-            f"{hub_name.repo} holds {len(checkpoints)} checkpoints: {', '.join(checkpoints[:5])}",
-            hint=f"name one: hf:{name}/{checkpoints[0]}",
+            f"{hub_name.repo} holds {len(checkpoints)} checkpoints: {listed}", hint=f"name one: hf:{name}/{first}"
         )
-    return checkpoints[0]
+    return first
 
 
 def _files_on_hub(hub_name: HubName) -> list[str]:

@@ -115,29 +115,41 @@ class TimmViT(ModelFamily):
         if config is None or "architecture" not in config:
             return None
         weights = published_weights(folder / _WEIGHTS, CONVERT)
-        model = _build(config)
+        model = _meta_model(config)
         return LoadedModel(
             arch=str(config["architecture"]),
             config=config,
             tensors=weights,
-            preprocess=_preprocess(model, str(folder), crop=None),
-            labels=_labels(model, config),
+            preprocess=_preprocess_of(model, str(folder), crop=None),
+            labels=_class_names(model, config),
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Load ``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model."""
+        """Load ``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model.
+
+        Args:
+            name: of the model, perhaps with a tag behind a dot.
+            options: ``pretrained``, and arguments of timm's factory, which only random weights take.
+            seed: of random weights.
+
+        Raises:
+            InputError: for a model that timm does not have, cannot build, or does not publish as safetensors.
+            UsageError: for options that are none of the model's.
+        """
         options = dict(options)
         pretrained = options.pop("pretrained", True)
         if not _is_known(name):
-            raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_near(name))
+            raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
         if pretrained:
             hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
             refuse_options(f"timm:{name} with pretrained weights", options, hint)
             return self._download(name)
+
         foreign = sorted(_NOT_THE_MODEL & set(options))
         if foreign:
             raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
         _check_depth(name, options)
+        # Of images of another size than the published one nothing is cut off.
         crop = 1.0 if "img_size" in options else None
         with refused_as(f"timm cannot build {name} with {options}"):
             with seeded(seed):
@@ -148,13 +160,17 @@ class TimmViT(ModelFamily):
             arch=str(config["architecture"]),
             config=config,
             tensors=DictTensors(model.state_dict()),
-            preprocess=_preprocess(model, name, crop=crop),
+            preprocess=_preprocess_of(model, name, crop=crop),
             labels=None,
         )
 
     def _download(self, name: str) -> LoadedModel:
-        """Load the published folder of a pretrained model; safetensors only."""
-        with refused_as(f"timm {timm.__version__}", hint=_tags(name)):
+        """Load the published folder of a pretrained model; safetensors only.
+
+        Raises:
+            InputError: nothing is published under this name, or the hub does not give it.
+        """
+        with refused_as(f"timm {timm.__version__}", hint=_hint_at_tags(name)):
             published = timm.get_pretrained_cfg(name)
         if published is None or not published.hf_hub_id:
             raise InputError(
@@ -177,7 +193,10 @@ class TimmViT(ModelFamily):
         return names
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return what ``train.py`` has made of ``--model``, ``--num-classes``, ``--model-kwargs`` and so on."""
+        """Return the ``NAME?OPTIONS`` that ``train.py`` has made of ``--model``, ``--num-classes`` and so on.
+
+        None where no model of timm is named. Values that cannot be written as options are left out.
+        """
         name = arguments.get("model")
         if not isinstance(name, str) or not _is_known(name):
             return None
@@ -192,7 +211,8 @@ class TimmViT(ModelFamily):
         written = []
         for key, value in options.items():
             option = f"{key}={value}"
-            if type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(option):
+            is_plain = type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(option)
+            if is_plain:
                 written.append(option)
         if not written:
             return name
@@ -212,8 +232,8 @@ class TimmViT(ModelFamily):
             "interpolation": resolved["interpolation"],
             "crop_pct": resolved["crop_pct"],
             "crop_mode": resolved["crop_mode"],
-            "mean": _for_each_channel(resolved["mean"], channels, "mean", name),
-            "std": _for_each_channel(resolved["std"], channels, "std", name),
+            "mean": _spread_over_channels(resolved["mean"], channels, "mean", name),
+            "std": _spread_over_channels(resolved["std"], channels, "std", name),
         }
 
     def export_folder(
@@ -232,11 +252,11 @@ class TimmViT(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build the timm model with its parameters on the meta device."""
-        return copy.deepcopy(_build(config))
+        return copy.deepcopy(_meta_model(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return the sites ``blocks.0.attn`` and so on."""
-        return timm_sites(_build(config))
+        return timm_sites(_meta_model(config))
 
     def layout(self, site: Site) -> AttentionLayout:
         """Return the layout of this kind of attention, which is how it holds queries, keys and values."""
@@ -253,11 +273,11 @@ class TimmViT(ModelFamily):
 
     def classes(self, config: LibraryConfig) -> int:
         """Return the number of classes of the classifier."""
-        return int(_build(config).num_classes)
+        return int(_meta_model(config).num_classes)
 
     def image_shape(self, config: LibraryConfig) -> list[int] | None:
         """Return the image shape of the patch embedding; None where positions are stretched to any size."""
-        model = _build(config)
+        model = _meta_model(config)
         size = model.patch_embed.img_size
         if size is None or getattr(model, "dynamic_img_size", False):
             return None
@@ -270,7 +290,10 @@ class TimmViT(ModelFamily):
         return attention.attn_drop.p, attention.proj_drop.p  # type: ignore[union-attr,return-value]
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model. Stem: everything before the blocks. Readout: final norm, pooling, classifier."""
+        """Cut the model where the residual stream can be looked at: stem, blocks and readout, its only tower.
+
+        Stem: everything before the blocks. Readout: final norm, pooling, classifier.
+        """
         if isinstance(model, timm_eva.Eva):
             return timm_eva.eva_stages(model, (*_EMBED, "norm_pre."))
         if isinstance(model, timm_relative.Swin):
@@ -282,14 +305,25 @@ class TimmViT(ModelFamily):
         stem_model.norm = nn.Identity()
         shares_table = getattr(model, "rel_pos_bias", None) is not None
 
+        def stem(images: Tensor) -> State:
+            """Return the tokens before the first block, and the table of distances that blocks share."""
+            hidden = stem_model.forward_features(images)
+            context = timm_relative.shared_table(model)
+            return State(hidden, context)
+
+        def readout(state: State) -> Tensor:
+            """Return the logits ``[B, classes]``."""
+            hidden = model.norm(state.hidden)
+            return model.forward_head(hidden)
+
         tower = Stages(
-            stem=lambda images: State(stem_model.forward_features(images), timm_relative.shared_table(model)),
-            blocks=for_each(_run, model.blocks),
+            stem=stem,
+            blocks=for_each(_run_block, model.blocks),
             block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
-            readout=lambda state: model.forward_head(model.norm(state.hidden)),
+            readout=readout,
             attention_inputs=for_each(_attention_input, model.blocks),
-            reads=_reads(model),
+            reads=_tokens_to_read(model),
             per_member=(timm_relative.SHARED_TABLE,) if shares_table else (),
         )
         return [tower]
@@ -300,11 +334,10 @@ class TimmViT(ModelFamily):
         """Return timm's own evaluation transform on PIL images, which gives ``[B, C, H, W]``."""
         channels, height, width = input_size(preprocess)
         mode = mode_of(channels)
+        # JSON has no tuples, which timm wants.
         settings = {}
         for key, value in preprocess.items():
-            if isinstance(value, list):
-                value = tuple(value)
-            settings[key] = value
+            settings[key] = tuple(value) if isinstance(value, list) else value
         with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
             transform = timm.data.create_transform(**settings, is_training=False)
             transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
@@ -318,7 +351,10 @@ class TimmViT(ModelFamily):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
-        """Read the image format off timm's data configuration."""
+        """Return the image format that timm's data configuration describes.
+
+        timm resizes an image so that the model's size is a share of it (``crop_pct``), and cuts that out.
+        """
         image_format = ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
         _, height, width = image_format.size
         share = preprocess.get("crop_pct")
@@ -328,12 +364,13 @@ class TimmViT(ModelFamily):
         if crop_mode == "squash" and share == 1:
             return image_format.resized("squash")
         if crop_mode == "center" and height == width:
-            return image_format.resized("shorter", math.floor(height / share))
+            shorter_side = math.floor(height / share)
+            return image_format.resized("shorter", shorter_side)
         return image_format
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by timm's own initialisation."""
-        return _create(config)
+        return _create_model(config)
 
     def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
         """Set ``num_classes`` wherever timm looks for it, and drop the names of the old ones."""
@@ -350,26 +387,27 @@ class TimmViT(ModelFamily):
         return changed
 
     def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Set the number of heads, with ``head_dim``, in each stage of a Swin; None for timm's other models."""
-        head_dims = {}
+        """Set the number of heads, of the same width, in each stage of a Swin; None for timm's other models."""
+        head_dim_by_stage = {}
         for site in self.sites(config):
-            stage = site.path.split(".")[1]
-            head_dims[stage] = site.head_dim
+            stage = site.path.split(".")[1]  # layers.STAGE.blocks.INDEX.attn
+            head_dim_by_stage[stage] = site.head_dim
         arguments = {
-            "num_heads": [heads] * len(head_dims),
-            "head_dim": list(head_dims.values()),
+            "num_heads": [heads] * len(head_dim_by_stage),
+            "head_dim": list(head_dim_by_stage.values()),
         }
         small = _with_arguments(config, arguments)
         return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
-        """Scale ``embed_dim`` and ``num_heads`` of a plain ViT."""
-        model = _build(config)
+        """Scale ``embed_dim`` and ``num_heads`` of a plain ViT; None for others, or where heads would not fill it."""
+        model = _meta_model(config)
         if not isinstance(model, VisionTransformer):
             return None
         width = int(model.embed_dim * share)
         heads = int(model.blocks[0].attn.num_heads * share)
-        if not heads or width % heads:
+        heads_fill_width = heads > 0 and width % heads == 0
+        if not heads_fill_width:
             return None
         narrow = _with_arguments(config, {"embed_dim": width, "num_heads": heads})
         if "num_features" in config:
@@ -382,7 +420,7 @@ class TimmViT(ModelFamily):
         See ViT, appendix B.1.
         """
         rates = {"proj_drop_rate": rate}
-        if not isinstance(_build(config), timm_relative.Swin):
+        if not isinstance(_meta_model(config), timm_relative.Swin):
             rates["pos_drop_rate"] = rate
         return _with_arguments(config, rates)
 
@@ -407,13 +445,14 @@ def _with_classes_unnamed(section: Mapping[str, object], classes: int) -> dict[s
 
 
 def timm_sites(model: Any) -> list[Site]:
-    """List the sites of a model that :func:`check_timm_model` lets pass."""
+    """List the attention blocks (sites), in order, of a model that :func:`check_timm_model` lets pass."""
     sites = []
     if isinstance(model, _RELATIVE):
         for path, block in timm_relative.relative_blocks(model).items():
             site = timm_relative.relative_site(f"{path}.attn", block.attn)
             sites.append(site)
         return sites
+
     paths = numbered_paths("blocks", model.blocks)
     for path, block in zip(paths, model.blocks, strict=True):
         site = timm_eva.rotary_site(f"{path}.attn", block.attn)
@@ -421,7 +460,8 @@ def timm_sites(model: Any) -> list[Site]:
     return sites
 
 
-def _run(block: nn.Module, state: State) -> State:
+def _run_block(block: nn.Module, state: State) -> State:
+    """Return the state behind one block, which is given the table of distances that all share, if there is one."""
     arguments = {}
     shared_table = state.context.get(timm_relative.SHARED_TABLE)
     if shared_table is not None:
@@ -430,13 +470,17 @@ def _run(block: nn.Module, state: State) -> State:
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
+    """Return what the attention of a block is given of the state before it."""
     if isinstance(block, ResPostBlock):
         return state.hidden  # with its norms behind attention and MLP, a block gives attention the stream as it is
     return block.norm1(state.hidden)
 
 
-def _reads(model: Any) -> Callable[[State], Tensor] | None:
-    """Return the tokens that ``forward_head`` pools: one, two with a distillation token, or all of them."""
+def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
+    """Return a function to the positions of the tokens that ``forward_head`` pools; None where these are all tokens.
+
+    They are the first one, or with a distillation token the first two.
+    """
     if isinstance(model, VisionTransformerDistilled):
         return first_tokens(2)
     has_attention_pool = getattr(model, "attn_pool", None) is not None
@@ -446,10 +490,10 @@ def _reads(model: Any) -> Callable[[State], Tensor] | None:
 
 
 @cached_by_config
-def _build(config: LibraryConfig) -> Any:
+def _meta_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
     with torch.device("meta"):
-        model = _create(config)
+        model = _create_model(config)
     check_timm_model(model)
     fill_timm_buffers(model)
     return model.eval()
@@ -471,7 +515,10 @@ class _FrozenNormAct(_Frozen, BatchNormAct2d):  # type: ignore[misc]  # timm has
 
 
 def fill_timm_buffers(model: nn.Module) -> None:
-    """Make the buffers of a model on the meta device real, by the library: they are no part of a checkpoint."""
+    """Make the buffers of a model on the meta device real, in place: they are no part of a checkpoint.
+
+    Their numbers are those that the library itself gives them.
+    """
     for module in model.modules():
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
@@ -479,6 +526,7 @@ def fill_timm_buffers(model: nn.Module) -> None:
         if isinstance(module, BatchNorm2d):
             module.reset_running_stats()
             module.__class__ = _FrozenNormAct if isinstance(module, BatchNormAct2d) else _FrozenNorm
+
     if isinstance(model, timm_relative.Swin):
         timm_relative.fill_swin_buffers(model)
         return
@@ -493,7 +541,7 @@ def fill_timm_buffers(model: nn.Module) -> None:
     rope.freqs = frequencies
 
 
-def _create(config: LibraryConfig) -> Any:
+def _create_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration, on the default device."""
     _check_depth(config.get("architecture"), config.get("model_args"))
     # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
@@ -506,11 +554,20 @@ def _create(config: LibraryConfig) -> Any:
 
 
 def _check_depth(name: object, arguments: object) -> None:
-    """Refuse blocks without end: each would be built before any is compared with the weights."""
+    """Refuse blocks without end: each would be built before any is compared with the weights.
+
+    Args:
+        name: of the model, for messages.
+        arguments: of the library's model, from a file: ``depth``, or ``depths`` of stages; anything may stand there.
+
+    Raises:
+        InputError: for more blocks than any model has, or what is no number of blocks.
+    """
     if not isinstance(arguments, Mapping):
         return
-    depth_without_stages = arguments.get("depth", 1)
-    depths = arguments.get("depths", [depth_without_stages])
+    depths: Any = [arguments.get("depth", 1)]
+    if "depths" in arguments:  # of a model with stages
+        depths = arguments["depths"]
     depth = depths
     if isinstance(depths, list) and are_whole_numbers(depths, 0):
         depth = sum(depths)
@@ -519,22 +576,29 @@ def _check_depth(name: object, arguments: object) -> None:
 
 
 def check_timm_model(model: Any) -> None:
-    """Refuse what cannot be pruned head by head."""
+    """Refuse a model of timm that cannot be pruned head by head.
+
+    Raises:
+        InputError: naming its attention, or what else stands in the way.
+    """
     kind = type(model).__name__
     if not isinstance(model, (VisionTransformer, timm_eva.Eva, *_RELATIVE)):
         raise InputError(
             f"timm's {kind} is not supported: {_attention_of(model)}",
             hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin v1 and v2",
         )
-    blocks = timm_relative.relative_blocks(model) if isinstance(model, _RELATIVE) else model.blocks
-    if not len(blocks):
+    if isinstance(model, _RELATIVE):
+        count = len(timm_relative.relative_blocks(model))
+    else:
+        count = len(model.blocks)
+    if count == 0:
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
     if isinstance(model, timm_eva.Eva):
         timm_eva.check_eva(model)
     elif isinstance(model, _RELATIVE):
         timm_relative.check_relative(model)
     else:
-        _check_vit(model, kind)
+        _check_plain_vit(model, kind)
     if not model.global_pool:
         raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
 
@@ -548,7 +612,16 @@ def _attention_of(model: nn.Module) -> str:
     return "it has no attention"
 
 
-def _check_vit(model: Any, kind: str) -> None:
+def _check_plain_vit(model: Any, kind: str) -> None:
+    """Refuse a ViT with attention of another class than timm's plain one, or with buffers that are not known.
+
+    Args:
+        model: of the library.
+        kind: the name of its class, for messages.
+
+    Raises:
+        InputError: naming the block, or the buffers.
+    """
     for index, block in enumerate(model.blocks):
         attention: Any = getattr(block, "attn", None)
         if type(attention) is not Attention:
@@ -564,8 +637,8 @@ def _check_vit(model: Any, kind: str) -> None:
             )
     for name, _ in model.named_buffers():
         path, _, _ = name.rpartition(".")
-        is_in_stem = path.startswith("patch_embed.")
-        if not is_in_stem or not isinstance(model.get_submodule(path), BatchNorm2d):
+        is_of_patch_norm = path.startswith("patch_embed.") and isinstance(model.get_submodule(path), BatchNorm2d)
+        if not is_of_patch_norm:
             raise InputError(f"{kind} keeps buffers outside of the norms of its patch embedding")
 
 
@@ -584,7 +657,7 @@ def _published_config(model: nn.Module, options: Mapping[str, object]) -> Librar
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
+def _preprocess_of(model: Any, name: str, crop: float | None) -> Preprocessing:
     """Return timm's data configuration of a model, with the true input size and as many means as channels.
 
     Args:
@@ -594,40 +667,59 @@ def _preprocess(model: Any, name: str, crop: float | None) -> Preprocessing:
     """
     with quiet_logger("timm"):  # it warns of what is done below: one mean for all channels
         data_config = timm.data.resolve_model_data_config(model)
-    height, width = model.patch_embed.img_size or data_config["input_size"][1:]
+    size = model.patch_embed.img_size
+    if size is None:  # of a model that takes images of any size
+        size = data_config["input_size"][1:]
+    height, width = size
     channels = int(model.in_chans)
     settings = {key: data_config[key] for key in _PREPROCESS}
     settings["input_size"] = [channels, int(height), int(width)]
     for key in ("mean", "std"):
-        settings[key] = _for_each_channel(settings[key], channels, key, name)
+        settings[key] = _spread_over_channels(settings[key], channels, key, name)
     if crop is not None:
         settings["crop_pct"] = crop
     return settings
 
 
-def _for_each_channel(values: Any, channels: int, key: str, name: str) -> list[float]:
-    """Return a mean or deviation for every channel; their mean for all where there are as many as of another image."""
+def _spread_over_channels(values: Any, channels: int, key: str, name: str) -> list[float]:
+    """Return the mean or the standard deviation of pixels for every channel of a model.
+
+    Args:
+        values: as the configuration has them, one for each of its channels.
+        channels: of the images that the model takes. Where these are not as many, each gets the mean of the values.
+        key: ``mean`` or ``std``, for messages.
+        name: of the model, for messages.
+
+    Raises:
+        InputError: for values that are no list of numbers.
+    """
     is_sequence = isinstance(values, (list, tuple)) and len(values) > 0
-    if not is_sequence or not all(map(_is_pixel, values)):
+    if not is_sequence or not all(map(_is_pixel_value, values)):
         raise InputError(f"the configuration of {name} has the {key} {shown(values)}, no list of numbers")
     if len(values) == channels:
         return list(values)
-    mean_of_channels = round(sum(values) / len(values), 6)
-    return [mean_of_channels] * channels
+    mean = sum(values) / len(values)
+    return [round(mean, 6)] * channels
 
 
-def _is_pixel(value: Any) -> bool:
+def _is_pixel_value(value: Any) -> bool:
+    """Return whether a value of a file is a number that the mean or deviation of pixels can be."""
     if type(value) not in (int, float):
         return False
     return bool(abs(value) < _LARGEST_PIXEL)
 
 
-def _labels(model: Any, config: LibraryConfig) -> list[str] | None:
-    """Return the label names of the published configuration, else of the ImageNet subset that timm infers."""
+def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
+    """Return the class names of the published configuration, else of the part of ImageNet that timm takes them for.
+
+    None where there are none, or not as many as the model has classes.
+    """
     pretrained = object_or_empty(config, "pretrained_cfg")
-    names = config.get("label_names") or pretrained.get("label_names")
+    names = config.get("label_names")
+    if not names:
+        names = pretrained.get("label_names")
     if isinstance(names, Mapping):
-        names = _in_order(names, model.num_classes)
+        names = _as_list(names, model.num_classes)
     if isinstance(names, list):
         if len(names) != model.num_classes:
             return None
@@ -635,18 +727,19 @@ def _labels(model: Any, config: LibraryConfig) -> list[str] | None:
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
         return None
-    return list(timm.data.ImageNetInfo(subset).label_names())
+    info = timm.data.ImageNetInfo(subset)
+    return list(info.label_names())
 
 
-def _in_order(names: Mapping[str, object], classes: int) -> list[object] | None:
-    """Return the names of classes by number as a list; None where there is not just one for each class."""
+def _as_list(names: Mapping[str, object], classes: int) -> list[object] | None:
+    """Return the names of classes, which are given by number, as a list; None where there is not one for each class."""
     numbered = [names.get(str(index)) for index in range(classes)]
     if None in numbered or len(names) != classes:
         return None
     return numbered
 
 
-def _tags(name: str) -> str:
+def _hint_at_tags(name: str) -> str:
     """Return a hint that names the published weights of an architecture."""
     base, _, _ = name.partition(".")
     tags = timm.list_pretrained(f"{base}.*")
@@ -654,7 +747,7 @@ def _tags(name: str) -> str:
     return f"published: {first_tags}"
 
 
-def _near(name: str) -> str:
+def _hint_at_similar_names(name: str) -> str:
     """Return a hint that names architectures like one that is unknown."""
     base = name.split(".")[0]
     known = timm.list_models(["vit_*", "deit*"])

@@ -64,18 +64,24 @@ class RotaryStandIn(nn.Module):
         """
         rotary = None
         if rope is not None:
-            rotary = self._rotary(rope)
+            rotary = self._with_prefix(rope)
         return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
 
-    def _rotary(self, rope: Tensor) -> Rotary:
-        """Return the angles of all tokens: those of the prefix are not turned."""
-        sin, cos = rope.chunk(2, dim=-1)
-        *leading, _, width = cos.shape  # [..., T - prefix, head_dim]
+    def _with_prefix(self, rope: Tensor) -> Rotary:
+        """Return the angles of all tokens, given those of the patches.
+
+        Args:
+            rope: sines and cosines side by side, ``[..., T - prefix, 2 * head_dim]``, see :meth:`forward`.
+        """
+        sin, cos = rope.chunk(2, dim=-1)  # [..., T - prefix, head_dim] each
+        # The tokens of the prefix (class, registers) are not turned: their angle is 0.
+        *leading, _, width = cos.shape
         prefix_shape = (*leading, self.prefix, width)
         prefix_sin = sin.new_zeros(prefix_shape)
         prefix_cos = cos.new_ones(prefix_shape)
         sin = torch.cat((prefix_sin, sin), dim=-2)
         cos = torch.cat((prefix_cos, cos), dim=-2)
+        # One dimension more for the samples, and for the heads where all have the same angles.
         if rope.dim() == 2:  # [T, head_dim] -> [1, 1, T, head_dim]
             sin = sin[None, None]
             cos = cos[None, None]
@@ -95,34 +101,37 @@ def layout_name(attention: Any) -> str:
 
 
 def check_eva(model: Any) -> None:
-    """Refuse what cannot be pruned head by head.
+    """Refuse an Eva that cannot be pruned head by head.
 
     Raises:
-        InputError: naming the attention.
+        InputError: naming what stands in the way.
     """
-    problem = _problem_of(model)
+    problem = _why_unsupported(model)
     if problem is not None:
         raise InputError(f"this Eva of timm is not supported: {problem}", hint="supported are eva, eva02, dinov3, PE")
 
 
-def _problem_of(model: Any) -> str | None:
+def _why_unsupported(model: Any) -> str | None:
     """Return why the heads of a model cannot be separated, or None."""
     attentions = [block.attn for block in model.blocks]
     kinds = {type(attention) for attention in attentions}
     if not kinds <= {EvaAttention, AttentionRope}:
         names = sorted(kind.__name__ for kind in kinds)
         return f"its attention is {', '.join(names)}"
-    for attention in attentions:
-        if not isinstance(attention.norm, nn.Identity):
-            name = type(attentions[0]).__name__
-            return f"its {name} normalises across heads, so its heads cannot be separated"
+    normalises_across_heads = any(not isinstance(attention.norm, nn.Identity) for attention in attentions)
+    if normalises_across_heads:
+        name = type(attentions[0]).__name__
+        return f"its {name} normalises across heads, so its heads cannot be separated"
     if model.patch_drop is not None:
         return "it drops patches in training (patch_drop_rate)"
     return None
 
 
 def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """Cut the model as the family does; the stem is the library's own ``forward_features`` up to the blocks.
+    """Cut an Eva into stem, blocks and readout, its only tower.
+
+    The stem is the library's own ``forward_features`` up to the blocks, which are given the angles of positions beside
+    the tokens.
 
     Args:
         model: of the library.
@@ -130,23 +139,29 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     """
 
     def stem(images: Tensor) -> State:
+        """Return the tokens before the first block, and the angles of their positions."""
         patches = model.patch_embed(images)
         tokens, rope = model._pos_embed(patches)
         hidden = model.norm_pre(tokens)
         return State(hidden, {"rope": rope})
 
+    def readout(state: State) -> Tensor:
+        """Return the logits ``[B, classes]``."""
+        hidden = model.norm(state.hidden)
+        return model.forward_head(hidden)
+
     blocks: list[Callable[[State], State]] = []
     for index, block in enumerate(model.blocks):
-        if model.rope_mixed:
-            blocks.append(partial(_run_by_index, index, block))
+        if model.rope_mixed:  # every block has angles of its own
+            blocks.append(partial(_run_block_by_index, index, block))
         else:
-            blocks.append(partial(_run, block))
+            blocks.append(partial(_run_block, block))
     tower = Stages(
         stem=stem,
         blocks=blocks,
         block_paths=numbered_paths("blocks", model.blocks),
         stem_prefixes=prefixes,
-        readout=lambda state: model.forward_head(model.norm(state.hidden)),
+        readout=readout,
         attention_inputs=for_each(_attention_input, model.blocks),
         reads=first_tokens(1) if model.global_pool == "token" else None,
         per_member=("rope",) if model.rope_mixed else (),
@@ -154,13 +169,14 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     return [tower]
 
 
-def _run(block: nn.Module, state: State) -> State:
+def _run_block(block: nn.Module, state: State) -> State:
+    """Return the state behind one block; all blocks are given the same angles."""
     context = state.context
     hidden = block(state.hidden, rope=context["rope"])
     return State(hidden, context)
 
 
-def _run_by_index(index: int, block: nn.Module, state: State) -> State:
+def _run_block_by_index(index: int, block: nn.Module, state: State) -> State:
     """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its index."""
     context = state.context
     rope = context["rope"].select(-4, index)
@@ -169,7 +185,8 @@ def _run_by_index(index: int, block: nn.Module, state: State) -> State:
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
-    if isinstance(block, EvaBlockPostNorm):
+    """Return what the attention of a block is given of the state before it."""
+    if isinstance(block, EvaBlockPostNorm):  # whose norms are behind attention and MLP
         return state.hidden
     return block.norm1(state.hidden)
 

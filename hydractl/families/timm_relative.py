@@ -86,21 +86,26 @@ class DistanceStandIn(nn.Module):
 
 
 def check_relative(model: Any) -> None:
-    """Refuse what cannot be pruned head by head.
+    """Refuse a BEiT or Swin that cannot be pruned head by head.
 
     Raises:
-        InputError: naming it.
+        InputError: naming what stands in the way.
     """
-    problem = None
-    kinds = {type(block.attn) for block in relative_blocks(model).values()}
-    if not kinds <= _KINDS.keys():
-        names = sorted(kind.__name__ for kind in kinds)
-        problem = f"its attention is {', '.join(names)}"
-    elif getattr(model, "dynamic_img_size", False):
-        problem = "it makes its windows anew for every size of image (dynamic_img_size)"
+    problem = _why_unsupported(model)
     if problem is not None:
         hint = "supported are beit, beitv2, swin and swinv2, for images of one size"
         raise InputError(f"this {type(model).__name__} of timm is not supported: {problem}", hint=hint)
+
+
+def _why_unsupported(model: Any) -> str | None:
+    """Return why the heads of a model cannot be separated, or None."""
+    kinds = {type(block.attn) for block in relative_blocks(model).values()}
+    if not kinds <= _KINDS.keys():
+        names = sorted(kind.__name__ for kind in kinds)
+        return f"its attention is {', '.join(names)}"
+    if getattr(model, "dynamic_img_size", False):
+        return "it makes its windows anew for every size of image (dynamic_img_size)"
+    return None
 
 
 def relative_blocks(model: Any) -> dict[str, Any]:
@@ -136,7 +141,10 @@ def shared_table(model: Any) -> dict[str, Tensor]:
 
 
 def fill_swin_buffers(model: Any) -> None:
-    """Make the buffers of a Swin real, which the library makes where its parameters are."""
+    """Make the buffers of a Swin on the meta device real: indices and coordinates of distances, masks of windows.
+
+    The library makes them where its parameters are, and these stay without numbers.
+    """
     cpu = torch.device("cpu")
     for block in relative_blocks(model).values():
         attention = block.attn
@@ -152,34 +160,53 @@ def fill_swin_buffers(model: Any) -> None:
 
 
 def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """Cut a Swin as the family does: between blocks tokens are a row, and merging belongs to the block behind it.
+    """Cut a Swin into stem, blocks and readout, its only tower.
+
+    Between blocks the tokens of an image are a row, ``[B, T, d]``. What merges four tokens into one before a stage
+    belongs to the first block of that stage.
 
     Args:
         model: of the library.
         prefixes: how the names of the parameters of its stem start.
     """
+
+    def stem(images: Tensor) -> State:
+        """Return the tokens before the first block, ``[B, T, d]``."""
+        on_grid = model.patch_embed(images)  # [B, H, W, d]
+        return State(on_grid.flatten(1, 2))
+
     blocks: list[Callable[[State], State]] = []
     attention_inputs: list[Callable[[State], Tensor]] = []
     merging = {}
     spans = []
-    grid = tuple(model.patch_embed.grid_size)
+    grid = tuple(model.patch_embed.grid_size)  # rows and columns of tokens before the block
     for number, stage in enumerate(model.layers):
-        if number:
-            merging[len(blocks)] = f"layers.{number}.downsample"
         for index, block in enumerate(stage.blocks):
-            # The merging of a stage comes before its first block.
-            merge = nn.Identity() if index else stage.downsample
-            blocks.append(partial(_run, block, merge, grid))
+            merge = nn.Identity()
+            if index == 0:
+                merge = stage.downsample  # which does nothing in the first stage
+                if number > 0:
+                    merging[len(blocks)] = f"layers.{number}.downsample"
+            blocks.append(partial(_run_block, block, merge, grid))
             attention_inputs.append(partial(_attention_input, block, merge, grid))
             grid = tuple(stage.output_resolution)
-            tokens_left = math.prod(grid) / model.patch_embed.num_patches
-            spans.append((tokens_left, _windows_of(block, grid)))
+            share_of_tokens = math.prod(grid) / model.patch_embed.num_patches
+            spans.append((share_of_tokens, _count_windows(block, grid)))
+
+    last_grid = grid
+
+    def readout(state: State) -> Tensor:
+        """Return the logits ``[B, classes]``."""
+        on_grid = state.hidden.unflatten(1, last_grid)
+        hidden = model.norm(on_grid)
+        return model.forward_head(hidden)
+
     tower = Stages(
-        stem=lambda images: State(model.patch_embed(images).flatten(1, 2)),  # [B, H, W, d] -> [B, T, d]
+        stem=stem,
         blocks=blocks,
         block_paths=list(relative_blocks(model)),
         stem_prefixes=prefixes,
-        readout=lambda state: model.forward_head(model.norm(state.hidden.unflatten(1, grid))),
+        readout=readout,
         attention_inputs=attention_inputs,
         merging=merging,
         spans=spans,
@@ -187,17 +214,18 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     return [tower]
 
 
-def _windows_of(block: Any, grid: _Grid) -> int:
+def _count_windows(block: Any, grid: _Grid) -> int:
     """Return the number of windows that the tokens of a block attend in; those at the edges may be padded."""
     # Of the members behind the first no blocks are left, and nobody asks.
     sides = getattr(block, "window_size", grid)
     windows = 1
     for tokens, side in zip(grid, sides, strict=True):
-        windows *= -(-tokens // side)
+        windows *= math.ceil(tokens / side)
     return windows
 
 
-def _run(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State:
+def _run_block(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State:
+    """Return the state behind a block and the merging before it; the tokens come on ``grid``."""
     on_grid = state.hidden.unflatten(1, grid)  # [B, T, d] -> [B, H, W, d]
     merged = merge(on_grid)
     hidden = block(merged).flatten(1, 2)
@@ -205,6 +233,7 @@ def _run(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State
 
 
 def _attention_input(block: Any, merge: nn.Module, grid: _Grid, state: State) -> Tensor:
+    """Return what the attention of a block is given of the state before it, whose tokens are on ``grid``."""
     hidden = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
     if not isinstance(block, SwinTransformerV2Block):  # whose norms are behind attention and MLP
         hidden = block.norm1(hidden)

@@ -61,7 +61,7 @@ class _Sizes:
 
     @classmethod
     def of_config(cls, config: LibraryConfig) -> _Sizes:
-        """Read them from a configuration, which comes from a file.
+        """Return the sizes in a configuration, which comes from a file and may hold anything.
 
         Raises:
             InputError: for a configuration of no model.
@@ -78,7 +78,8 @@ class _Sizes:
         if wrong:
             raise InputError(problem, problems=wrong)
         checked = cls(**sizes)
-        if checked.hidden_dim % checked.num_heads or checked.num_layers > _MOST_LAYERS:
+        heads_fill_width = checked.hidden_dim % checked.num_heads == 0
+        if not heads_fill_width or checked.num_layers > _MOST_LAYERS:
             raise InputError(problem)
         return checked
 
@@ -113,17 +114,27 @@ class TorchvisionViT(ModelFamily):
         config = read_config(folder / _CONFIG)
         if config is None:
             return None
-        _model(config)
+        _meta_model(config)  # refuses what is no configuration
         return LoadedModel(
             arch="VisionTransformer",
             config=config,
             tensors=published_weights(folder / _WEIGHTS, CONVERT),
-            preprocess=_preprocess(config),
+            preprocess=_usual_preprocess(config),
             labels=None,
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Draw random weights with ``pretrained=0`` and any size of the model: torchvision publishes only pickles."""
+        """Draw random weights for ``torchvision:NAME?pretrained=0``: torchvision itself publishes only pickles.
+
+        Args:
+            name: of a vision transformer of torchvision.
+            options: ``pretrained``, which has to be off, and sizes that are to differ from those of this name.
+            seed: of the weights.
+
+        Raises:
+            InputError: for an unknown name, and for pretrained weights.
+            UsageError: for other options.
+        """
         options = dict(options)
         if name not in _NAMES:
             raise InputError(f"torchvision has no vision transformer {name!r}", hint=f"one of {', '.join(_NAMES)}")
@@ -136,12 +147,12 @@ class TorchvisionViT(ModelFamily):
         if foreign:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(foreign)}")
         config = {**_config_of(name), **options}
-        _model(config)
+        _meta_model(config)  # refuses sizes that do not fit each other
         return LoadedModel(
             arch=name,
             config=config,
             tensors=DictTensors(self.initial(config, seed)),
-            preprocess=_preprocess(config),
+            preprocess=_usual_preprocess(config),
             labels=None,
         )
 
@@ -183,7 +194,7 @@ class TorchvisionViT(ModelFamily):
 
     def build(self, config: LibraryConfig) -> nn.Module:
         """Build the library's model with its parameters on the meta device."""
-        return copy.deepcopy(_model(config))
+        return copy.deepcopy(_meta_model(config))
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
         """Draw weights by torchvision's own initialisation."""
@@ -218,9 +229,13 @@ class TorchvisionViT(ModelFamily):
         super().install(model, site, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model. Stem: patches, class token, positions. Readout: final norm, class token, classifier."""
+        """Cut the model where the residual stream can be looked at: stem, blocks and readout, its only tower.
+
+        Stem: patches, class token, positions. Readout: final norm, class token, classifier.
+        """
 
         def stem(images: Tensor) -> State:
+            """Return the tokens before the first block, ``[B, T, d_model]``."""
             patches = model._process_input(images)
             class_tokens = model.class_token.expand(patches.shape[0], -1, -1)
             tokens = torch.cat([class_tokens, patches], dim=1)
@@ -228,13 +243,19 @@ class TorchvisionViT(ModelFamily):
             hidden = model.encoder.dropout(placed)
             return State(hidden)
 
+        def readout(state: State) -> Tensor:
+            """Return the logits ``[B, classes]``."""
+            hidden = model.encoder.ln(state.hidden)
+            class_token = hidden[:, 0]
+            return model.heads(class_token)
+
         blocks = list(model.encoder.layers)
         tower = Stages(
             stem=stem,
-            blocks=for_each(_run, blocks),
+            blocks=for_each(_run_block, blocks),
             block_paths=[_block_path(index) for index in range(len(blocks))],
             stem_prefixes=("conv_proj.", "class_token", "encoder.pos_embedding"),
-            readout=lambda state: model.heads(model.encoder.ln(state.hidden)[:, 0]),
+            readout=readout,
             attention_inputs=for_each(_attention_input, blocks),
             reads=first_tokens(1),
         )
@@ -277,15 +298,18 @@ class TorchvisionViT(ModelFamily):
 
 
 def _block_path(index: int) -> str:
+    """Return the path of a block within the model."""
     return f"encoder.layers.encoder_layer_{index}"
 
 
-def _run(block: nn.Module, state: State) -> State:
+def _run_block(block: nn.Module, state: State) -> State:
+    """Return the state behind one block."""
     hidden = block(state.hidden)
     return State(hidden, state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
+    """Return what the attention of a block is given of the state before it."""
     return block.ln_1(state.hidden)
 
 
@@ -306,14 +330,14 @@ def _config_of(name: str) -> LibraryConfig:
 
 
 @cached_by_config
-def _model(config: LibraryConfig) -> Any:
+def _meta_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
     _Sizes.of_config(config)
     with refused_as("torchvision cannot build its VisionTransformer"), torch.device("meta"):
         return VisionTransformer(**config).eval()
 
 
-def _preprocess(config: LibraryConfig) -> Preprocessing:
+def _usual_preprocess(config: LibraryConfig) -> Preprocessing:
     """Return the preprocessing of torchvision's weights: 224 of 256 pixels, or the same share of another size."""
     size = _Sizes.of_config(config).image_size
     preset = ImageClassification(crop_size=size)

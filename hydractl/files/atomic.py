@@ -46,7 +46,7 @@ def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -
     """Claim outputs and let go of them at once: a dry run meets the errors the real run would meet.
 
     Raises:
-        OutputError: as :class:`Output` does.
+        OutputError: one of them cannot be claimed, see :class:`Output`.
     """
     for path in paths:
         with Output(path, force=force, folder=folder):
@@ -96,21 +96,33 @@ class Output:
         self.is_folder = folder
         # A symbolic link keeps its place: what it points to is replaced.
         self.target = Path(os.path.realpath(self.path))
-        self._check(force=force)
-        self.temporary = self.target.with_name(f".{self.target.name}.hydractl-tmp")
-        self.lock_path = self.target.with_name(f".{self.target.name}.hydractl-lock") if folder else self.temporary
-        self._old = self.target.with_name(f".{self.target.name}.hydractl-old")
-        self._lock = self._acquire()
+        self._refuse_bad_target(force=force)
+        self.temporary = self._hidden_sibling("tmp")
+        self._old = self._hidden_sibling("old")
+        # A file is locked itself; a folder cannot be, and has a file beside it.
+        self.lock_path = self.temporary
+        if folder:
+            self.lock_path = self._hidden_sibling("lock")
+        self._lock = self._open_and_lock()
         self._committed = False
         try:
             if folder:
                 self._prepare_folder()
-            self._check(force=force)  # again: another process may have finished the same output since
+            self._refuse_bad_target(force=force)  # again: another process may have finished the same output since
         except BaseException:
             self.__exit__()
             raise
 
-    def _check(self, *, force: bool) -> None:
+    def _hidden_sibling(self, role: str) -> Path:
+        """Return the path beside the target for one of the files that an output needs on its way."""
+        return self.target.with_name(f".{self.target.name}.hydractl-{role}")
+
+    def _refuse_bad_target(self, *, force: bool) -> None:
+        """Refuse what the command reads, a folder that cannot be written to, and a target that is not to be replaced.
+
+        Raises:
+            OutputError: saying which, and what to do.
+        """
         target = self.target
         parent = target.parent
         refuse_input(self.path, folder=self.is_folder)
@@ -121,21 +133,25 @@ class Output:
                 raise OutputError(f"the folder of the output is not writable: {parent}")
             if not target.exists():
                 return
-            kind = _kind(target)
-            if kind != ("a folder" if self.is_folder else "a file"):
+            kind = _kind_words(target)
+            wanted_kind = "a file"
+            if self.is_folder:
+                wanted_kind = "a folder"
+            if kind != wanted_kind:
                 raise OutputError(f"the output is {kind}: {self.path}", hint="choose another name")
             if not force:
                 hint = "add --force to replace it, or choose another name"
                 raise OutputError(f"the output exists: {self.path}", hint=hint)
 
     def _prepare_folder(self) -> None:
+        """Make an empty temporary folder, and put back an old target that a killed run had moved aside."""
         with storing(self.path):
             if self._old.exists() and not self.target.exists():
                 os.replace(self._old, self.target)  # a run was killed between the two renames of its commit
             shutil.rmtree(self.temporary, ignore_errors=True)
             self.temporary.mkdir()
 
-    def _acquire(self) -> IO[bytes]:
+    def _open_and_lock(self) -> IO[bytes]:
         """Open and lock the temporary file, an empty one."""
         with storing(self.path):
             while True:
@@ -186,6 +202,10 @@ class Output:
         return self.path
 
     def _commit_folder(self) -> None:
+        """Flush every file of the folder to the disk, and rename it to the target; let go of its lock.
+
+        A folder cannot replace another in one step: the old one is moved aside first, and back where that fails.
+        """
         for file in sorted(self.temporary.rglob("*")):
             if file.is_file():
                 _sync(file)
@@ -203,11 +223,13 @@ class Output:
         self.lock_path.unlink()
 
 
-def _kind(path: Path) -> str:
+def _kind_words(path: Path) -> str:
     """Return what is at a path, as messages call it."""
     if path.is_dir():
         return "a folder"
-    return "a file" if path.is_file() else "no regular file"
+    if path.is_file():
+        return "a file"
+    return "no regular file"
 
 
 def open_locked(path: Path, named: Path, buffering: int = -1) -> IO[bytes]:
@@ -259,6 +281,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    """Wait until what is written to a file, or the entries of a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

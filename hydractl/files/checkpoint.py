@@ -111,15 +111,16 @@ class FileTensors:
         """Read the elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
 
         Raises:
-            InputError: as :meth:`read` does.
+            InputError: for a file that cannot be read, or has changed since its header was.
         """
         info = self.info(name)
         _, bytes_an_element = DTYPES[info.dtype]
         size = (stop - start) * bytes_an_element
-        raw = page_buffer(size)
         start_of_tensor = self.header.data_start + info.start
         position = start_of_tensor + start * bytes_an_element
-        self._fill(raw.numpy().data, position, repr(name))
+        raw = page_buffer(size)
+        block = raw.numpy().data
+        self._fill(block, position, repr(name))
         return raw.view(torch_dtype(info))
 
     @property
@@ -137,43 +138,56 @@ class FileTensors:
         """Hash the whole file and look at every number of it, in one pass; found once and kept.
 
         Raises:
-            InputError: as :meth:`read` does.
+            InputError: for a file that cannot be read, or has changed since its header was.
         """
         if self._scan is None:
             self._scan = self._scan_file()
         return self._scan
 
     def _scan_file(self) -> Scan:
+        """Read the whole file once, a block of it in memory at a time."""
         import torch
 
         head = bytearray(self.header.data_start)
         self._fill(memoryview(head), 0, "the header")
         digest = hashlib.sha256(head)
         buffer = torch.empty(SCAN_BYTES, dtype=torch.uint8)
-        block = buffer.numpy().data
+        block = buffer.numpy().data  # the same bytes, to read into
         not_finite = []
         is_empty = True
         # The data section has neither holes nor overlaps, so its tensors in their order are the rest of the file.
         for name, info in tensors_in_order(self.header.tensors):
             dtype = torch_dtype(info)
-            finite = True
+            all_finite = True
             for position in range(info.start, info.end, SCAN_BYTES):
                 count = min(SCAN_BYTES, info.end - position)
                 self._fill(block[:count], self.header.data_start + position, repr(name))
                 digest.update(block[:count])
-                is_empty = is_empty and not buffer[:count].any()
-                finite = finite and is_finite(buffer[:count].view(dtype))
-            if not finite:
+                read_bytes = buffer[:count]
+                # Not looked at again once the answer is known.
+                is_empty = is_empty and not read_bytes.any()
+                all_finite = all_finite and is_finite(read_bytes.view(dtype))
+            if not all_finite:
                 not_finite.append(name)
         return Scan(digest.hexdigest(), sorted(not_finite), is_empty)
 
     def _fill(self, block: memoryview, position: int, what: str) -> None:
-        """Read as many bytes as ``block`` has."""
+        """Fill a block with the bytes of the file from a position on.
+
+        Args:
+            block: as long as what is to be read.
+            position: of its first byte in the file.
+            what: is read, for messages.
+
+        Raises:
+            InputError: the file cannot be read, or is not in the state in which its header was read.
+        """
         filled = 0
         try:
             handle = self._opened()
-            while filled < len(block):
-                count = os.preadv(handle, [block[filled:]], position + filled)
+            while filled < len(block):  # one call may read less than it is asked for
+                rest = block[filled:]
+                count = os.preadv(handle, [rest], position + filled)
                 if count == 0:
                     raise InputError(f"cannot read {what} from {self.path}: the file has become shorter")
                 filled += count
@@ -184,6 +198,7 @@ class FileTensors:
             raise InputError(f"cannot read {what} from {self.path}: the file has changed since it was opened")
 
     def _opened(self) -> int:
+        """Return the descriptor of the file, which is opened when it is first asked for and closed with this object."""
         # Kept open, so that a file which is replaced meanwhile (by this very command, with --force) stays what it was.
         if self._handle is None:
             self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -252,14 +267,7 @@ class ShardedTensors(MappedTensors):
             message = f"{len(missing)} of the {len(names)} files of {index} are missing"
             raise InputError(message, "download the rest of the folder", problems=missing)
         files = {name: FileTensors(folder / name) for name in names}
-        held: set[tuple[str, str]] = set()
-        for name, file in files.items():
-            for tensor in file.names():
-                held.add((tensor, name))
-        not_in_both = held ^ set(file_of_tensor.items())
-        if not_in_both:
-            problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in not_in_both)
-            raise InputError(f"{index} and its files do not name the same tensors", problems=problems[:40])
+        _check_index(index, file_of_tensor, files)
         infos = {}
         for tensor, name in file_of_tensor.items():
             infos[tensor] = files[name].info(tensor)
@@ -269,6 +277,23 @@ class ShardedTensors(MappedTensors):
             return file.read(tensor)
 
         super().__init__(infos, read)
+
+
+def _check_index(index: Path, file_of_tensor: Mapping[str, str], files: Mapping[str, FileTensors]) -> None:
+    """Refuse an index that does not name exactly the tensors that its files hold, each in its file.
+
+    Raises:
+        InputError: with a line for each tensor that only one of them names, 40 at most.
+    """
+    held: set[tuple[str, str]] = set()
+    for name, file in files.items():
+        for tensor in file.names():
+            held.add((tensor, name))
+    listed = set(file_of_tensor.items())
+    in_one_alone = held ^ listed
+    if in_one_alone:
+        problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in in_one_alone)
+        raise InputError(f"{index} and its files do not name the same tensors", problems=problems[:40])
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -284,7 +309,10 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(file_of_tensor, dict) or not file_of_tensor:
         raise _no_index(index)
     for name in file_of_tensor.values():
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        if not isinstance(name, str) or not name.endswith(".safetensors"):
+            raise _no_index(index)
+        lies_beside = Path(name).name == name
+        if not lies_beside:
             raise _no_index(index)
     return file_of_tensor
 
@@ -294,7 +322,7 @@ def _no_index(index: Path) -> InputError:
 
 
 def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
-    """Return the tensors of a source with some of them replaced."""
+    """Return the tensors of a source with some of them replaced, and others added."""
 
     def read(name: str) -> torch.Tensor:
         if name in tensors:
@@ -348,10 +376,13 @@ def page_buffer(count: int) -> torch.Tensor:
 
 
 def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.Tensor:
-    """Read the elements ``start`` to ``stop`` of one tensor in storage order, without the others where it can be."""
-    of_source: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
-    if of_source is not None:
-        return of_source(name, start, stop)
+    """Read the elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
+
+    The other elements are read as well where the source can read whole tensors only.
+    """
+    read_piece_of_source: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
+    if read_piece_of_source is not None:
+        return read_piece_of_source(name, start, stop)
     whole = source.read(name)
     elements = whole.reshape(-1)
     return elements[start:stop]
@@ -364,7 +395,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     # One pass without a mask of the size of the tensor: NaN and infinity survive in the extremes.
-    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(tensor))
+    lowest, highest = torch.aminmax(tensor)
+    return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
 
 
 def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, object]) -> str:
@@ -383,7 +415,8 @@ def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[
         tensor = source.read(name).contiguous()
         if tensor.numel() == 0:
             continue
-        block = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        as_bytes = tensor.reshape(-1).view(torch.uint8)
+        block = memoryview(as_bytes.numpy().data)
         digest.update(block)
         handle.write(block)
     return digest.hexdigest()

@@ -26,13 +26,14 @@ LAYOUTS = ("sliced", "zeroed")
 def provenance(
     verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, object], bases: Sequence[str] | None = None
 ) -> dict[str, object]:
-    """Record how a file was made, without clock, host, user or path.
+    """Return the record of how a file was made, without clock, host, user or path.
 
     Args:
         verb: which command made it.
         seed: of all that is drawn.
         inputs: SHA-256 of every input.
-        details: the settings that decided the result, already resolved (method, budget, data fingerprint, ...).
+        details: the settings that decided the result, already resolved (method, budget, data fingerprint, ...); those
+            that are None are left out.
         bases: SHA-256 of the checkpoints whose weights it goes back to, the nearest first; None: the inputs. They are
             noted where they are not the inputs.
     """
@@ -124,6 +125,14 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form ``hydractl.checkpoint/1``."""
+        # A list of pairs, because canonical JSON sorts keys and the order of sites carries meaning.
+        sites = [[path, heads] for path, heads in self.masks[0].heads.items()]
+        labels = None
+        if self.labels is not None:
+            labels = list(self.labels)
+        merge = None
+        if self.merge is not None:
+            merge = list(self.merge)
         document: dict[str, object] = {
             "schema": CHECKPOINT_SCHEMA,
             "kind": self.kind,
@@ -132,11 +141,10 @@ class Description:
             "arch": self.arch,
             "config": dict(self.config),
             "preprocess": dict(self.preprocess),
-            "labels": None if self.labels is None else list(self.labels),
-            # A list of pairs, because canonical JSON sorts keys and the order of sites carries meaning.
-            "sites": [[path, heads] for path, heads in self.masks[0].heads.items()],
+            "labels": labels,
+            "sites": sites,
             "layout": self.layout,
-            "merge": None if self.merge is None else list(self.merge),
+            "merge": merge,
             "members": self._members_json(),
             "extra": dict(self.extra),
             "provenance": dict(self.provenance),
@@ -163,23 +171,26 @@ class Description:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], origin: str) -> Description:
-        """Read a description.
+        """Read a description, the reverse of :meth:`to_json`.
+
+        Fields are checked first, then their values, then the masks: each step relies on the one before.
+
+        Args:
+            document: as it was read, perhaps from an untrusted file.
+            origin: where it was read from, for messages.
 
         Raises:
-            InputError: naming everything that is missing or malformed.
+            InputError: it has another schema, or naming everything that is missing or malformed.
         """
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
-        problems = _wrong_fields(document)
-        masks: list[HeadMask] = []
-        if not problems:
-            problems = _contradictions(document)
-            masks = _read_masks(document, problems)
+        problems = _field_problems(document)
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
-        members = []
-        for member in document["members"]:
-            members.append({key: value for key, value in member.items() if key != "kept"})
+        masks, problems_of_masks = _read_masks(document)
+        problems = _value_problems(document) + problems_of_masks
+        if problems:
+            raise InputError(f"{origin} has a broken description", problems=problems)
         return cls(
             kind=document["kind"],
             family=document["family"],
@@ -191,7 +202,7 @@ class Description:
             masks=masks,
             layout=document["layout"],
             merge=document["merge"],
-            members=members,
+            members=[_without_kept_heads(member) for member in document["members"]],
             extra=document["extra"],
             provenance=document["provenance"],
             prompt=document.get("prompt"),
@@ -218,7 +229,7 @@ _REQUIRED: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _wrong_fields(document: Mapping[str, Any]) -> list[str]:
+def _field_problems(document: Mapping[str, Any]) -> list[str]:
     """List the fields that every description has and this one lacks, then those of the wrong type."""
     missing = []
     mistyped = []
@@ -230,7 +241,12 @@ def _wrong_fields(document: Mapping[str, Any]) -> list[str]:
     return missing + mistyped
 
 
-def _contradictions(document: Mapping[str, Any]) -> list[str]:
+def _without_kept_heads(member: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a description says of a member beside the heads that it keeps, which are in its mask."""
+    return {key: value for key, value in member.items() if key != "kept"}
+
+
+def _value_problems(document: Mapping[str, Any]) -> list[str]:
     """List values that no description has, in a document whose fields have the right types."""
     problems = []
     kind = document["kind"]
@@ -242,8 +258,7 @@ def _contradictions(document: Mapping[str, Any]) -> list[str]:
     for key in ("labels", "merge"):
         if not _are_texts(document[key] or []):
             problems.append(f"{key!r} holds something that is not a string")
-    prompt = document.get("prompt")
-    if prompt is not None and not (isinstance(prompt, list) and prompt and _are_texts(prompt)):
+    if "prompt" in document and not _are_templates(document["prompt"]):
         problems.append("'prompt' is not a list of templates")
     if not isinstance(document.get("origin"), str | None):
         problems.append("'origin' is no text")
@@ -257,47 +272,79 @@ def _contradictions(document: Mapping[str, Any]) -> list[str]:
 
 
 def _are_texts(values: Sequence[Any]) -> bool:
+    """Return whether all of these are texts."""
     return all(isinstance(value, str) for value in values)
 
 
-def _read_masks(document: Mapping[str, Any], problems: list[str]) -> list[HeadMask]:
-    """Return the mask of each member; what is wrong with them is added to ``problems``."""
-    heads = _read_heads(document["sites"], problems)
+def _are_templates(prompt: Any) -> bool:
+    """Return whether these are templates of prompts, one or more, or null for none."""
+    if prompt is None:
+        return True
+    if not isinstance(prompt, list) or not prompt:
+        return False
+    return _are_texts(prompt)
+
+
+def _read_masks(document: Mapping[str, Any]) -> tuple[list[HeadMask], list[str]]:
+    """Return the mask of each member, and a line for everything that is wrong with them.
+
+    A member without a line of its own has a mask; without a line at all, every member has one.
+    """
+    heads, problems = _read_heads(document["sites"])
     if heads is None:
-        return []
+        return [], problems
     members = document["members"]
     if len(members) > _MOST_MEMBERS:
         problems.append(f"{len(members)} members (the limit is {_MOST_MEMBERS})")
-        return []
+        return [], problems
     masks = []
     for index, member in enumerate(members):
-        kept = None
-        if isinstance(member, dict):
-            kept = member.get("kept")
-        if not isinstance(kept, dict) or set(kept) != set(heads):
-            problems.append(f"member {index} does not name the kept heads of every site")
-            continue
-        kept_heads = {}
-        for path, count in heads.items():
-            if _are_heads(kept[path], count):
-                kept_heads[path] = tuple(kept[path])
-            else:
-                problems.append(f"member {index} keeps {shown(kept[path])} at {shown(path)}, which has {count} heads")
-        if len(kept_heads) == len(heads):
-            masks.append(HeadMask(heads, kept_heads))
+        kept, problems_of_member = _read_kept_heads(index, member, heads)
+        problems += problems_of_member
+        if not problems_of_member:
+            masks.append(HeadMask(heads, kept))
     are_full = all(mask.is_full for mask in masks)
     if document["kind"] == "dense" and not are_full:
         problems.append("a dense model keeps every head, this one does not")
-    return masks
+    return masks, problems
 
 
-def _read_heads(sites: Sequence[Any], problems: list[str]) -> dict[str, int] | None:
-    """Return the number of heads of each site by its path; None where masks would make no sense of them."""
+def _read_kept_heads(index: int, member: Any, heads: Mapping[str, int]) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """Return the heads that a member keeps at each site, and a line for each site where they cannot be such.
+
+    Args:
+        index: the number of the member, for messages.
+        member: what the description says of it.
+        heads: how many heads each site has, by its path.
+    """
+    kept = None
+    if isinstance(member, dict):
+        kept = member.get("kept")
+    if not isinstance(kept, dict) or set(kept) != set(heads):
+        return {}, [f"member {index} does not name the kept heads of every site"]
+    kept_heads = {}
+    problems = []
+    for path, count in heads.items():
+        if _are_heads(kept[path], count):
+            kept_heads[path] = tuple(kept[path])
+        else:
+            problems.append(f"member {index} keeps {shown(kept[path])} at {shown(path)}, which has {count} heads")
+    return kept_heads, problems
+
+
+def _read_heads(sites: Sequence[Any]) -> tuple[dict[str, int] | None, list[str]]:
+    """Return the number of heads of each site by its path, and a line for everything that is wrong with them.
+
+    None in the place of the heads where no mask could be read by them.
+
+    Args:
+        sites: pairs of the path of a site, an attention module, and its number of heads.
+    """
+    problems: list[str] = []
     heads: dict[str, int] = {}
     for pair in sites:
         if not _is_site(pair):
-            problems.append(f"site {shown(pair)} is not a pair of path and head count")
-            return None
+            return None, [*problems, f"site {shown(pair)} is not a pair of path and head count"]
         path, count = pair
         if path in heads or count < 1:
             problems.append(f"site {shown(pair)} is listed twice or has no heads")
@@ -306,11 +353,12 @@ def _read_heads(sites: Sequence[Any], problems: list[str]) -> dict[str, int] | N
     in_all = sum(heads.values())
     if most > MOST_HEADS or in_all > MOST_HEADS_OF_ALL:
         problems.append(f"more heads than {MOST_HEADS} at one site or {MOST_HEADS_OF_ALL} in all")
-        return None
-    return heads
+        return None, problems
+    return heads, problems
 
 
 def _is_site(pair: Any) -> bool:
+    """Return whether this is a pair of a text and a whole number."""
     if not isinstance(pair, list) or len(pair) != 2:
         return False
     path, count = pair

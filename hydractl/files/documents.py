@@ -72,8 +72,8 @@ def check(document: Any, form: type[Form], message: str, hint: str | None = None
     try:
         form.model_validate(document)
     except ValidationError as error:
-        problems = [_line(problem) for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]]
-        raise InputError(message, hint, problems) from None
+        first_problems = error.errors(include_url=False)[:_MOST_PROBLEMS]
+        raise InputError(message, hint, [_problem_line(problem) for problem in first_problems]) from None
 
 
 def schema_of(form: type[Form]) -> str:
@@ -106,52 +106,59 @@ def check_document(document: Any, origin: str, form: type[Form]) -> None:
         form: the form.
 
     Raises:
-        InputError: as :func:`read_document` does.
+        InputError: it is another document, the answer of a dry run, or has not the form.
     """
-    schema = schema_of(form)
-    verb = schema.removeprefix("hydractl.").partition("/")[0]
-    if not isinstance(document, dict) or document.get("schema") != schema:
+    expected_schema = schema_of(form)
+    verb = expected_schema.removeprefix("hydractl.").partition("/")[0]
+    schema = None
+    if isinstance(document, dict):
+        schema = document.get("schema")
+    if schema != expected_schema:
         name = "none"
         if isinstance(document, dict):
-            name = shown(document.get("schema"))
+            name = shown(schema)
         raise InputError(f"{origin} is not the JSON of {verb} (schema {name})")
     if document.get("dry_run"):
         raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
     check(document, form, f"{origin} is no document that {verb} writes")
 
 
-def _line(problem: ErrorDetails) -> str:
-    """Return a problem as one line: its place, what is there, and what is needed."""
+def _problem_line(problem: ErrorDetails) -> str:
+    """Return a problem that pydantic found as one line: its place, what is there, and what is needed."""
     kind = problem["type"]
     keys = problem["loc"]
     value = problem["input"]
     context = problem.get("ctx", {})
-    place = _place(keys)
+    place = _place_words(keys)
     if kind == "value_error":  # raised by one of our own validators
         if keys:
             return f"{place} {context['error']}"
         return str(context["error"])
     is_null_field = value is None and keys and isinstance(keys[-1], str)
     if kind == "missing" or is_null_field:
-        outer = _place(keys[:-1])
-        key = _place(keys[-1:])
+        outer = _place_words(keys[:-1])
+        key = _place_words(keys[-1:])
         return f"{outer} has no {key}"
     if value is None:
         return f"{place} is null"
-    wanted = f"what it should be: {problem['msg']}"
     if kind in _NEEDED:
         wanted = _NEEDED[kind].format(**context)
+    else:
+        wanted = f"what it should be: {problem['msg']}"
     return f"{place} is {shown(value)}, not {wanted}"
 
 
-def _place(keys: Iterable[str | int]) -> str:
-    """Return ``models[0].id.n``; a control character of an untrusted key is escaped."""
+def _place_words(keys: Iterable[str | int]) -> str:
+    """Return the place of a value as ``models[0].id.n``, that of the whole document as ``it``.
+
+    A control character of an untrusted key is escaped.
+    """
     place = ""
     for key in keys:
         if isinstance(key, int):
             place += f"[{key}]"
         else:
-            escaped = repr(key)[1:-1]
+            escaped = repr(key)[1:-1]  # without the quotes
             place += f".{escaped}"
     return place.removeprefix(".") or "it"
 
@@ -181,16 +188,18 @@ class FormMaker:
         self._forms: dict[type[Record], type[Form]] = {}
 
     def form_of(self, record: type[Record]) -> type[Form]:
-        """Return the form of a record."""
+        """Return the form of a record, the same one whenever it is asked for."""
         form = self._forms.get(record)
         if form is None:
-            form = self._made(record)
+            form = self._make_form(record)
             self._forms[record] = form
         return form
 
-    def _made(self, record: type[Record]) -> type[Form]:
+    def _make_form(self, record: type[Record]) -> type[Form]:
+        """Return a new form of a record, which holds its values against each other where the record says how."""
         validators: dict[str, Any] = {}
-        if record.problem.__func__ is not Record.problem.__func__:  # type: ignore[attr-defined]
+        has_own_check = record.problem.__func__ is not Record.problem.__func__  # type: ignore[attr-defined]
+        if has_own_check:
             validators["is_consistent"] = model_validator(mode="after")(_consistency_check(record))
         form: type[Form] = create_model(
             record.form,
@@ -202,7 +211,11 @@ class FormMaker:
         return form
 
     def _fields(self, record: type[Record]) -> dict[str, Any]:
-        """Return the fields of a form by the names of their attributes."""
+        """Return the fields of a form by the names of their attributes.
+
+        The fields of an inline record, and those of metrics, stand among the others. Of an inline mapping, whose keys
+        are any, there is none: :func:`_base_of` takes them.
+        """
         hints = get_type_hints(record, include_extras=True)
         fields: dict[str, Any] = {}
         for field in dataclasses.fields(record):  # type: ignore[arg-type]
@@ -213,14 +226,18 @@ class FormMaker:
             elif facts.inline and _is_record(hint):
                 fields.update(self._fields(hint))
             elif not facts.inline:
-                # An attribute of pydantic's own keeps its name: its key is an alias.
-                name = field.name
-                if hasattr(BaseModel, field.name):
-                    name = f"{field.name}_"
-                fields[name] = self._field(hint, facts, facts.key or field.name)
+                key = facts.key or field.name
+                fields[_attribute_name(field.name)] = self._field(hint, facts, key)
         return fields
 
     def _field(self, hint: Any, facts: FieldFacts, key: str) -> FormField:
+        """Return the field of a form; one that is not needed may be left out or null.
+
+        Args:
+            hint: its type in the record.
+            facts: what the record says of it.
+            key: in JSON.
+        """
         kind = self.type_of(hint)
         if facts.needed:
             return kind, Field(alias=key, description=facts.text)
@@ -229,7 +246,10 @@ class FormMaker:
         return kind, Field(None, alias=key, description=facts.text)
 
     def type_of(self, hint: Any) -> Any:
-        """Return the type that pydantic checks for the type of a field."""
+        """Return the type that pydantic checks for the type of a field: that of its form in the place of each record.
+
+        Sequences are lists, mappings are objects, and our own markers are those of pydantic.
+        """
         if _is_record(hint):
             return self.form_of(hint)
         origin = get_origin(hint)
@@ -238,19 +258,30 @@ class FormMaker:
             inner, *markers = arguments
             checked = self.type_of(inner)
             for marker in markers:
-                checked = Annotated[checked, _marker(marker)]
+                checked = Annotated[checked, _pydantic_marker(marker)]
             return checked
         if origin in (Union, UnionType):
-            return Union[tuple(self.type_of(argument) for argument in arguments)]  # noqa: UP007 - of a tuple
+            kinds = tuple(self.type_of(argument) for argument in arguments)
+            return Union[kinds]  # noqa: UP007 - of a tuple
         if origin is Sequence:
-            return list[self.type_of(arguments[0])]  # type: ignore[misc]
+            (entry,) = arguments
+            return list[self.type_of(entry)]  # type: ignore[misc]
         if origin is Mapping:
-            return dict[str, self.type_of(arguments[1])]  # type: ignore[misc]
+            _, value = arguments
+            return dict[str, self.type_of(value)]  # type: ignore[misc]
         return hint
 
 
 def _is_record(hint: Any) -> bool:
+    """Return whether the type of a field is a record."""
     return isinstance(hint, type) and issubclass(hint, Record)
+
+
+def _attribute_name(name: str) -> str:
+    """Return the name of a field in a form: an attribute of pydantic's own keeps its name, and the key is an alias."""
+    if hasattr(BaseModel, name):
+        return f"{name}_"
+    return name
 
 
 def _base_of(record: type[Record]) -> type[Form]:
@@ -275,7 +306,7 @@ def _consistency_check(record: type[Record]) -> Callable[[Form], Form]:
     return check_consistency
 
 
-def _marker(marker: Within | Sized | Checked) -> Any:
+def _pydantic_marker(marker: Within | Sized | Checked) -> Any:
     """Return what pydantic is told instead of a marker of our own."""
     if isinstance(marker, Within):
         return Field(ge=marker.least, le=marker.most, gt=marker.above)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypedDict
 
 import numpy as np
@@ -57,13 +57,15 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
     digests = dataset.sample_fingerprints()
     if used is not None:
         digests = [digests[index] for index in used]
-    hashes = sorted({digest[:_DIGITS] for digest in digests})[:MOST]
+    different = {digest[:_DIGITS] for digest in digests}
+    lowest = sorted(different)[:MOST]
+    kept_bytes = bytes.fromhex("".join(lowest))
     return {
         "by": by,
         "as": role,
         "data": dataset.fingerprint(),
         "n": len(digests),
-        "hashes": base64.b64encode(bytes.fromhex("".join(hashes))).decode("ascii"),
+        "hashes": base64.b64encode(kept_bytes).decode("ascii"),
     }
 
 
@@ -85,14 +87,17 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
     """
     seen: set[str] = set()
     for use in entries:
-        digits = base64.b64decode(use["hashes"]).hex()
-        for start in range(0, len(digits), _DIGITS):
-            seen.add(digits[start : start + _DIGITS])
-    are_seen = []
-    for digest in dataset.sample_fingerprints():
-        beginning = digest[:_DIGITS]
-        are_seen.append(beginning in seen)
+        seen.update(_kept_digests(use))
+    are_seen = [digest[:_DIGITS] in seen for digest in dataset.sample_fingerprints()]
     return np.array(are_seen, dtype=np.bool_)
+
+
+def _kept_digests(use: Entry) -> Iterator[str]:
+    """Yield the fingerprints that an entry keeps, in hex."""
+    all_digits = base64.b64decode(use["hashes"]).hex()
+    for start in range(0, len(all_digits), _DIGITS):
+        stop = start + _DIGITS
+        yield all_digits[start:stop]
 
 
 def known_in_part(entries: Iterable[Entry], dataset: Fingerprinted) -> list[Entry]:
@@ -141,7 +146,7 @@ def seen_in(document: Any, origin: str) -> list[Entry]:
     """Return the entries of a circuit or a mask, those of its start mask included.
 
     Raises:
-        InputError: as :func:`checked` does.
+        InputError: for what no version of hydractl writes.
     """
     if not isinstance(document, dict):
         return []

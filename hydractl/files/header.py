@@ -103,11 +103,7 @@ def read_header(path: str | Path) -> Header:
     """
     path = Path(path)
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise InputError(f"{path} is a folder, not a checkpoint file")
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path} is no regular file")
+        _refuse_irregular(path)
         with open(path, "rb") as handle:
             status = os.fstat(handle.fileno())
             text = _read_header_text(handle, status.st_size, path)
@@ -118,7 +114,8 @@ def read_header(path: str | Path) -> Header:
     entries = _parse_header(text, path)
     metadata = _checked_metadata(entries.pop("__metadata__", {}), path)
     data_start = 8 + len(text)
-    tensors = _check_entries(entries, status.st_size - data_start, path)
+    data_bytes = status.st_size - data_start
+    tensors = _check_entries(entries, data_bytes, path)
     if "hydractl" in metadata:
         description = parse_json(metadata["hydractl"], f"the description in {path}")
         if not isinstance(description, dict):
@@ -126,7 +123,21 @@ def read_header(path: str | Path) -> Header:
     return Header(tensors, metadata, data_start, state_of(status))
 
 
+def _refuse_irregular(path: Path) -> None:
+    """Refuse a folder, and what is neither a folder nor a file: opening a pipe would wait for its other end."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(f"{path} is a folder, not a checkpoint file")
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path} is no regular file")
+
+
 def _checked_metadata(metadata: Any, path: Path) -> dict[str, str]:
+    """Return the metadata of a header, which are texts by name.
+
+    Raises:
+        InputError: they are something else.
+    """
     problem = f"{path} has metadata that is not a map of strings"
     if not isinstance(metadata, dict):
         raise InputError(problem)
@@ -142,6 +153,11 @@ def state_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
+    """Return the header of an open file of ``size`` bytes as text: its length stands in the first eight bytes.
+
+    Raises:
+        InputError: the file is of another kind, is cut off, or claims a header that is too long.
+    """
     start = handle.read(8)
     if start.startswith(b"version "):
         raise InputError(f"{path} is a git-LFS pointer, not the weights", hint="git lfs pull")
@@ -152,7 +168,8 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
     (length,) = struct.unpack("<Q", start)
     is_cut_off = 8 + length > size
     if is_cut_off:  # only then: the length of a header of 640 bytes has the same first bytes as a pickle
-        _refuse_other(start + handle.read(64), path)
+        beginning = start + handle.read(64)
+        _refuse_other_kind(beginning, path)
     if length > MAX_HEADER_BYTES:
         raise InputError(f"{path} claims a header of {length} bytes (the limit is {MAX_HEADER_BYTES})")
     if is_cut_off:
@@ -160,41 +177,61 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
     return handle.read(length)
 
 
-def _refuse_other(start: bytes, path: Path) -> None:
-    """Refuse a file of another kind that begins like this, by its kind."""
-    if start.lstrip()[:1] in (b"{", b"["):
-        raise InputError(
-            f"{path} is JSON, not a checkpoint", hint=f"hydractl --info {shlex.quote(str(path))} says which"
-        )
-    if start.startswith(b"PK\x03\x04") and b".npy" in start:
+def _refuse_other_kind(beginning: bytes, path: Path) -> None:
+    """Refuse a file that begins like one of another kind, by its kind; return where it begins like none of them.
+
+    Raises:
+        InputError: with the way to make a checkpoint of it, where there is one.
+    """
+    if beginning.lstrip()[:1] in (b"{", b"["):
+        quoted = shlex.quote(str(path))
+        raise InputError(f"{path} is JSON, not a checkpoint", hint=f"hydractl --info {quoted} says which")
+    is_zip = beginning.startswith(b"PK\x03\x04")
+    if is_zip and b".npy" in beginning:
         raise InputError(f"{path} is an .npz file of arrays, not a checkpoint", hint="arrays are data: --data FILE.npz")
-    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+    is_bare_pickle = beginning.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
+    if is_zip or is_bare_pickle:  # torch puts its pickles into ZIP archives
         raise InputError(f"{path} is a pickle, which hydractl never opens", hint=CONVERT)
-    if start.startswith(b"GGUF"):
+    if beginning.startswith(b"GGUF"):
         hint = "transformers reads those of some models: from_pretrained(FOLDER, gguf_file=FILE), then save_pretrained"
         raise InputError(f"{path} is a GGUF file, not safetensors", hint=hint)
 
 
 def _parse_header(text: bytes, path: Path) -> dict[str, object]:
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
+    """Return the JSON object of a header: its metadata, and an entry for each tensor.
+
+    Raises:
+        InputError: it is none, or has a key twice, which readers take in different ways.
+    """
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+        value_of_key = dict(pairs)
+        if len(value_of_key) != len(pairs):
             raise InputError(f"{path} has a header with the same key twice")
-        return result
+        return value_of_key
 
     try:
-        raw = json.loads(text.decode("utf-8"), object_pairs_hook=no_duplicates)
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates)
     except UnicodeDecodeError:
         raise InputError(f"{path} has a header that is not UTF-8, so it is no safetensors file") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path} has a header that is not JSON, so it is no safetensors file") from None
-    if not isinstance(raw, dict):
+    if not isinstance(header, dict):
         raise InputError(f"{path} has a header that is not a JSON object")
-    return raw
+    return header
 
 
 def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of a header; ``data_bytes`` is what the file has behind it."""
+    """Return the tensors of a header.
+
+    Args:
+        entries: of the header, by the name of the tensor.
+        data_bytes: the size of what the file has behind its header.
+        path: of the file, for messages.
+
+    Raises:
+        InputError: with a line for each entry that is malformed, or where tensors and data do not fit together.
+    """
     if not entries:
         raise InputError(f"{path} contains no tensors")
     if len(entries) > MAX_TENSORS:
@@ -202,14 +239,14 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
     tensors: dict[str, TensorInfo] = {}
     problems = []
     for name, entry in entries.items():
-        problem = _problem(name, entry)
+        problem = _entry_problem(name, entry)
         if problem is not None:
             problems.append(problem)
         else:
             start, end = entry["data_offsets"]
             tensors[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), start, end)
     if not problems:
-        problems = _gaps(tensors, data_bytes)
+        problems = _gap_problems(tensors, data_bytes)
     if problems:
         raise InputError(f"{path} is not a valid safetensors file", problems=problems)
     return tensors
@@ -227,8 +264,8 @@ def _is_like_a_path(name: str) -> bool:
     return ".." in name.split("/")
 
 
-def _problem(name: str, entry: Any) -> str | None:
-    """Return the first thing that is wrong with one tensor, or None."""
+def _entry_problem(name: str, entry: Any) -> str | None:
+    """Return the first thing that is wrong with the entry of one tensor; None where nothing is."""
     shown_name = shown(name)
     if _has_half_characters(name):
         return f"tensor name {shown_name} holds half a character (an unpaired surrogate)"
@@ -237,12 +274,12 @@ def _problem(name: str, entry: Any) -> str | None:
     if not isinstance(entry, dict) or set(entry) != _KEYS_OF_ENTRY:
         return f"tensor {shown_name} has a malformed entry"
     dtype = entry["dtype"]
-    shape = entry["shape"]
-    offsets = entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         return f"tensor {shown_name} has the unknown dtype {shown(dtype)}"
+    shape = entry["shape"]
     if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
         return f"tensor {shown_name} has the bad shape {shown(shape)}"
+    offsets = entry["data_offsets"]
     if not _are_counts(offsets) or len(offsets) != 2:
         return f"tensor {shown_name} has bad offsets {shown(offsets)}"
     needed = TensorInfo(dtype, tuple(shape)).nbytes
@@ -254,13 +291,17 @@ def _problem(name: str, entry: Any) -> str | None:
 
 
 def _has_half_characters(name: str) -> bool:
+    """Return whether a text holds half of a pair of UTF-16, which JSON can write and no file can hold."""
     if name.isascii():
         return False
     return any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def _gaps(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
-    """List the first place where the tensors do not follow one another, or that they do not fill the file."""
+def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
+    """Return the first place where tensors do not follow one another, or that they do not fill the file, as one line.
+
+    No line where every byte of the data belongs to one tensor.
+    """
     position = 0
     for name, info in tensors_in_order(tensors):
         if info.start != position:
@@ -288,6 +329,7 @@ def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, Tenso
 
 
 def _is_count(value: Any) -> bool:
+    """Return whether this is a whole number from 0 to the largest that a tensor can have."""
     if type(value) is not int:
         return False
     return 0 <= value <= _MAX_COUNT
@@ -304,30 +346,34 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, obje
 
     Data is sorted by falling element size, then name, which keeps every tensor aligned; header keys are sorted by
     name. The library's own writer orders several metadata keys at random, hence a writer of our own.
+
+    Raises:
+        InputError: the header would be longer than what is read back may be.
     """
 
-    def place(name: str) -> tuple[int, str]:
+    def larger_elements_first(name: str) -> tuple[int, str]:
         dtype = infos[name].dtype
         _, bytes_an_element = DTYPES[dtype]
         return -bytes_an_element, name
 
-    order = sorted(infos, key=place)
+    order = sorted(infos, key=larger_elements_first)
     metadata = {"format": "pt", "hydractl": canonical_json(description)}
     entries: dict[str, object] = {"__metadata__": metadata}
     start = 0
     for name in order:
         info = infos[name]
         end = start + info.nbytes
-        shape = list(info.shape)
-        entries[name] = {"dtype": info.dtype, "shape": shape, "data_offsets": [start, end]}
+        entries[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, end]}
         start = end
     text = canonical_json(entries).encode("utf-8")
-    if len(text) > MAX_HEADER_BYTES - 8:  # what is read back may not be longer, padding included
+    longest_text = MAX_HEADER_BYTES - 8  # what is read back may not be longer, padding included
+    if len(text) > longest_text:
         raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
+    # Data begin at a multiple of eight bytes.
     padding = -len(text) % 8
-    text += b" " * padding
-    length = struct.pack("<Q", len(text))
-    return length + text, order
+    padded = text + b" " * padding
+    length = struct.pack("<Q", len(padded))
+    return length + padded, order
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
@@ -342,7 +388,9 @@ def torch_dtype(info: TensorInfo) -> torch.dtype:
     """Return the torch dtype of a described tensor."""
     import torch
 
-    return getattr(torch, DTYPES[info.dtype][0])
+    torch_name, _ = DTYPES[info.dtype]
+    dtype: torch.dtype = getattr(torch, torch_name)
+    return dtype
 
 
 def meta_tensor(info: TensorInfo) -> torch.Tensor:
@@ -353,17 +401,25 @@ def meta_tensor(info: TensorInfo) -> torch.Tensor:
 
 
 def same_names(actual: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
-    """List the problems of a set of tensor names against the expected one, at most ten of each kind."""
+    """List how a set of tensor names differs from the expected one, at most ten names of each kind.
+
+    Args:
+        actual: the names that there are.
+        expected: those that there should be.
+        what: has the names, for messages.
+    """
     names = set(actual)
     expected_names = set(expected)
-    missing = _listed("missing", expected_names - names, what)
-    return missing + _listed("unexpected", names - expected_names, what)
+    missing = _first_names("missing", expected_names - names, what)
+    unexpected = _first_names("unexpected", names - expected_names, what)
+    return missing + unexpected
 
 
-def _listed(kind: str, names: set[str], what: str) -> list[str]:
-    first_ones = sorted(names)[:10]
-    lines = [f"{kind} tensor {name!r}" for name in first_ones]
-    rest = len(names) - len(first_ones)
+def _first_names(kind: str, names: set[str], what: str) -> list[str]:
+    """Return a line for each of the first names, and one that says how many more there are."""
+    listed = sorted(names)[:10]
+    lines = [f"{kind} tensor {name!r}" for name in listed]
+    rest = len(names) - len(listed)
     if rest:
         lines.append(f"... and {rest} more {kind} tensors in {what}")
     return lines

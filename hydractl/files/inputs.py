@@ -55,12 +55,12 @@ def refuse_input(path: Path, *, folder: bool) -> None:
     for read in _READ.get():
         if read.replaceable and _is_same(path, read.path):
             continue
-        how = _conflict(path, read, folder)
+        how = _conflict_words(path, read, folder)
         if how is not None:
             raise OutputError(f"the output {path} {how} of {read.option}: {read.path}", hint="choose another name")
 
 
-def _conflict(path: Path, read: InputFile, folder: bool) -> str | None:
+def _conflict_words(path: Path, read: InputFile, folder: bool) -> str | None:
     """Say how an output and an input stand in each other's way; None where they do not."""
     if _is_same(path, read.path):
         return "is the input"

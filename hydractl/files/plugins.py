@@ -42,16 +42,23 @@ class Registry(Generic[T]):
 
     @cached_property
     def _foreign(self) -> dict[str, EntryPoint]:
+        """The entry points of other packages by the names of their declarations, sorted.
+
+        Raises:
+            InputError: one has the name of a declaration of this package, or of another entry point.
+        """
         # Reading what is installed takes a tenth of a second, which `hydractl --help` can do without.
         from importlib.metadata import entry_points
 
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.package):
+            name = point.name
             # One package may be found twice on the path: that is the same offer, not another one.
-            earlier = points.get(point.name, point)
-            if point.name in self._own or earlier.value != point.value:
-                raise InputError(f"{_origin(point)} offers {point.name!r} in {self.package}, a name that is taken")
-            points[point.name] = earlier
+            earlier = points.get(name)
+            is_other_offer = earlier is not None and earlier.value != point.value
+            if name in self._own or is_other_offer:
+                raise InputError(f"{_origin(point)} offers {name!r} in {self.package}, a name that is taken")
+            points.setdefault(name, point)
         return dict(sorted(points.items()))
 
     @property
@@ -75,11 +82,16 @@ class Registry(Generic[T]):
         return declaration
 
     def _load(self, name: str) -> T:
-        """Import the declaration of a name."""
+        """Import the declaration of a name, of this package or of another one.
+
+        Raises:
+            InputError: it cannot be imported, or is declared under another name.
+        """
         declared: Any
         if name in self._own:
             origin = f"{self.package}.{self._own[name]}"
-            declared = getattr(importlib.import_module(origin), self.variable)
+            module = importlib.import_module(origin)
+            declared = getattr(module, self.variable)
         else:
             point = self._foreign[name]
             origin = _origin(point)
@@ -90,7 +102,7 @@ class Registry(Generic[T]):
         return declared
 
     def all(self) -> list[T]:
-        """Return every declaration, by the order of their names, those of other packages last."""
+        """Return every declaration, sorted by name, those of other packages last."""
         declarations = []
         for name in self.names:
             declaration = self.get(name)
@@ -115,7 +127,7 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 
 def _origin(point: EntryPoint) -> str:
-    """Return the name of the package that an entry point belongs to."""
+    """Return the name and version of the package that an entry point belongs to; else the module that it names."""
     if point.dist is None:
         return point.value
     return f"{point.dist.name} {point.dist.version}"

@@ -54,6 +54,7 @@ Interval = Annotated[Sequence[Number], Sized(2, 2)]
 
 
 def _rising(edges: Sequence[float], _: Mapping[str, object]) -> str | None:
+    """Return that edges do not rise, None where each is above the one before."""
     for low, high in pairwise(edges):
         if low >= high:
             return "does not rise"
@@ -214,12 +215,16 @@ class Record:
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> Self:
-        """Return the record of an object that has its form."""
+        """Return the record of an object that has its form.
+
+        A field whose key is left out, or null, has its default; one that every document has is None for null.
+        """
         values: dict[str, object] = {}
         known = json_fields(cls)
         for field in known:
             if field.facts.inline:
-                values[field.name] = field.read(_not_of(known, document))
+                other_entries = _entries_without_field(document, known)
+                values[field.name] = field.read(other_entries)
                 continue
             value = document.get(field.key)
             if value is not None:
@@ -237,21 +242,19 @@ class Record:
         document: dict[str, object] = {}
         for field in json_fields(type(self)):
             value = getattr(self, field.name)
-            if field.facts.inline:
-                document.update(_written(value))
-            elif field.facts.sparse and not value:
+            facts = field.facts
+            if facts.inline:
+                document.update(_as_json(value))
+            elif facts.sparse and not value:
                 continue
-            elif value is not None or field.facts.null:
-                document[field.key] = _written(value)
+            elif value is not None or facts.null:
+                document[field.key] = _as_json(value)
         return document
 
 
-def _not_of(known: Sequence[JsonField], document: Mapping[str, object]) -> dict[str, object]:
-    """Return the entries of an object that no field has by its own key."""
-    keys = set()
-    for field in known:
-        if not field.facts.inline:
-            keys.add(field.key)
+def _entries_without_field(document: Mapping[str, object], known: Sequence[JsonField]) -> dict[str, object]:
+    """Return the entries of an object that no field has by its own key: those of its inline fields."""
+    keys = {field.key for field in known if not field.facts.inline}
     others = {}
     for key, value in document.items():
         if key not in keys:
@@ -259,13 +262,14 @@ def _not_of(known: Sequence[JsonField], document: Mapping[str, object]) -> dict[
     return others
 
 
-def _written(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
+    """Return a value with every record in it as an object."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):
-        return {key: _written(inner) for key, inner in value.items()}
+        return {key: _as_json(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_written(inner) for inner in value]
+        return [_as_json(inner) for inner in value]
     return value
 
 
@@ -273,13 +277,14 @@ _FIELDS: dict[type[Record], tuple[JsonField, ...]] = {}
 
 
 def json_fields(record: type[Record]) -> tuple[JsonField, ...]:
-    """Return the fields of a record in order."""
+    """Return the fields of a record in order, which are worked out once."""
     if record not in _FIELDS:
         _FIELDS[record] = _fields_of(record)
     return _FIELDS[record]
 
 
 def _fields_of(record: type[Record]) -> tuple[JsonField, ...]:
+    """Return the fields of a record in order, each with the key and the reader that its declaration asks for."""
     hints = get_type_hints(record)
     fields = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
@@ -294,19 +299,21 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     """Return what makes a value of this type of JSON: records of objects, wherever the type has records in it."""
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json
-    arguments = get_args(hint)
     origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin in (Union, types.UnionType):
         return _reader_of_union(arguments)
-    if origin is not None and isinstance(origin, type) and arguments:
-        read = _reader(arguments[-1])
-        if read is _as_it_is:
-            return _as_it_is
-        read_or_none = _or_none(read)
-        if issubclass(origin, Mapping):
-            return lambda values: {key: read_or_none(value) for key, value in values.items()}
-        return lambda values: [read_or_none(value) for value in values]
-    return _as_it_is
+    is_container = isinstance(origin, type) and bool(arguments)
+    if not is_container:
+        return _as_it_is
+    # The entries of a list, or the values of a mapping, are of the last type in the brackets.
+    read = _reader(arguments[-1])
+    if read is _as_it_is:
+        return _as_it_is
+    read_or_none = _or_none(read)
+    if issubclass(origin, Mapping):
+        return lambda values: {key: read_or_none(value) for key, value in values.items()}
+    return lambda values: [read_or_none(value) for value in values]
 
 
 def _reader_of_union(arguments: Sequence[Any]) -> Callable[[Any], Any]:

@@ -50,28 +50,34 @@ class StateDict(MappedTensors):
 
     def __init__(self, path: Path) -> None:
         try:
-            content = _read(path)
+            content = _read_safely(path)
             self.entry = _entry_of_weights(content)
-            self.script = None if self.entry is None else _WEIGHTS[self.entry]
-            self.arguments = _arguments(content)
+            self.script = None
+            self.arguments = _script_arguments(content)
             weights = content
             if self.entry is not None:
+                self.script = _WEIGHTS[self.entry]
                 weights = _without_wrappers(content[self.entry])
-            _check(weights)
+            _check_tensors(weights)
             infos = {name: tensor_info(tensor) for name, tensor in weights.items()}
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         except Exception as error:  # of a damaged archive anything may come
-            said = (str(error) or type(error).__name__).splitlines()[0][:200]
-            reason = said
-            if isinstance(error, pickle.UnpicklingError):
-                reason = "it asks for more than tensors"
             raise InputError(
-                f"{path} is no state dict of plain tensors: {reason}",
+                f"{path} is no state dict of plain tensors: {_refusal_reason(error)}",
                 hint="where you trust it, load it in Python and save model.state_dict() with "
                 "safetensors.torch.save_file",
             ) from error
         super().__init__(infos, lambda name: weights[name].detach().clone())
+
+
+def _refusal_reason(error: Exception) -> str:
+    """Return why a file is refused, in a line of 200 characters at most."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it asks for more than tensors"
+    said = str(error) or type(error).__name__
+    first_line = said.splitlines()[0]
+    return first_line[:200]
 
 
 def is_state_dict(path: Path) -> bool:
@@ -80,7 +86,7 @@ def is_state_dict(path: Path) -> bool:
     return name.endswith(STATE_DICTS)
 
 
-def _read(path: Path) -> Any:
+def _read_safely(path: Path) -> Any:
     """Read what a file holds: tensors, plain containers and numbers, and the arguments of a script."""
     import torch
 
@@ -103,7 +109,8 @@ def _entry_of_weights(content: Any) -> str | None:
     return None
 
 
-def _arguments(content: Any) -> Mapping[str, object]:
+def _script_arguments(content: Any) -> Mapping[str, object]:
+    """Return what a training script was started with, by name; nothing of what is no checkpoint of one."""
     arguments = None
     if isinstance(content, dict):
         arguments = content.get("args")
@@ -113,7 +120,11 @@ def _arguments(content: Any) -> Mapping[str, object]:
 
 
 def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return tensors by the names that the model itself gives them."""
+    """Return tensors by the names that the model itself gives them.
+
+    Raises:
+        ValueError: two tensors have the same name then.
+    """
     unwrapped: dict[Any, Any] = {}
     for wrapped_name, tensor in weights.items():
         if wrapped_name == _NUMBER_OF_AVERAGED:
@@ -122,13 +133,18 @@ def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
         while isinstance(name, str) and name.startswith(_WRAPPERS):
             _, _, name = name.partition(".")
         if name in unwrapped:
-            raise ValueError(f"{str(name)[:80]!r} is there twice")
+            shown_name = repr(str(name)[:80])
+            raise ValueError(f"{shown_name} is there twice")
         unwrapped[name] = tensor
     return unwrapped
 
 
-def _check(weights: Any) -> None:
-    """Refuse what is no list of tensors, and tensors that repeat their numbers, which would fill the memory."""
+def _check_tensors(weights: Any) -> None:
+    """Refuse what is no list of tensors, and tensors that repeat their numbers, which would fill the memory.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
     import torch
 
     if not isinstance(weights, dict):
@@ -139,7 +155,7 @@ def _check(weights: Any) -> None:
         shown_name = repr(str(name)[:80])
         if type(name) is not str or not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{shown_name} is no tensor")
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided:  # of sparse and other tensors
             raise ValueError(f"{shown_name} is no tensor")
         if tensor.device.type != "cpu":  # of the meta device, which has no numbers
             raise ValueError(f"{shown_name} has no numbers")

@@ -12,23 +12,34 @@ from hydractl.files.model_records import EpochRecord, TrainingRecord
 from hydractl.files.verb_answers import TrainingProgress
 
 _POINTS = 60
+"""Epochs of a history that are kept, about."""
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
+"""Keys of the numbers of an epoch, of which the loss is always there."""
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
-    """Return the trainings of the members of one row or file, of those that came straight from one."""
+    """Return the trainings of the members of one row or file, of those that came straight from one.
+
+    Args:
+        descriptions: of the files of the row, in the order of its members.
+    """
     trainings = []
     first_member = 0
     for description in descriptions:
-        origins: list[Any] = [description.provenance]
-        if description.kind == "fused" and description.provenance.get("verb") != "finetune":
-            origins = [member.get("provenance") for member in description.members]
-        for index, provenance in enumerate(origins):
-            training = _training(first_member + index, provenance, description.seen)
+        for place, provenance in enumerate(_provenances_of_members(description)):
+            training = _training_of_member(first_member + place, provenance, description.seen)
             if training is not None:
                 trainings.append(training)
         first_member += len(description.masks)
     return trainings
+
+
+def _provenances_of_members(description: Description) -> list[Any]:
+    """Return how each member of a file was made: of a fused file as it says, unless it was trained as a whole."""
+    was_fused_last = description.kind == "fused" and description.provenance.get("verb") != "finetune"
+    if was_fused_last:
+        return [member.get("provenance") for member in description.members]
+    return [description.provenance]
 
 
 def kept_accuracies(trainings: Iterable[TrainingRecord]) -> list[tuple[float, int]]:
@@ -56,11 +67,11 @@ def training_text(training: TrainingRecord) -> str:
     weights = "weights of several steps"
     if training.kept_epoch is not None:
         weights = f"epoch {training.kept_epoch} of {last.epoch} kept"
-    text = f"{weights}, {training.steps} steps, last loss {last.loss:.4f}"
+    facts = [weights, f"{training.steps} steps", f"last loss {last.loss:.4f}"]
     kept = training.kept
-    if kept is None or kept.val_accuracy is None:
-        return text
-    return f"{text}, validation accuracy {kept.val_accuracy:.4f}"
+    if kept is not None and kept.val_accuracy is not None:
+        facts.append(f"validation accuracy {kept.val_accuracy:.4f}")
+    return ", ".join(facts)
 
 
 def unfinished(header: Mapping[str, object]) -> TrainingProgress:
@@ -69,43 +80,51 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
     Args:
         header: perhaps of an untrusted file: what is not as it should be is left out.
     """
-    progress = _part(header, "progress")
+    progress = _object_at(header, "progress")
     step = None
     steps = None
     if type(progress.get("steps")) is int:
         step = progress["steps"]
         steps = progress.get("total")
-    rates = _part(header, "fingerprint").get("lr")
-    learning_rate = None
-    if isinstance(rates, list) and type(progress.get("candidate")) is int:
-        learning_rate = f"{progress['candidate'] + 1} of {len(rates)}"
-    epochs = progress.get("epochs")
-    last_epochs = []
-    if isinstance(epochs, list) and all(map(_is_epoch, epochs)):
-        last_epochs = [epoch_text(epoch) for epoch in epochs[-5:]]
     best_epoch = None
     if progress.get("best") is not None:
         best_epoch = progress.get("kept_epoch")
     return TrainingProgress(
         step=step,
         steps=steps,
-        learning_rate=learning_rate,
-        epochs=last_epochs,
+        learning_rate=_learning_rate_words(header),
+        epochs=_last_epochs(progress.get("epochs")),
         best_epoch=best_epoch,
         best_val_accuracy=progress.get("best"),
     )
 
 
+def _learning_rate_words(header: Mapping[str, object]) -> str | None:
+    """Say which of several learning rates a run is at: ``2 of 3``; None where that is not known."""
+    rates = _object_at(header, "fingerprint").get("lr")
+    candidate = _object_at(header, "progress").get("candidate")
+    if not isinstance(rates, list) or type(candidate) is not int:
+        return None
+    return f"{candidate + 1} of {len(rates)}"
+
+
+def _last_epochs(epochs: object) -> list[str]:
+    """Return the last epochs of a run, a line each, five at most; none where these are no epochs."""
+    if not isinstance(epochs, list) or not all(map(_is_epoch, epochs)):
+        return []
+    return [epoch_text(epoch) for epoch in epochs[-5:]]
+
+
 def begun_with(header: Mapping[str, object]) -> dict[str, object]:
     """Read off a state file's header what the run was begun with: its settings, and where it ran."""
     settings = {}
-    for key, value in _part(header, "fingerprint").items():
+    for key, value in _object_at(header, "fingerprint").items():
         if value is not None:
             settings[key] = value
-    return {**settings, **_part(header, "environment")}
+    return {**settings, **_object_at(header, "environment")}
 
 
-def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _object_at(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a part of a header; an empty one where it is not there or no object."""
     part = header.get(key)
     if isinstance(part, Mapping):
@@ -113,8 +132,14 @@ def _part(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return {}
 
 
-def _training(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:
-    """Read the training of a member off a provenance; None where it was not trained, or where it is broken."""
+def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:
+    """Read the training of a member off a provenance; None where it was not trained, or where it is broken.
+
+    Args:
+        member: its number.
+        provenance: perhaps of an untrusted file.
+        seen: the data sets that the file has seen, with their numbers of samples.
+    """
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
     settings = provenance.get("settings")
@@ -124,45 +149,51 @@ def _training(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRe
     if not isinstance(history, list) or not history or not all(map(_is_epoch, history)):
         return None
     last = history[-1]
-    # Of snapshots none is chosen: the weights are those at the end. An average is of no epoch.
-    if "cycle" in settings:
+
+    # Of snapshots none is chosen: the weights are those at the end.
+    is_snapshot = "cycle" in settings
+    kept = settings.get("kept_epoch")
+    if is_snapshot:
         kept = last["epoch"]
-    else:
-        kept = settings.get("kept_epoch")
-    if "averaged" in settings:
-        if kept is not None:
-            return None
-    elif type(kept) is not int:
+    # An average is of no epoch, and everything else of one.
+    is_average = "averaged" in settings
+    if is_average and kept is not None:
         return None
-    step = math.ceil(len(history) / _POINTS)
-    epochs = []
-    for index, epoch in enumerate(history):
-        if index % step == 0 or epoch is last or epoch["epoch"] == kept:
-            epochs.append(EpochRecord(**_known(epoch)))
+    if not is_average and type(kept) is not int:
+        return None
     return TrainingRecord(
         member=member,
         steps=settings.get("cycle_end", last["steps"]),
         kept_epoch=kept,
-        n=_samples(seen, settings.get("train")),
-        n_val=_samples(seen, settings.get("val")),
-        epochs=epochs,
+        n=_samples_of(seen, settings.get("train")),
+        n_val=_samples_of(seen, settings.get("val")),
+        epochs=_thinned_out(history, kept),
     )
 
 
+def _thinned_out(history: Sequence[Mapping[str, Any]], kept: int | None) -> list[EpochRecord]:
+    """Return about ``_POINTS`` evenly spread epochs of a long history, the kept and the last one among them."""
+    step = math.ceil(len(history) / _POINTS)
+    last = history[-1]
+    epochs = []
+    for place, epoch in enumerate(history):
+        if place % step == 0 or epoch is last or epoch["epoch"] == kept:
+            epochs.append(EpochRecord(**_known_facts(epoch)))
+    return epochs
+
+
 def _is_epoch(entry: Any) -> bool:
-    """Return whether a value from a file is an epoch with a loss."""
+    """Return whether a value from a file is an epoch with a loss, whose numbers are all finite."""
     if not isinstance(entry, Mapping) or "loss" not in entry:
         return False
     if type(entry.get("epoch")) is not int or type(entry.get("steps")) is not int:
         return False
-    numbers = []
-    for key in _NUMBERS:
-        if key in entry:
-            numbers.append(entry[key])
+    numbers = [entry[key] for key in _NUMBERS if key in entry]
     return all(map(_is_finite_number, numbers))
 
 
 def _is_finite_number(value: Any) -> bool:
+    """Return whether this is a number, other than a truth value, NaN and infinity."""
     if type(value) not in (int, float):
         return False
     return math.isfinite(value)
@@ -171,7 +202,7 @@ def _is_finite_number(value: Any) -> bool:
 def epoch_text(epoch: Mapping[str, object]) -> str:
     """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
-    for key, value in _known(epoch).items():
+    for key, value in _known_facts(epoch).items():
         if isinstance(value, float):
             shown = f"{value:.4f}"
         else:
@@ -180,7 +211,7 @@ def epoch_text(epoch: Mapping[str, object]) -> str:
     return ", ".join(facts)
 
 
-def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
+def _known_facts(epoch: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of an epoch, and nothing else that a file may say of it."""
     known = {}
     for key in ("epoch", "steps", *_NUMBERS):
@@ -189,8 +220,8 @@ def _known(epoch: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _samples(seen: Iterable[Entry], fingerprint: Any) -> int | None:
-    """Return how many samples a data set had, by its fingerprint; None where it is not known."""
+def _samples_of(seen: Iterable[Entry], fingerprint: Any) -> int | None:
+    """Return how many samples a data set had that weights were trained on, by its fingerprint; None if not known."""
     for entry in seen:
         if entry["by"] == "finetune" and entry["data"] == fingerprint:
             return entry["n"]

@@ -38,6 +38,9 @@ APART = 0.4
 MOVED = 1.0
 """The largest mean shift of log p, in nats, at which a member's answers count as unchanged."""
 
+_FIGURES_OF_ENSEMBLE = 3
+"""The figures of a sample behind those of each member: accuracy, mutual information and differing pairs."""
+
 
 @dataclass(frozen=True)
 class MembersRunOptions:
@@ -71,13 +74,13 @@ def plan_checked(
 
     Args:
         sources: the members.
-        merge: as of :func:`hydractl.fusion.plan.plan_fusion`, or :data:`AUTO`.
+        merge: the parts to average, any of ``mlp``, ``norm`` and ``embed``; or :data:`AUTO`.
         device: where to compute.
         seed: draws the inputs of the check.
         log: receives warnings and the check.
 
     Raises:
-        HydraError: as :func:`hydractl.fusion.selfcheck.self_check` does.
+        HydraError: a member that is part of the fused model does not equal the member run alone.
     """
     # Average the parts that were asked for, all of them with ``auto``.
     is_auto = merge == AUTO
@@ -89,12 +92,14 @@ def plan_checked(
     if not plan.averaged:
         return CheckedFusion(plan, check, None)
 
-    # Describe the effect.
+    # Measure the effect: it is harmful where members lie too far apart, or where their answers move too much.
     member_distances = distances(plan, sources)
     shifts_of_log_p: Sequence[float] = [0.0]
     if check.merge_log_p is not None:
         shifts_of_log_p = check.merge_log_p
-    is_harmful = max(member_distances) > APART or max(shifts_of_log_p) > MOVED
+    members_lie_apart = max(member_distances) > APART
+    answers_move = max(shifts_of_log_p) > MOVED
+    is_harmful = members_lie_apart or answers_move
     kept_whole = is_auto and is_harmful
     averaging = AveragingRecord(
         asked="auto" if is_auto else list(merge),
@@ -151,42 +156,62 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
             pieces.append(piece.double())
         weights = torch.stack(pieces)  # [M, elements]
         squared_sizes += weights.square().sum(1).numpy()
-        are_equal = all(torch.equal(pieces[0], other) for other in pieces[1:])
-        if not are_equal:  # the rounded mean of equal weights could differ from them
+
+        # Equal weights are at distance 0: their rounded mean could differ from them.
+        first = pieces[0]
+        are_equal = all(torch.equal(first, other) for other in pieces[1:])
+        if not are_equal:
             from_mean = weights - weights.mean(0)
             squared_distances += from_mean.square().sum(1).numpy()
+
     # A member whose weights are all zero is at distance 1 from a mean that is not zero, and else at 0.
     relative = (squared_distances > 0).astype(float)
-    return np.divide(squared_distances, squared_sizes, out=relative, where=squared_sizes > 0)
+    has_size = squared_sizes > 0
+    return np.divide(squared_distances, squared_sizes, out=relative, where=has_size)
 
 
 @torch.no_grad()
 def measure_on(
     dataset: Dataset, plan: FusionPlan, members: Sequence[Source], run: MembersRunOptions, log: Log
 ) -> OnDataRecord:
-    """Measure the effect of averaging on accuracy, on labelled data."""
-    fused = HydraModel(plan.description, plan.tensors, resolve_device(run.device), resolve_dtype(run.dtype))
+    """Measure the effect of averaging on accuracy, on labelled data.
+
+    Args:
+        dataset: the data.
+        plan: of the fused model.
+        members: the models that are fused.
+        run: how they run.
+        log: receives the progress.
+
+    Returns:
+        The answers of the members as they were, and those of the fused model.
+    """
+    device = resolve_device(run.device)
+    dtype = resolve_dtype(run.dtype)
+    fused = HydraModel(plan.description, plan.tensors, device, dtype)
     first = members[0].description
     if fused.classes is None and first.labels is not None:
         templates = None
         if first.prompt:
             templates = list(first.prompt)
         fused = fused.zero_shot(first.labels, templates)
+
     # Where nothing was averaged, the members are those of the fused model, as its self-check has found.
     before_averaging: Runnable | None = None
     if plan.averaged:
         before_averaging = ModelArgument("members", members).build(run.device, run.dtype)
 
-    totals_before = np.zeros(len(members) + 3)
-    totals_after = np.zeros(len(members) + 3)
+    # The sums over all samples of the figures of a batch.
+    totals_before = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
+    totals_after = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
     parameter = next(fused.parameters())
     with log.progress("members on data", len(dataset), "samples") as progress:
         for batch in batches(dataset, fused.preprocess, run.batch_size, workers=run.workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
             labels = known(batch.labels).numpy()
             if before_averaging is not None:
-                totals_before += _sums(before_averaging.member_logits(inputs), labels)
-            totals_after += _sums(fused.member_logits(inputs), labels)
+                totals_before += _sums_over_batch(before_averaging.member_logits(inputs), labels)
+            totals_after += _sums_over_batch(fused.member_logits(inputs), labels)
             progress.advance(len(labels))
     if before_averaging is None:
         totals_before = totals_after
@@ -195,15 +220,19 @@ def measure_on(
     return OnDataRecord(
         data=dataset.fingerprint(),
         n=n,
-        before=_answers(totals_before / n),
-        after=_answers(totals_after / n),
+        before=_record_of_means(totals_before / n),
+        after=_record_of_means(totals_after / n),
     )
 
 
-def _answers(means: np.ndarray) -> AnswersRecord:
-    """Return the figures of a document from the means over samples of the numbers that :func:`_sums` adds up."""
-    accuracies = means[:-3]
-    ensemble_accuracy, mutual_information, differing_pairs = means[-3:]
+def _record_of_means(means: np.ndarray) -> AnswersRecord:
+    """Return the figures of a document from means over samples.
+
+    Args:
+        means: of the numbers that :func:`_sums_over_batch` adds up, in their order, ``[M + 3]``.
+    """
+    accuracies = means[:-_FIGURES_OF_ENSEMBLE]
+    ensemble_accuracy, mutual_information, differing_pairs = means[-_FIGURES_OF_ENSEMBLE:]
     members = len(accuracies)
     pairs = max(1, math.comb(members, 2))
     return AnswersRecord(
@@ -214,11 +243,11 @@ def _answers(means: np.ndarray) -> AnswersRecord:
     )
 
 
-def _sums(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
-    """Return sums over a batch, ``[M + 3]``.
+def _sums_over_batch(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
+    """Return the sums over a batch of the figures of each sample, ``[M + 3]``.
 
-    They are the right answers of each member, those of the ensemble, the mutual information in nats, and the pairs of
-    members that vote for different classes.
+    They are the right answers of each member, and behind these the figures of the ensemble: its right answers, the
+    mutual information in nats, and the pairs of members that vote for different classes.
 
     Args:
         logits: ``[M, B, classes]``.

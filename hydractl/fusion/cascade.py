@@ -57,15 +57,21 @@ def fit_cascade(
     Raises:
         InputError: there are too few samples, or none may stop.
     """
-    model = HydraModel(description, tensors, resolve_device(run.device), resolve_dtype(run.dtype))
+    device = resolve_device(run.device)
+    dtype = resolve_dtype(run.dtype)
+    model = HydraModel(description, tensors, device, dtype)
     model.cascade = None  # a cascade that the model may have already: all members are to run
 
-    logits, samples = _member_logits(model, "ID", dataset, run, log)
-    labels = np.asarray(dataset.labels)[samples]
+    # The answers of all members.
+    logits, samples = _run_members(model, "ID", dataset, run, log)
+    all_labels = np.asarray(dataset.labels)
+    labels = all_labels[samples]  # in the order in which the samples were read
     logits_outside = {}
     for name, data in outside.items():
-        logits_outside[name], _ = _member_logits(model, name, data, run, log)
+        logits_of_set, _ = _run_members(model, name, data, run, log)
+        logits_outside[name] = logits_of_set
 
+    # The cheapest cascade whose losses are small enough: which member is first, and which samples stop there.
     costs = staged_macs(description, tensors)
     fitted = fit_cheapest_cascade(
         logits,
@@ -87,7 +93,7 @@ def fit_cascade(
         losses[name] = {"value": loss.value, "upper": loss.upper}
     fitted_on_ood = {}
     for name, data in outside.items():
-        fitted_on_ood[name] = _about(data)
+        fitted_on_ood[name] = _data_entry(data)
     # From an object: files have the keys in this order, not in that of the fields.
     return FittedCascadeRecord.from_json(
         {
@@ -100,13 +106,13 @@ def fit_cascade(
             "macs": first_macs + fitted.share * rest_macs,
             "first_macs": first_macs,
             "rest_macs": rest_macs,
-            "fitted_on": _about(dataset),
+            "fitted_on": _data_entry(dataset),
             "fitted_on_ood": fitted_on_ood,
         }
     )
 
 
-def _about(data: Dataset) -> dict[str, str | int]:
+def _data_entry(data: Dataset) -> dict[str, str | int]:
     """Return the entry of a document for the data that something was fitted to."""
     return {
         "spec": data.spec,
@@ -116,10 +122,22 @@ def _about(data: Dataset) -> dict[str, str | int]:
 
 
 @torch.no_grad()
-def _member_logits(
+def _run_members(
     model: HydraModel, name: str, data: Dataset, run: MembersRunOptions, log: Log
 ) -> tuple[np.ndarray, list[int]]:
-    """Return the logits ``[M, N, C]`` of all members, float32 or float64, and the numbers of their samples, ``[N]``."""
+    """Run all members on a data set.
+
+    Args:
+        model: the fused model.
+        name: what the progress calls the data.
+        data: the data set.
+        run: how the members run.
+        log: receives the progress.
+
+    Returns:
+        The logits ``[M, N, C]``, float32 or float64, and the numbers of their samples in the data set, ``[N]``: batches
+        may come in another order.
+    """
     parameter = next(model.parameters())
     logits_dtype = torch.float32  # no narrower, whatever the model computes in
     if run.dtype == "float64":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from hydractl.model.chain import Chain
 from hydractl.model.matching import label_differences, length_hint, preprocess_differences
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
-from hydractl.model.stored import member_name, union
+from hydractl.model.stored import heads_of_any_member, member_name
 
 PIECE = 1 << 16
 """The number of elements of a tensor that are averaged at once."""
@@ -34,8 +34,16 @@ PIECE = 1 << 16
 _MOST_NAMED = 3
 """The largest number of tensors that a sentence names."""
 
-Owners = Sequence[tuple[int, int]]
-"""For every head of a site that any member has, ascending: a member that has it, and its position there."""
+
+class HeadOwner(NamedTuple):
+    """The place that a head is taken from: a member that has it, and the position among the heads of that member."""
+
+    member: int
+    position: int
+
+
+Owners = Sequence[HeadOwner]
+"""The owners of the heads of a site: one for every head that any member has, in ascending order of the heads."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,13 @@ class FusionPlan:
     warnings: Sequence[str]
 
 
+class _Origin(NamedTuple):
+    """The member that a stored tensor comes from, None for all of them, and its stock name there."""
+
+    member: int | None
+    stock_name: str
+
+
 class FusedTensors:
     """The tensors of a fused model.
 
@@ -79,15 +94,16 @@ class FusedTensors:
             for name in union_of_site.names:
                 self._union_of[name] = union_of_site
 
-        # The origin of each stored tensor: the member, None for all of them, and its stock name.
-        self._origins: dict[str, tuple[int | None, str]] = {}
+        # The origin of each stored tensor, by its name in the fused model.
+        self._origins: dict[str, _Origin] = {}
         stored_once = {*averaged, *equal, *self._union_of}
         for name in stored_once:
-            self._origins[name] = (None, name)
+            self._origins[name] = _Origin(None, name)
         for member, tensors in enumerate(self.sources):
             for name in tensors.names():
                 if name not in stored_once:
-                    self._origins[member_name(name, member)] = (member, name)
+                    stored_name = member_name(name, member)
+                    self._origins[stored_name] = _Origin(member, name)
 
         # The tensors of one site are read one after another, so that one site in memory is enough.
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
@@ -96,8 +112,8 @@ class FusedTensors:
         """Return the number of stored elements of the tensors with these names in the library's own model."""
         wanted = set(stock)
         elements = 0
-        for name, (_, stock_name) in self._origins.items():
-            if stock_name in wanted:
+        for name, origin in self._origins.items():
+            if origin.stock_name in wanted:
                 elements += self.info(name).numel
         return elements
 
@@ -121,10 +137,11 @@ class FusedTensors:
         """
         union_of_site = self._union_of.get(name)
         if union_of_site is not None:
-            return self._tensors_of_site(union_of_site)[name]
+            tensors_of_site = self._tensors_of_site(union_of_site)
+            return tensors_of_site[name]
         member, stock_name = self._origins[name]
         if member is None and stock_name in self._averaged:
-            return self._mean(stock_name)
+            return self._mean_over_members(stock_name)
         source = self.sources[member or 0]  # what all members have is read from the first
         return source.read(stock_name)
 
@@ -138,16 +155,16 @@ class FusedTensors:
         self._cached = (union_of_site, tensors)
         return tensors
 
-    def _mean(self, name: str) -> Tensor:
+    def _mean_over_members(self, name: str) -> Tensor:
         """Return the mean over members of the tensor with a stock name, in the tensor's own dtype."""
         info = self.info(name)
         mean = torch.empty(info.shape, dtype=torch_dtype(info))
         flat_mean = mean.view(-1)
         # In pieces that fit in the processor's cache: sums of a whole embedding in float64 are big and slow.
         for start in range(0, info.numel, PIECE):
-            piece_of_mean = flat_mean[start : start + PIECE]
-            stop = start + len(piece_of_mean)
-            total = torch.zeros(len(piece_of_mean), dtype=torch.float64)
+            stop = min(start + PIECE, info.numel)
+            piece_of_mean = flat_mean[start:stop]
+            total = torch.zeros(stop - start, dtype=torch.float64)
             for source in self.sources:
                 piece = read_piece(source, name, start, stop)
                 total += piece.to(torch.float64)
@@ -174,7 +191,8 @@ def plan_fusion(
     """
     unknown = [part for part in merge if part not in MERGEABLE]
     if unknown:
-        raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {', '.join(MERGEABLE)}")
+        known = ", ".join(MERGEABLE)
+        raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {known}")
     merged_parts = [part for part in MERGEABLE if part in merge]
     check_members(sources)
     first = sources[0]
@@ -195,18 +213,20 @@ def plan_fusion(
             unions.append(HeadUnion(sources, site, names_of_site, owners))
 
     # Everything else that is not averaged: a tensor is stored once where it is equal in all members.
-    elsewhere = [name for name in names if name not in in_attention and name not in averaged]
+    elsewhere = [name for name in names if name not in in_attention]
+    not_averaged = [name for name in elsewhere if name not in averaged]
     equal: set[str] = set()
     if not headers_only:
-        equal = equal_names(sources, elsewhere)
+        equal = equal_names(sources, not_averaged)
 
+    # What is neither averaged nor shared every member keeps for itself.
     shared = set(equal)
     for union_of_site in unions:
         shared.update(union_of_site.names)
     own = set(names).difference(averaged, shared)
     warnings: list[str] = []
     if not headers_only:
-        warnings = _warnings(sources)
+        warnings = _warnings_about_members(sources)
     return FusionPlan(
         description=_fused_description(sources, merged_parts, headers_only),
         tensors=FusedTensors(sources, averaged, sorted(equal), unions),
@@ -259,7 +279,7 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
     )
 
 
-def _warnings(sources: Sequence[Source]) -> list[str]:
+def _warnings_about_members(sources: Sequence[Source]) -> list[str]:
     """Return sentences on oddities of the members that are allowed."""
     warnings = []
     if len(sources) == 1:
@@ -289,32 +309,35 @@ def check_members(sources: Sequence[Source]) -> None:
             problems.append(f"{source.name} is itself a fused model")
     first = sources[0]
     for other in sources[1:]:
-        for difference in _differences(first, other):
+        for difference in _differences_of_members(first, other):
             problems.append(f"{other.name} against {first.name}: {difference}")
     if problems:
         raise InputError("these models cannot be members of one fused model", length_hint(problems), problems)
 
 
-def _differences(a: Source, b: Source) -> list[str]:
-    """List in what a second member differs from a first and must not.
+def _differences_of_members(a: Source, b: Source) -> list[str]:
+    """List in what a second member differs from a first and must not, in words that tell what the second has.
 
     Where the architectures differ, only that is listed: the rest would differ as well.
     """
     first = a.description
     second = b.description
-    differences: list[str] = []
+    compared: list[tuple[str, object, object]] = [
+        ("family", first.family, second.family),
+        ("architecture", first.arch, second.arch),
+    ]
+    if a.classes is not None and b.classes is not None:  # an unknown number agrees with every other
+        compared.append(("number of classes", a.classes, b.classes))
+    if first.prompt is not None and second.prompt is not None:  # so does an unknown prompt
+        compared.append(("prompt", first.prompt, second.prompt))
+    first_size = first.preprocess.get("input_size")
+    second_size = second.preprocess.get("input_size")
+    compared.append(("input size", first_size, second_size))
 
-    def compare(quality: str, expected: object, actual: object) -> None:
+    differences: list[str] = []
+    for quality, expected, actual in compared:
         if actual != expected:
             differences.append(f"{quality} {actual!r}, not {expected!r}")
-
-    compare("family", first.family, second.family)
-    compare("architecture", first.arch, second.arch)
-    if a.classes is not None and b.classes is not None:  # an unknown number agrees with every other
-        compare("number of classes", a.classes, b.classes)
-    if first.prompt is not None and second.prompt is not None:
-        compare("prompt", first.prompt, second.prompt)
-    compare("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size"))
     if differences:
         return differences
 
@@ -327,7 +350,7 @@ def _differences(a: Source, b: Source) -> list[str]:
 
 
 def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
-    """Name the first tensors that have another dtype in the second model."""
+    """Name the first tensors that have another dtype in the second model; those that it lacks are passed over."""
     differences: list[str] = []
     names_in_b = set(b.names())
     for name in a.names():
@@ -369,42 +392,43 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
     Returns:
         None where a head differs between two members, or a tensor that belongs to no head.
     """
-    blocks = [_weights(source, site, names) for source in sources]
+    blocks = [_read_head_weights(source, site, names) for source in sources]  # one for each member
     for block in blocks:
-        if not _same_beside_heads(blocks[0], block):
+        if not _same_apart_from_heads(blocks[0], block):
             return None
+
+    # Each head of each member against the same head of the first member that has it.
     owners = _first_owners(sources, site)
-    key_owners: dict[int, tuple[int, int]] = {}
+    key_owners: dict[int, HeadOwner] = {}
     for member, source in enumerate(sources):
         kept = source.description.mask.kept[site.path]
         for position, head in enumerate(kept):
-            head_here = (blocks[member], position)
-            owner, owner_position = owners[head]
-            if owner != member and not _same_head((blocks[owner], owner_position), head_here, PER_HEAD):
+            here = HeadOwner(member, position)
+            if not _same_head(blocks, owners[head], here, PER_HEAD):
                 return None
             if site.sharing == 1:
                 continue
             # Two members with no query head in common may still have a head of keys and values in common.
             key_head = head // site.sharing
-            owner, owner_position = key_owners.setdefault(key_head, (member, position))
-            if owner != member and not _same_head((blocks[owner], owner_position), head_here, OF_KEYS):
+            first_with_key = key_owners.setdefault(key_head, here)
+            if not _same_head(blocks, first_with_key, here, OF_KEYS):
                 return None
     return list(owners.values())
 
 
-def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, tuple[int, int]]:
-    """Return, for every head that any member has, ascending, the first member that has it and its position there."""
-    owners: dict[int, tuple[int, int]] = {}
+def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, HeadOwner]:
+    """Return the first owner of every head that any member has, by the original number of the head, ascending."""
+    owners: dict[int, HeadOwner] = {}
     for member, source in enumerate(sources):
         kept = source.description.mask.kept[site.path]
         for position, head in enumerate(kept):
             if head not in owners:
-                owners[head] = (member, position)
+                owners[head] = HeadOwner(member, position)
     ascending = sorted(owners.items())
     return dict(ascending)
 
 
-def _weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = False) -> HeadWeights:
+def _read_head_weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = False) -> HeadWeights:
     """Read the heads of a site; where ``meta`` is true, only their shapes, as tensors on the meta device."""
     tensors = {}
     for name in names:
@@ -416,41 +440,42 @@ def _weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = F
     return read_heads(source.family, tensors, site, kept)
 
 
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
+def _same_tensor(a: Tensor | None, b: Tensor | None) -> bool:
     """Return whether two tensors are equal, or both are missing."""
     if a is None or b is None:
         return a is b
     return torch.equal(a, b)
 
 
-def _same_beside_heads(a: HeadWeights, b: HeadWeights) -> bool:
+def _same_apart_from_heads(a: HeadWeights, b: HeadWeights) -> bool:
     """Return whether two blocks have the same tensors that belong to no head."""
-    if not _same(a.o_bias, b.o_bias):
+    if not _same_tensor(a.o_bias, b.o_bias):
         return False
     if a.extra.keys() != b.extra.keys():
         return False
     for name, tensor_a in a.extra.items():
         tensor_b = b.extra[name]
-        if not _same(tensor_a, tensor_b):
+        if not _same_tensor(tensor_a, tensor_b):
             return False
     return True
 
 
-def _same_head(a: tuple[HeadWeights, int], b: tuple[HeadWeights, int], names: Sequence[str]) -> bool:
-    """Return whether two heads have the same tensors of these names.
+def _same_head(blocks: Sequence[HeadWeights], first: HeadOwner, other: HeadOwner, names: Sequence[str]) -> bool:
+    """Return whether a head is the same in two members.
 
     Args:
-        a, b: the block and the position of each head.
-        names: of :data:`hydractl.heads.weights.PER_HEAD`.
+        blocks: the heads of each member.
+        first, other: where the head is in both; of one member it is the same.
+        names: the tensors to compare, of :data:`hydractl.heads.weights.PER_HEAD`.
     """
-    block_a, position_a = a
-    block_b, position_b = b
-    head_a = block_a.select([position_a])
-    head_b = block_b.select([position_b])
+    if first.member == other.member:
+        return True
+    first_head = blocks[first.member].select([first.position])
+    other_head = blocks[other.member].select([other.position])
     for name in names:
-        tensor_a = getattr(head_a, name)
-        tensor_b = getattr(head_b, name)
-        if not _same(tensor_a, tensor_b):
+        first_tensor = getattr(first_head, name)
+        other_tensor = getattr(other_head, name)
+        if not _same_tensor(first_tensor, other_tensor):
             return False
     return True
 
@@ -499,23 +524,29 @@ class HeadUnion:
             meta: whether only shapes are needed.
         """
         first = self._sources[0]
-        weights = self._gathered(meta=meta)
+        weights = self._heads_of_all_owners(meta=meta)
         first.family.write(tensors, self._site, weights)
 
-    def _gathered(self, *, meta: bool) -> HeadWeights:
-        """Return one block with the heads of all owners."""
+    def _heads_of_all_owners(self, *, meta: bool) -> HeadWeights:
+        """Return one block with the heads of all owners, in the order of their original numbers.
+
+        Args:
+            meta: whether only shapes are needed.
+        """
         if not self._owners:  # no member has a head here
-            return _weights(self._sources[0], self._site, self.names, meta=meta)
-        blocks: dict[int, HeadWeights] = {}  # by the number of the member
+            return _read_head_weights(self._sources[0], self._site, self.names, meta=meta)
+
+        blocks: dict[int, HeadWeights] = {}  # by the number of the member, each read once
         heads = []
         for member, position in self._owners:
             if member not in blocks:
                 source = self._sources[member]
-                blocks[member] = _weights(source, self._site, self.names, meta=meta)
+                blocks[member] = _read_head_weights(source, self._site, self.names, meta=meta)
             heads.append((blocks[member], position))
 
+        # Heads that shared keys and values share them in the new block too.
         masks = [source.description.mask for source in self._sources]
-        kept_by_any = union(masks, self._site.path)
+        kept_by_any = heads_of_any_member(masks, self._site.path)
         key_heads = self._site.key_heads(kept_by_any)
         return HeadWeights.gathered(heads, key_heads)
 
@@ -549,36 +580,39 @@ class SharedParts(TypedDict):
 
 
 def shared_parts(plan: FusionPlan) -> list[SharedParts]:
-    """Describe the parts that run once for all members, for each tower."""
+    """Describe the parts that run once for all members, for each tower.
+
+    The model is built without numbers: which parts it runs once follows from the plan alone.
+    """
     model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
     stages_of_towers = model.family.stages(model.networks[0])
     towers = []
     for chain, stages in zip(model.chains, stages_of_towers, strict=True):
+        start = chain.start
         parts_at: str | None = None
         differs: str | None = None
         hint: str | None = None
-        if not chain.start.shared_stem:
+        if not start.shared_stem:
             parts_at = "stem"
-            differs, hint = _parting_in_stem(plan, model, stages)
-        elif chain.start.blocks < len(chain.sites):
-            parts_at = chain.block_paths[chain.start.blocks]
-            differs, hint = _parting_in_block(plan, model, chain, stages)
-        towers.append(
-            SharedParts(
-                tower=chain.tower,
-                blocks=len(chain.sites),
-                stem=chain.start.shared_stem,
-                blocks_once=chain.start.blocks,
-                attention_once=chain.start.pool,
-                parts_at=parts_at,
-                differs=differs,
-                hint=hint,
-            )
+            differs, hint = _why_members_part_in_stem(plan, model, stages)
+        elif start.blocks < len(chain.sites):
+            parts_at = chain.block_paths[start.blocks]
+            differs, hint = _why_members_part_in_block(plan, model, chain, stages)
+        tower = SharedParts(
+            tower=chain.tower,
+            blocks=len(chain.sites),
+            stem=start.shared_stem,
+            blocks_once=start.blocks,
+            attention_once=start.pool,
+            parts_at=parts_at,
+            differs=differs,
+            hint=hint,
         )
+        towers.append(tower)
     return towers
 
 
-def _parting_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tuple[str, str]:
+def _why_members_part_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tuple[str, str]:
     """Return the tensors in which members differ before the first block of a tower, and a hint how to change that."""
     differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
     differing_parts = set()
@@ -591,15 +625,16 @@ def _parting_in_stem(plan: FusionPlan, model: HydraModel, stages: Stages) -> tup
     return _some_tensors(differing), hint
 
 
-def _parting_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:
-    """Return the heads and tensors in which members differ in the first block that runs per member, and a hint."""
+def _why_members_part_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:
+    """Return the heads and tensors in which members differ in the first block that is not the same, and a hint."""
     block = chain.start.blocks
-    site = model.sites[chain.sites.start + block]
+    site = model.sites[chain.start.first_apart]
     differences = []
     hints = []
 
-    kept_by_members = {mask.kept[site.path] for mask in plan.description.masks}
-    if len(kept_by_members) > 1:
+    masks = plan.description.masks
+    different_choices = {mask.kept[site.path] for mask in masks}
+    if len(different_choices) > 1:
         differences.append("heads")
         hints.append("the same heads (prune --share-sites N --with MASK)")
 

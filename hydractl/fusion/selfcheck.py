@@ -28,14 +28,14 @@ TOLERANCE = 1e-5
 """Largest allowed difference of logits, times max(1, largest logit), in float32."""
 
 # The keys of measures of answers, which bodies do not have: their features are no answers.
-_OF_ANSWERS = ("merge_agreement", "merge_log_p", "pool_max_abs", "mi", "disagreement")
+_KEYS_OF_ANSWERS = ("merge_agreement", "merge_log_p", "pool_max_abs", "mi", "disagreement")
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 Classes = tuple[Sequence[str], Sequence[str]]
 """The class names and the templates of prompts."""
 
 
-class _Averages:
+class _AveragedTensors:
     """The averaged tensors of a plan, on a device and in the dtype that they have there."""
 
     def __init__(self, plan: FusionPlan, device: torch.device) -> None:
@@ -109,35 +109,17 @@ def self_check(
     """
     for source in sources:
         check_finite_weights(source.name, source.tensors)
-    averages = _Averages(plan, device)
-    inputs, classes, logits = _run_fused(plan, averages, seed)
+    averages = _AveragedTensors(plan, device)
+    inputs, classes, logits = _run_fused_model(plan, averages, seed)
     together = logits.double()  # [M, B, classes]
+    alone = _run_members_alone(sources, averages, inputs, classes, log)
+    before = _run_members_as_they_were(sources, averages, inputs, classes, together)
 
-    # Run each member alone, with the averages in place.
-    alone: list[Tensor] = []  # [B, classes] each
+    # The fused members against the members run alone.
     runtime_errors: list[float] = []
-    with log.progress("self-check", len(sources), "members") as progress:
-        for member, source in enumerate(sources):
-            member_alone = _run_alone(source, averages, inputs, classes)
-            if not member_alone.isfinite().all():
-                raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
-            alone.append(member_alone)
-            difference = together[member] - member_alone
-            runtime_errors.append(float(difference.abs().max()))
-            progress.advance()
-        gc.collect()  # of the last member
-        unchanged = [averages.same_in(source) for source in sources]
-        averages.drop()
-
-    # Run each member as it was. Where averaging changed nothing in it, that is the member that has just run.
-    before = []
-    for member, source in enumerate(sources):
-        if unchanged[member]:
-            before.append(together[member])
-        else:
-            before.append(_run_alone(source, averages, inputs, classes))
-
-    # Compare.
+    for together_here, alone_here in zip(together, alone, strict=True):
+        difference = together_here - alone_here
+        runtime_errors.append(float(difference.abs().max()))
     max_abs_logit = float(together.abs().max())
     tolerance = TOLERANCE * max(1.0, max_abs_logit)
     within_tolerance = [error <= tolerance for error in runtime_errors]  # False for NaN, which max() may pass over
@@ -147,6 +129,8 @@ def self_check(
             f"(allowed {tolerance:.2e})",
             hint="this is a defect of hydractl or of the machine's arithmetic: nothing was written",
         )
+
+    # The pooled answer of the fused model against that of the members run alone.
     mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)  # [B, classes]
     pooled = log_mean_softmax(logits).double().exp()
     pool_error = float((pooled - mean_of_softmax).abs().max())
@@ -154,22 +138,83 @@ def self_check(
     result: dict[str, object] = {
         "inputs": f"{BATCH} random inputs, seed {seed}",
         "max_abs_logit": to_three_digits(max_abs_logit),
-        "member_max_abs": [_at_most(error) for error in runtime_errors],
+        "member_max_abs": [_next_power_of_ten(error) for error in runtime_errors],
     }
     result.update(moved_answers(torch.stack(before), together, tolerance))
-    result["pool_max_abs"] = _at_most(pool_error)
+    result["pool_max_abs"] = _next_power_of_ten(pool_error)
     result["tolerance"] = to_three_digits(tolerance)
-    diversity = diversity_block(samples_of(together.cpu().numpy()))
-    for key, value in diversity.items():
-        result[key] = value
-        if value is not None:
-            result[key] = round(value, 6)
-    if sources[0].classes == 0:
-        for key in _OF_ANSWERS:
+    result.update(_rounded_diversity(together))
+    has_no_answers = sources[0].classes == 0
+    if has_no_answers:
+        for key in _KEYS_OF_ANSWERS:
             result.pop(key, None)
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
     # From an object: the disagreement of one member is null, and that of bodies is left out.
     return SelfCheckRecord.from_json(result)
+
+
+def _run_members_alone(
+    sources: Sequence[Source], averages: _AveragedTensors, inputs: Any, classes: Classes | None, log: Log
+) -> list[Tensor]:
+    """Run each member alone with the averages in place; return its logits, float64 ``[B, classes]``.
+
+    Raises:
+        NonFiniteError: when logits of a member are not finite.
+    """
+    logits_of_members: list[Tensor] = []
+    with log.progress("self-check", len(sources), "members") as progress:
+        for source in sources:
+            logits = _run_member_alone(source, averages, inputs, classes)
+            if not logits.isfinite().all():
+                raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
+            logits_of_members.append(logits)
+            progress.advance()
+        gc.collect()  # of the last member
+    return logits_of_members
+
+
+def _run_members_as_they_were(
+    sources: Sequence[Source],
+    averages: _AveragedTensors,
+    inputs: Any,
+    classes: Classes | None,
+    together: Tensor,
+) -> list[Tensor]:
+    """Run each member with the weights that it had before averaging; return its logits, float64 ``[B, classes]``.
+
+    Where averaging changed nothing in a member, its logits in the fused model are taken. The averages are dropped.
+
+    Args:
+        sources: the members.
+        averages: the averaged tensors.
+        inputs, classes: as the fused model took them.
+        together: the logits of the fused model, ``[M, B, classes]``.
+    """
+    unchanged = [averages.same_in(source) for source in sources]
+    averages.drop()
+    logits_of_members = []
+    for member, source in enumerate(sources):
+        if unchanged[member]:
+            logits = together[member]
+        else:
+            logits = _run_member_alone(source, averages, inputs, classes)
+        logits_of_members.append(logits)
+    return logits_of_members
+
+
+def _rounded_diversity(logits: Tensor) -> dict[str, float | None]:
+    """Return the measures of how far members disagree, to six digits behind the point; None where there is none.
+
+    Args:
+        logits: of all members, ``[M, B, classes]``.
+    """
+    rounded: dict[str, float | None] = {}
+    diversity = diversity_block(samples_of(logits.cpu().numpy()))
+    for key, value in diversity.items():
+        rounded[key] = value
+        if value is not None:
+            rounded[key] = round(value, 6)
+    return rounded
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:
@@ -180,11 +225,12 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
         most probable class stays so, but for ties to the tolerance; ``merge_log_p``: the mean change of log p, in nats.
     """
     change = after - before
-    # The answer stays where its logit is the highest after averaging too.
+    shift_of_log_p = after.log_softmax(-1) - before.log_softmax(-1)
+    # An answer stays where the logit of the class that was highest before averaging is the highest after it too.
     answer_before = before.argmax(-1, keepdim=True)  # [M, B, 1]
     logit_of_answer = after.gather(-1, answer_before).squeeze(-1)  # [M, B]
-    stays = after.amax(-1) - logit_of_answer <= tolerance  # [M, B]
-    shift_of_log_p = after.log_softmax(-1) - before.log_softmax(-1)
+    highest_logit = after.amax(-1)
+    stays = highest_logit - logit_of_answer <= tolerance  # [M, B]
     effect = {  # [M] each
         "merge_max_abs": change.abs().amax((1, 2)),
         "merge_agreement": stays.double().mean(1),
@@ -196,7 +242,7 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
     return rounded
 
 
-def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, Classes | None, Tensor]:
+def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) -> tuple[Any, Classes | None, Tensor]:
     """Run the fused model on random inputs.
 
     Returns:
@@ -209,14 +255,14 @@ def _run_fused(plan: FusionPlan, averages: _Averages, seed: int) -> tuple[Any, C
     fused = fused.with_classes()
     examples = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
     inputs = move(examples, device, torch.float32)
-    classes: Classes | None = None
+    classes: Classes | None = None  # which the members run alone have to take as well
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
     logits = fused.member_logits(inputs)
     return inputs, classes, logits
 
 
-def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classes | None) -> Tensor:
+def _run_member_alone(source: Source, averages: _AveragedTensors, inputs: Any, classes: Classes | None) -> Tensor:
     """Return the logits ``[B, classes]``, in float64, of a member run alone with the averages in place."""
     gc.collect()  # models refer to themselves, so that the one before would stay in memory beside this one
     tensors = averages.in_place(source.tensors)
@@ -228,7 +274,7 @@ def _run_alone(source: Source, averages: _Averages, inputs: Any, classes: Classe
     return logits_of_members[0].double()
 
 
-def _at_most(error: float) -> float:
+def _next_power_of_ten(error: float) -> float:
     """Return the smallest power of ten that is not below a rounding error; 1e-6 for all errors under 1e-6."""
     if error <= 0:
         return 1e-6
@@ -276,7 +322,7 @@ def float32_model(
     Args:
         description, tensors: of the model.
         device: where it runs.
-        dtype: of the weights that are kept in memory, as of :func:`storage_dtype`.
+        dtype: of the weights that are kept in memory: float32, or the 16 bits that all of them are stored in.
     """
     streamed = dtype in _SIXTEEN_BITS
     model = HydraModel(description, tensors, device, dtype, streamed=streamed)

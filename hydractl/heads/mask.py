@@ -124,7 +124,8 @@ class HeadMask:
         """Return the mask of the heads that both masks keep. Pruning a pruned model again is this operation."""
         kept = {}
         for path, heads in self.kept.items():
-            in_both = [head for head in heads if head in other.kept[path]]
+            other_heads = other.kept[path]
+            in_both = [head for head in heads if head in other_heads]
             kept[path] = tuple(in_both)
         return HeadMask(self.heads, kept)
 
@@ -191,12 +192,13 @@ class HeadMask:
             source: how the mask was made.
             seen: notes of :mod:`hydractl.files.fingerprints` on data that had an influence; left out where empty.
         """
+        sites: dict[str, SiteDocument] = {}
+        for path, count in self.heads.items():
+            sites[path] = {"heads": count, "kept": list(self.kept[path])}
         document: MaskDocument = {"schema": MASK_SCHEMA}
         if arch is not None:
             document["arch"] = arch
-        document["sites"] = {}
-        for path, count in self.heads.items():
-            document["sites"][path] = {"heads": count, "kept": list(self.kept[path])}
+        document["sites"] = sites
         if source is not None:
             document["source"] = dict(source)
         if seen:
@@ -222,19 +224,18 @@ class HeadScores:
         """Return the JSON form ``hydractl.scores/1``."""
         sites: dict[str, list[float | None]] = {}
         for path, scores in self.scores.items():
-            sites[path] = []
+            values: list[float | None] = []
             for score in scores:
-                if math.isinf(score):  # of a head that was already removed
-                    sites[path].append(None)
-                else:
-                    sites[path].append(score)
+                is_of_removed_head = math.isinf(score)
+                values.append(None if is_of_removed_head else score)
+            sites[path] = values
         return {"schema": SCORES_SCHEMA, "sites": sites, **self.info}
 
 
 # --- reading the JSON forms -------------------------------------------------------------------------------------------
 
 
-def _check_sites(
+def _read_listed_sites(
     listed: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
 ) -> Mapping[str, object]:
     """Return the ``sites`` object of a file, and add to ``problems`` where it does not name exactly the model's sites.
@@ -248,21 +249,23 @@ def _check_sites(
     if not isinstance(listed, Mapping):
         problems.append('"sites" is missing or not an object')
         return {}
+
     known_paths = {site.path for site in sites}
     for path in listed:
         if path not in known_paths:
             problems.append(f"unknown site {shown(path)}")
+
     missing = [site for site in sites if site.path not in listed]
-    if whole_towers:
-        listed_towers = {site.tower for site in sites if site.path in listed}
-        if listed_towers:
-            missing = [site for site in missing if site.tower in listed_towers]
+    listed_towers = {site.tower for site in sites if site.path in listed}
+    if whole_towers and listed_towers:
+        # A tower of which no site is listed is left out, and not missing.
+        missing = [site for site in missing if site.tower in listed_towers]
     for site in missing:
         problems.append(f"site {site.path} is missing")
     return listed
 
 
-def _check_schema(document: Any, schema: str, origin: str) -> Mapping[str, object]:
+def _read_document(document: Any, schema: str, origin: str) -> Mapping[str, object]:
     """Return the document of a file if it is an object of this schema.
 
     Raises:
@@ -293,7 +296,7 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _shape_of(counts: Sequence[int]) -> str:
+def _text_of_shape(counts: Sequence[int]) -> str:
     """Describe a model by its number of sites and the number of heads of each."""
     sites = len(counts)
     are_equal = len(set(counts)) == 1
@@ -316,30 +319,24 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
         InputError: listing every problem: unknown or missing sites, head counts of another model, heads that are
             negative, out of range, repeated or not integers.
     """
-    document = _check_schema(document, MASK_SCHEMA, origin)
+    document = _read_document(document, MASK_SCHEMA, origin)
     problems: list[str] = []
 
     # Every site is read, so that one message lists all problems.
-    listed = _check_sites(document.get("sites"), sites, problems)
+    listed = _read_listed_sites(document.get("sites"), sites, problems)
     kept: dict[str, tuple[int, ...]] = {}
     for site in sites:
-        if site.path not in listed:
-            continue
-        entry = listed[site.path]
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
-            problems.append(f'site {site.path} needs a list "kept"')
-            continue
-        count = entry.get("heads", site.heads)
-        if not _is_index(count) or count != site.heads:
-            problems.append(f"site {site.path} has {shown(count)} heads in the mask, {site.heads} in the model")
-        kept[site.path] = _check_kept(entry["kept"], site, problems)
+        if site.path in listed:
+            kept[site.path] = _read_entry(listed[site.path], site, problems)
+
+    # A mask need not say which model it was made for.
     if arch is not None and document.get("arch", arch) != arch:
         problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
 
     if problems:
-        shape_of_model = _shape_of([site.heads for site in sites])
+        shape_of_model = _text_of_shape([site.heads for site in sites])
         raise InputError(
-            f"mask {origin} does not fit the model ({shape_of_model}; the mask has {_mask_shape(listed)})",
+            f"mask {origin} does not fit the model ({shape_of_model}; the mask has {_text_of_mask_shape(listed)})",
             hint="make the mask from this model, or check the site names with: hydractl --info MODEL",
             problems=problems,
         )
@@ -347,7 +344,24 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
     return HeadMask(heads, kept)
 
 
-def _mask_shape(listed: Mapping[str, object]) -> str:
+def _read_entry(entry: object, site: Site, problems: list[str]) -> tuple[int, ...]:
+    """Return the kept heads of one site of a mask file, ascending; none where the file does not list them.
+
+    Args:
+        entry: what the file says of the site.
+        site: that of the model.
+        problems: receives a sentence for everything that is wrong with the entry.
+    """
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
+        problems.append(f'site {site.path} needs a list "kept"')
+        return ()
+    count = entry.get("heads", site.heads)  # a mask need not say how many there were
+    if not _is_index(count) or count != site.heads:
+        problems.append(f"site {site.path} has {shown(count)} heads in the mask, {site.heads} in the model")
+    return _read_kept(entry["kept"], site, problems)
+
+
+def _text_of_mask_shape(listed: Mapping[str, object]) -> str:
     """Describe a mask file by its number of sites and, where all sites state it, their numbers of heads."""
     only_sites = f"{len(listed)} sites"
     counts: list[int] = []
@@ -360,10 +374,10 @@ def _mask_shape(listed: Mapping[str, object]) -> str:
         counts.append(count)
     if not counts:
         return only_sites
-    return _shape_of(counts)
+    return _text_of_shape(counts)
 
 
-def _check_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int, ...]:
+def _read_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int, ...]:
     """Return the kept heads of one site of a file, ascending; add to ``problems`` each value that is no head."""
     kept: list[int] = []
     for value in values:
@@ -381,12 +395,17 @@ def _check_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int
 def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadScores:
     """Read and check a scores file against the sites of a model. It may leave out whole towers.
 
+    Args:
+        document: read from a scores file.
+        sites: those of the model.
+        origin: what to call the scores in messages.
+
     Raises:
         InputError: listing every problem.
     """
-    document = _check_schema(document, SCORES_SCHEMA, origin)
+    document = _read_document(document, SCORES_SCHEMA, origin)
     problems: list[str] = []
-    listed = _check_sites(document.get("sites"), sites, problems, whole_towers=True)
+    listed = _read_listed_sites(document.get("sites"), sites, problems, whole_towers=True)
     scores: dict[str, tuple[float, ...]] = {}
     for site in sites:
         if site.path not in listed:
@@ -397,7 +416,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
         elif len(values) != site.heads:
             problems.append(f"site {site.path} has {len(values)} scores, the model {site.heads} heads")
         else:
-            scores[site.path] = _check_scores(values, site, problems)
+            scores[site.path] = _read_scores(values, site, problems)
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
 
@@ -406,7 +425,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     return HeadScores(scores, info)
 
 
-def _check_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[float, ...]:
+def _read_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[float, ...]:
     """Return the scores of one site of a file, and add to ``problems`` each value that is no score.
 
     A null becomes minus infinity: it stands for a head that was already removed when the scores were made.
@@ -441,34 +460,47 @@ class Ranking:
 def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Ranking:
     """Read the removal order of a circuit file and check it against the sites of a model.
 
+    Args:
+        document: read from a circuit file.
+        sites: those of the model.
+        origin: what to call the circuit in messages.
+
     Raises:
-        InputError: listing every problem.
+        InputError: listing every problem; a head that the search began without cannot be removed again.
     """
-    document = _check_schema(document, CIRCUIT_SCHEMA, origin)
+    document = _read_document(document, CIRCUIT_SCHEMA, origin)
     steps = document.get("removed")
     if not isinstance(steps, list):
         raise InputError(f'circuit {origin} has no list "removed"')
-    removed = _check_removed(steps, sites, origin)
+    removed = _read_removed(steps, sites, origin)
 
+    # The heads that were gone before the first step.
     gone_at_start: list[Head] = []
     start_document = document.get("start_mask")
     if start_document is not None:
         start_mask = mask_from_json(start_document, sites, f"{origin} (start_mask)")
         gone_at_start = start_mask.removed_heads
-    removed_twice = sorted(set(gone_at_start) & set(removed))
+    removed_twice = set(gone_at_start).intersection(removed)
     if removed_twice:
-        problems = [f"head {head} of {site} is already gone in its start mask" for site, head in removed_twice]
+        problems = []
+        for site, head in sorted(removed_twice):
+            problems.append(f"head {head} of {site} is already gone in its start mask")
         raise InputError(f"circuit {origin} contradicts itself", problems=problems)
 
     is_nested = document.get("algorithm") != "headmap"
     return Ranking(tuple(removed), tuple(gone_at_start), is_nested)
 
 
-def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[Head]:
-    """Return the heads that the steps of a circuit file remove.
+def _read_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[Head]:
+    """Return the heads that the steps of a circuit file remove, in order.
+
+    Args:
+        steps: objects with a ``site`` and a ``head``; anything may stand in a file.
+        sites: those of the model.
+        origin: what to call the circuit in the message.
 
     Raises:
-        InputError: listing every problem.
+        InputError: listing every step that removes no head of the model, or one that is gone.
     """
     heads_of_site = {site.path: site.heads for site in sites}
     problems: list[str] = []
@@ -479,7 +511,8 @@ def _check_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list
         if isinstance(step, Mapping):
             path = step.get("site")
             head = step.get("head")
-        if not isinstance(path, str) or path not in heads_of_site:
+        is_known_site = isinstance(path, str) and path in heads_of_site
+        if not is_known_site:
             problems.append(f"step {number}: unknown site {shown(path)}")
             continue
         count = heads_of_site[path]

@@ -52,14 +52,19 @@ def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
     if not comparable(a, b):
         raise InputError("the masks are of different models: their sites or head counts differ")
     return {
-        "kept": _overlap(a.kept_heads, b.kept_heads),
-        "removed": _overlap(a.removed_heads, b.removed_heads),
+        "kept": _compare_sets(a.kept_heads, b.kept_heads),
+        "removed": _compare_sets(a.removed_heads, b.removed_heads),
     }
 
 
-def _overlap(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
-    """Compare two sets of heads, as :func:`mask_overlap` does."""
-    in_both = set(a) & set(b)
+def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
+    """Compare two sets of heads, each listed without repetition.
+
+    Returns:
+        The numbers of heads in each and in both, and how alike the sets are; None where a set is empty and a number has
+        no meaning.
+    """
+    in_both = set(a).intersection(b)
     shared = len(in_both)
     smaller_size = min(len(a), len(b))
     overlap: float | None = None
@@ -86,23 +91,25 @@ def _heads_by_site(heads: Iterable[Head]) -> Counter[str]:
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
     """Return the Jensen-Shannon divergence, 0..1 bits, of two distributions given as counts.
 
-    It is None when the counts of one of them are all 0.
+    That is the mean of the divergences of both from their mean. It is None when the counts of one of them are all 0.
     """
     total_a = sum(a.values())
     total_b = sum(b.values())
     if not total_a or not total_b:
         return None
+
+    # The terms of both divergences; a share of 0 has none.
     terms = []
     keys = {**a, **b}
     for key in keys:
         p = a.get(key, 0) / total_a
         q = b.get(key, 0) / total_b
         if p:
-            ratio = 2 * p / (p + q)
-            terms.append(p * math.log2(ratio))
+            p_to_mean = 2 * p / (p + q)
+            terms.append(p * math.log2(p_to_mean))
         if q:
-            ratio = 2 * q / (p + q)
-            terms.append(q * math.log2(ratio))
+            q_to_mean = 2 * q / (p + q)
+            terms.append(q * math.log2(q_to_mean))
     divergence = math.fsum(terms) / 2
     # Rounding may lead slightly out of the range.
     not_negative = max(divergence, 0.0)
@@ -120,18 +127,17 @@ def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
     Returns:
         None for fewer than two common heads.
     """
-    place_in_b = {head: place for place, head in enumerate(b)}
     # The places in b of the common heads, in the order of a: rising where the two orders agree.
-    places = []
-    for head in a:
-        if head in place_in_b:
-            places.append(place_in_b[head])
+    place_in_b = {head: place for place, head in enumerate(b)}
+    places = [place_in_b[head] for head in a if head in place_in_b]
     pairs = math.comb(len(places), 2)
     if not pairs:
         return None
+
+    # A pair is discordant if the head that is earlier in a is later in b.
     discordant = 0
-    for earlier, later in combinations(places, 2):
-        if earlier > later:
+    for place, later_place in combinations(places, 2):
+        if place > later_place:
             discordant += 1
     concordant = pairs - discordant
     return (concordant - discordant) / pairs
@@ -148,7 +154,9 @@ def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> 
     for budget in budgets:
         index_by_budget[budget] = None
         if 0 < budget <= largest_budget:
-            index_by_budget[budget] = jaccard(a[:budget], b[:budget])
+            first_of_a = a[:budget]
+            first_of_b = b[:budget]
+            index_by_budget[budget] = jaccard(first_of_a, first_of_b)
     return index_by_budget
 
 

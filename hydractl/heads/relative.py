@@ -76,17 +76,20 @@ class Relative:
         Returns:
             ``[1 or B, n, q, T]``.
         """
+        # Numbers of this block's own, and those that all blocks share: a model has one of them or both.
         numbers = None
         if table is not None and self.index is not None:
             numbers = table[:, self.index]  # [n, T, T]
         if self.shared is not None:
             assert heads is not None, "heads that share numbers are known by their original numbers"
-            common = self.shared.index_select(0, heads)
+            common = self.shared.index_select(0, heads)  # [n, T, T]
             if numbers is None:
                 numbers = common
             else:
                 numbers = numbers + common
         assert numbers is not None, "heads without vectors of distances have a number for each"
+
+        # Those of the query tokens: of all tokens, the same for every sample, or of some, which samples choose.
         if self.positions is None:
             return numbers[None]
         at_positions = numbers[:, self.positions]  # [n, B, q, T]
@@ -102,11 +105,14 @@ class Relative:
         Returns:
             The scores ``[B, n, q, T]``, scaled.
         """
+        # The distance of each query token from each key token.
         assert self.index is not None, "vectors are those of distances"
         if self.positions is None:
             index = self.index[None, None]  # [1, 1, T, T]
         else:
             index = self.index[self.positions][:, None]  # [B, 1, q, T]
+
+        # Each token is compared with all R distances, and then the score of the distance to each other token is picked.
         total = q.new_zeros(())
         if keys is not None:
             by_distance = q @ keys.mT  # [B, n, q, R]
@@ -130,7 +136,11 @@ class Relative:
             mask: True where a token is seen, or numbers to add; None without one.
             added: the terms, ``[1 or B, n, q, T]``.
             samples: the number of samples, or of windows where samples were cut into these.
+
+        Returns:
+            The terms in their dtype, ``[1 or B, n, q, T]``; B is the number of windows where there are some.
         """
+        # The windows of a sample follow each other, so the masks of one sample are repeated for all.
         if self.windows is not None:
             windows = self.windows[:, None].to(added.dtype)  # [W, 1, T, T]
             added = added + windows  # [W, n, T, T]

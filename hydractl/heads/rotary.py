@@ -32,7 +32,14 @@ class Rotary:
     of_heads: bool = False
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate queries or keys ``[B, h, T, head_dim]``, in the dtype of the angles; they come back in their own."""
+        """Rotate queries or keys by the angles of their tokens.
+
+        Args:
+            heads: ``[B, h, T, head_dim]``; of each head the first dimensions are rotated, as many as there are angles.
+
+        Returns:
+            The same shape, in the dtype of ``heads``; computed in that of the angles.
+        """
         rotated_dims = self.cos.shape[-1]
         other_dims = heads.shape[-1] - rotated_dims
         to_rotate, others = heads.split([rotated_dims, other_dims], dim=-1)
@@ -57,6 +64,9 @@ class Rotary:
 
         Args:
             positions: the numbers of the tokens, ``[B, q]``.
+
+        Returns:
+            Angles of q tokens for each of the B samples, of every head or member that these have angles for.
         """
         positions_by_head = positions[:, None, :, None]  # [B, 1, q, 1]
         samples = positions.shape[0]  # not len(): while a graph is exported the size of the batch is a symbol
@@ -87,18 +97,21 @@ class Rotary:
 
         Args:
             members: the original numbers of each member's heads, ``[h]``, by the number of the member.
+
+        Returns:
+            Angles ``[1, sum of h, T, width]`` in the order of the members; the same angles where all heads share them.
         """
         if not self.of_heads:
             return self
-        cos = []
-        sin = []
+        cos_of_members = []
+        sin_of_members = []
         for member, heads in members.items():
             angles = self.of(member)
-            cos.append(angles.cos.index_select(1, heads))
-            sin.append(angles.sin.index_select(1, heads))
-        all_cos = torch.cat(cos, dim=1)
-        all_sin = torch.cat(sin, dim=1)
-        return Rotary(all_cos, all_sin, self.neighbours)
+            cos_of_members.append(angles.cos.index_select(1, heads))
+            sin_of_members.append(angles.sin.index_select(1, heads))
+        cos = torch.cat(cos_of_members, dim=1)
+        sin = torch.cat(sin_of_members, dim=1)
+        return Rotary(cos, sin, self.neighbours)
 
     def repeated(self, members: int) -> Rotary:
         """Repeat the angles for the samples of all members, ``[M * B, ...]``, those of one member side by side."""

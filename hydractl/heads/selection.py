@@ -11,7 +11,12 @@ from hydractl.heads.mask import Head, HeadMask, HeadScores, Ranking, Site
 
 
 def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict[str, int]:
-    """Return the number of heads to remove at each site for a budget per site.
+    """Return the number of heads to remove at each site, by its path, for a budget per site.
+
+    Args:
+        present: the heads that the model still has.
+        keep: the heads to keep at each site; a site that has fewer loses none.
+        remove: where ``keep`` is None, the heads to remove at each site.
 
     Raises:
         UsageError: for a budget outside what the sites have, with the range.

@@ -75,13 +75,13 @@ class HeadWeights:
             key_heads = [keys.index(key) for key in used_keys]
 
         def pick(name: str, tensor: Tensor) -> Tensor:
-            chosen = heads
+            picked = heads
             if name in OF_KEYS:
-                chosen = keys
-            index = torch.tensor(chosen, dtype=torch.long, device=tensor.device)
+                picked = keys
+            index = torch.tensor(picked, dtype=torch.long, device=tensor.device)
             return tensor.index_select(0, index)
 
-        return self._changed(pick, key_heads)
+        return self._with_each_tensor_changed(pick, key_heads)
 
     def for_each_head(self) -> HeadWeights:
         """Return the same block with keys and values of its own for each head: those that heads share are repeated."""
@@ -94,7 +94,7 @@ class HeadWeights:
                 return tensor[key_of_head]
             return tensor
 
-        return self._changed(repeat, None)
+        return self._with_each_tensor_changed(repeat, None)
 
     def zeroed(self, positions: Sequence[int]) -> HeadWeights:
         """Return the same shapes with the output columns of these heads set to zero: ablation."""
@@ -108,12 +108,14 @@ class HeadWeights:
         Args:
             positions: the place of each head that is present.
             heads: the number of heads of the block that comes back.
-            key_heads: as of the class, for the block that comes back.
+            key_heads: for each head of that block, the number of the head of keys and values that it uses; None where
+                each has its own.
         """
         head_places = list(positions)
         key_places = head_places
         keys = heads
         if self.key_heads is not None and key_heads is not None:
+            # A head of keys and values goes where those heads look for it that use it.
             place_of_key = {}
             for key, position in zip(self.key_heads, positions, strict=True):
                 place_of_key[key] = key_heads[position]
@@ -127,11 +129,11 @@ class HeadWeights:
                 count = keys
                 places = key_places
             index = torch.tensor(places, dtype=torch.long)
-            expanded = tensor.new_zeros((count, *tensor.shape[1:]))
-            expanded[index] = tensor
-            return expanded
+            scattered = tensor.new_zeros((count, *tensor.shape[1:]))
+            scattered[index] = tensor
+            return scattered
 
-        return self._changed(scatter, key_heads)
+        return self._with_each_tensor_changed(scatter, key_heads)
 
     @staticmethod
     def gathered(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int] | None = None) -> HeadWeights:
@@ -139,32 +141,35 @@ class HeadWeights:
 
         Args:
             heads: block and position of each head, at least one.
-            key_heads: as of the class, for the block that comes back; heads that are to share keys and values must have
-                equal ones.
+            key_heads: for each head of the block that comes back, the number of the head of keys and values that it
+                uses; None where each has its own. Heads that are to share one must have equal ones.
         """
+        # Heads of keys and values may be fewer: each is taken from the first head that uses it.
         sources_of_keys = list(heads)
         if key_heads is not None:
-            sources_of_keys = _first_users(heads, key_heads)
+            sources_of_keys = _sources_of_keys(heads, key_heads)
 
         def gather(name: str, _: Tensor) -> Tensor:
             sources = heads
             if name in OF_KEYS:
                 sources = sources_of_keys
-            rows = []
-            for weights, position in sources:
-                tensor = getattr(weights, name)
-                rows.append(tensor[position])
-            return torch.stack(rows)
+            tensors_of_heads = []
+            for block, position in sources:
+                tensor = getattr(block, name)
+                tensors_of_heads.append(tensor[position])
+            return torch.stack(tensors_of_heads)
 
         first_block, _ = heads[0]
-        return first_block._changed(gather, key_heads)
+        return first_block._with_each_tensor_changed(gather, key_heads)
 
-    def _changed(self, change: Callable[[str, Tensor], Tensor], key_heads: Sequence[int] | None) -> HeadWeights:
-        """Return a copy with other ``key_heads`` in which each tensor of :data:`PER_HEAD` is changed.
+    def _with_each_tensor_changed(
+        self, change: Callable[[str, Tensor], Tensor], key_heads: Sequence[int] | None
+    ) -> HeadWeights:
+        """Return a copy with other ``key_heads`` in which each tensor that has a row for each head is changed.
 
         Args:
-            change: returns the new tensor, given the name and the old one; tensors that are None stay so.
-            key_heads: as of the class.
+            change: returns the new tensor, from the name and the old one; tensors that are None stay so.
+            key_heads: for each head of the copy, the number of the head of keys and values that it uses, or None.
         """
         changed: dict[str, Any] = {"key_heads": None}
         if key_heads is not None:
@@ -176,7 +181,9 @@ class HeadWeights:
         return replace(self, **changed)
 
 
-def _first_users(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int]) -> list[tuple[HeadWeights, int]]:
+def _sources_of_keys(
+    heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int]
+) -> list[tuple[HeadWeights, int]]:
     """Return the block and the place of each head of keys and values, taken from the first head that uses it."""
     sources = []
     for key in range(max(key_heads) + 1):

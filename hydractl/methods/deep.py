@@ -1,7 +1,8 @@
 """A deep ensemble: members that are trained with seeds of their own.
 
 Lakshminarayanan, Pritzel, Blundell, Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles
-(NeurIPS 2017), where they start from random weights: ``finetune --ensemble deep:5 --init random``.
+(NeurIPS 2017), where they start from random weights: ``finetune --ensemble deep:5 --init random``. Members that start
+from one pretrained model have a classifier of their own each: ``finetune --ensemble deep:5 --init head``.
 """
 
 from __future__ import annotations
@@ -40,9 +41,15 @@ class DeepOptions(MethodOptions):
         return None
 
 
+_FROM_THE_CHECKPOINT = BySeeds(of_classifiers={"init": "head"})
+_FROM_RANDOM_WEIGHTS = BySeeds({"init": "random"})
+
 METHOD = Method(
     "deep",
     "Members that are trained by seeds of their own",
     DeepOptions,
-    rows=(StudyRow("deep", BySeeds({"init": "random"}), place=1),),
+    rows=(
+        StudyRow("deep", _FROM_THE_CHECKPOINT, place=1),
+        StudyRow("deep-random", _FROM_RANDOM_WEIGHTS, place=1),
+    ),
 )

@@ -20,10 +20,14 @@ class BySeeds:
     Attributes:
         options: options of each ``finetune``, as text, by name.
         ensemble: its ``--ensemble``; None without.
+        of_classifiers: further options where the model has a classifier, which a zero-shot model has not.
+        merge: ``--merge`` of ``fuse``; None for that of the other rows.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
     ensemble: MethodOptions | None = None
+    of_classifiers: Mapping[str, str] = field(default_factory=dict)
+    merge: str | None = None
 
 
 @dataclass(frozen=True)

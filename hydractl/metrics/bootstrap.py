@@ -97,14 +97,15 @@ def resample(
         outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
         rounds: the number of resamples.
-        seed: of the draws.
-        names: of the metrics, where some are enough.
+        seed: the seed of the draws.
+        names: the names of the metrics to compute; None for all.
         advance: called with 1 after each round.
     """
     # The metrics on the data themselves decide which have rounds.
     values: dict[str, float | None] = {}
     values_in_rounds: dict[str, Floats] = {}
-    for key, value in _numbers(row_blocks(inside, outside, groups)):
+    row_of_data = row_blocks(inside, outside, groups)
+    for key, value in _dotted_numbers(row_of_data):
         _, _, name = key.rpartition(".")
         if names is not None and name not in names:
             continue
@@ -112,20 +113,21 @@ def resample(
         if value is not None:
             values_in_rounds[key] = np.empty(rounds)
 
+    # Each round draws from every set, and measures the same metrics of what was drawn.
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     scores = _ResampledScores(inside, outside)
-    for i in range(rounds):
+    for round_index in range(rounds):
         counts = {}
         resamples = {}
         for name, samples in sets.items():
             counts[name] = next(draws[name])
             resamples[name] = Resample(samples, counts[name])
-        leading, beside = scores.drawn(counts)
+        leading, beside = scores.readings_of_draw(counts)
         row_of_round = measured_blocks(resamples, groups, leading, beside, names)
-        numbers = dict(_numbers(row_of_round))
+        numbers = dict(_dotted_numbers(row_of_round))
         for key, in_rounds in values_in_rounds.items():
-            in_rounds[i] = numbers[key]  # None becomes NaN
+            in_rounds[round_index] = numbers[key]  # None becomes NaN
         advance(1)
     return Resampled(values, values_in_rounds)
 
@@ -145,15 +147,17 @@ def resample_aurocs(
     Args:
         id_scores: the OOD scores of the ID samples, [N] each, by the name of the score.
         ood_scores: the same scores of the samples of each OOD data set, [K] each, by its name.
-        rounds, seed: as for :func:`resample`.
+        rounds: the number of resamples.
+        seed: the seed of the draws.
 
     Returns:
         By the name of the score, the AUROC under the name of each OOD data set.
     """
-    sizes = {"id": _size(id_scores)}
+    # A set has an AUROC if there are samples on both sides.
+    sizes = {"id": _number_of_samples(id_scores)}
     sets_with_value = []
     for name, scores in ood_scores.items():
-        sizes[name] = _size(scores)
+        sizes[name] = _number_of_samples(scores)
         if sizes["id"] and sizes[name]:
             sets_with_value.append(name)
     aurocs_by_score = {}
@@ -166,31 +170,34 @@ def resample_aurocs(
     largest_size = max(1, *sizes.values())
     rounds_in_block = max(1, _BLOCK // largest_size)
     for start in range(0, rounds, rounds_in_block):
-        block = range(start, min(rounds, start + rounds_in_block))
-        counts = {name: _next_rounds(draws_of_set, len(block)) for name, draws_of_set in draws.items()}
+        stop = min(rounds, start + rounds_in_block)
+        block = range(start, stop)
+        counts = {}
+        for name, draws_of_set in draws.items():
+            counts[name] = _counts_of_next_rounds(draws_of_set, len(block))
         for aurocs in aurocs_by_score.values():
             aurocs.add(block, counts)
 
     # The data themselves are one round in which each sample is drawn once.
-    data = {name: np.ones((size, 1), dtype=np.int64) for name, size in sizes.items()}
+    counts_of_data = {}
+    for name, size in sizes.items():
+        counts_of_data[name] = np.ones((size, 1), dtype=np.int64)
     resampled = {}
     for score, aurocs in aurocs_by_score.items():
-        values: dict[str, float | None] = dict.fromkeys(ood_scores)
-        for name, auroc_of_data in aurocs.in_rounds(data).items():
+        values: dict[str, float | None] = dict.fromkeys(ood_scores)  # None where a set has no AUROC
+        for name, auroc_of_data in aurocs.in_rounds(counts_of_data).items():
             values[name] = float(auroc_of_data[0])
         resampled[score] = Resampled(values, aurocs.rounds)
     return resampled
 
 
-def _next_rounds(draws: Iterator[Counts], rounds: int) -> Counts:
+def _counts_of_next_rounds(draws: Iterator[Counts], rounds: int) -> Counts:
     """Return how often each sample is drawn in the next rounds, [N, rounds]."""
-    drawn = []
-    for _ in range(rounds):
-        drawn.append(next(draws))
-    return np.stack(drawn, axis=1)
+    counts = [next(draws) for _ in range(rounds)]
+    return np.stack(counts, axis=1)
 
 
-def _size(scores: Mapping[str, Floats]) -> int:
+def _number_of_samples(scores: Mapping[str, Floats]) -> int:
     """Return the number of samples that have these scores, the same for each; 0 where there are no scores."""
     if not scores:
         return 0
@@ -213,10 +220,8 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
 
     rounds_of_sets = list(of_sets.rounds.values())
     by_round = np.stack(rounds_of_sets, axis=1)  # [R, sets]
-    sums = []
-    for values_in_round in by_round:
-        # The exact sum is rounded once, like the means of :func:`resample`, whatever the order of the data sets.
-        sums.append(math.fsum(values_in_round))
+    # The exact sum is rounded once, like the means of :func:`resample`, whatever the order of the data sets.
+    sums = [math.fsum(values_in_round) for values_in_round in by_round]
     mean_in_rounds = np.asarray(sums) / sets
     return Resampled({key: mean}, {key: mean_in_rounds})
 
@@ -226,7 +231,8 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 
     Args:
         inside: labelled ID samples.
-        rounds, seed: as for :func:`resample`.
+        rounds: the number of resamples.
+        seed: the seed of the draws.
     """
     assert inside.label_log_probs is not None  # as the labels
     # Both metrics are means of one term a sample, [N].
@@ -235,7 +241,8 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
         "id.nll": -inside.label_log_probs,
     }
     draws = draw(seed, "id", len(inside))
-    counts = np.stack([next(draws) for _ in range(rounds)])  # [R, N]
+    counts_of_rounds = [next(draws) for _ in range(rounds)]
+    counts = np.stack(counts_of_rounds)  # [R, N]
 
     values: dict[str, float | None] = {}
     values_in_rounds = {}
@@ -256,7 +263,7 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
         if value is None:
             by_key[key] = None
             continue
-        rounds = _centred(key, resampled.rounds[key], value)
+        rounds = _with_bias_removed(key, resampled.rounds[key], value)
         interval = _interval(rounds, level)
         if interval is not None and _is_biased(key):
             low, high = interval
@@ -266,9 +273,10 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
 
 
 def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, PairedDifferenceEntry]:
-    """Return other minus first, paired, of every metric by its dotted key.
+    """Return the differences other minus first of every metric by its dotted key, with their intervals.
 
-    The two must come from the same data, seed and number of rounds.
+    They are paired: an interval is that of the differences round by round. A metric that one of the two does not have
+    has neither. The two must come from the same data, seed and number of rounds.
 
     Raises:
         ValueError: the two differ in their number of rounds.
@@ -284,13 +292,12 @@ def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) 
         if len(first_rounds) != len(other_rounds):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
         difference = other_value - first_value
-        difference_in_rounds = other_rounds - first_rounds
-        rounds = _centred(key, difference_in_rounds, difference)
-        differences[key] = {"value": difference, "ci": _interval(rounds, level)}
+        difference_in_rounds = _with_bias_removed(key, other_rounds - first_rounds, difference)
+        differences[key] = {"value": difference, "ci": _interval(difference_in_rounds, level)}
     return differences
 
 
-def _centred(key: str, rounds: Floats, value: float) -> Floats:
+def _with_bias_removed(key: str, rounds: Floats, value: float) -> Floats:
     """Return the rounds of a metric; those of a biased metric moved so that their median is its value on the data."""
     if not _is_biased(key):
         return rounds
@@ -340,12 +347,12 @@ def _interval(values: Floats, level: float) -> list[float] | None:
     return [float(low), float(high)]
 
 
-def _numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
+def _dotted_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
     """Yield the dotted key and the value of all metrics in nested blocks; counts, groups and pairs are left out."""
     for key, value in row.items():
         # The check for a number comes first: it is ten times as fast as that for a mapping, and most are numbers.
         if not isinstance(value, float) and isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}.")
+            yield from _dotted_numbers(value, f"{prefix}{key}.")
         elif key not in ("n", "group", "pairs"):
             yield f"{prefix}{key}", value
 
@@ -365,7 +372,7 @@ class _ResampledCurve:
         all_scores = np.concatenate([id_scores, ood_scores])
         thresholds = np.unique(all_scores)[::-1]  # falling, [T]
 
-        # The places of the samples by rising score, and how many lie below each threshold, [T].
+        # Of each side: the places of the samples by rising score, and how many of them lie below each threshold, [T].
         self._id_order = np.argsort(id_scores, kind="stable")
         rising_id_scores = id_scores[self._id_order]
         self._id_below = np.searchsorted(rising_id_scores, thresholds, side="left")
@@ -373,14 +380,14 @@ class _ResampledCurve:
         rising_ood_scores = ood_scores[self._ood_order]
         self._ood_below = np.searchsorted(rising_ood_scores, thresholds, side="left")
 
-    def drawn(self, inside: Counts, outside: Counts) -> Curve | None:
+    def curve_of_draw(self, inside: Counts, outside: Counts) -> Curve | None:
         """Return the curve, given how often each ID and each OOD sample is drawn; None if none of one side is."""
         if not inside.any() or not outside.any():
             return None
         ood_counts = outside[self._ood_order]
         id_counts = inside[self._id_order]
-        true_positives = _at_least(ood_counts, self._ood_below)
-        false_positives = _at_least(id_counts, self._id_below)
+        true_positives = _drawn_at_or_above(ood_counts, self._ood_below)
+        false_positives = _drawn_at_or_above(id_counts, self._id_below)
         return Curve(true_positives, false_positives)
 
 
@@ -403,9 +410,9 @@ class _ResampledAnswers:
         self._by_score = by_score(inside, scores)
         self._by_probability = by_probability(inside, name, scores)
 
-    def drawn(self, counts: Counts) -> Answers:
+    def answers_of_draw(self, counts: Counts) -> Answers:
         """Return the answers, given how often each sample is drawn, [N]."""
-        curve = self._curve.drawn(counts[self._correct], counts[~self._correct])
+        curve = self._curve.curve_of_draw(counts[self._correct], counts[~self._correct])
         drawn_by_probability = None
         if self._by_probability is not None:
             drawn_by_probability = Resample(self._by_probability, counts)
@@ -431,18 +438,18 @@ class _ResampledScore:
         if self._labelled and id_scores is not None and len(inside):
             self._answers = _ResampledAnswers(inside, name, id_scores)
 
-    def drawn(self, counts: Mapping[str, Counts]) -> ScoreReadings:
+    def readings_of_draw(self, counts: Mapping[str, Counts]) -> ScoreReadings:
         """Return the curves and the answers, given how often each sample of each data set is drawn."""
         id_counts = counts["id"]
         curves: dict[str, Curve | None] = dict.fromkeys(self._curves)
         for name, curve in self._curves.items():
             if curve is not None:
-                curves[name] = curve.drawn(id_counts, counts[name])
+                curves[name] = curve.curve_of_draw(id_counts, counts[name])
         if not self._labelled:
             return ScoreReadings(curves, None)
         if self._answers is None:
             return ScoreReadings(curves, Answers())
-        return ScoreReadings(curves, self._answers.drawn(id_counts))
+        return ScoreReadings(curves, self._answers.answers_of_draw(id_counts))
 
 
 class _ResampledScores:
@@ -455,7 +462,7 @@ class _ResampledScores:
         self._beside: dict[str, _ResampledScore] = {}
         all_samples = [inside, *outside.values()]
         for score, id_scores in inside.scores.items():
-            if _leads(score, all_samples):
+            if _equals_leading_score(score, all_samples):
                 self._beside[score] = self._leading  # the same object, so that it is counted once
                 continue
             ood_scores = {}
@@ -463,23 +470,23 @@ class _ResampledScores:
                 ood_scores[name] = samples.scores[score]
             self._beside[score] = _ResampledScore(inside, score, id_scores, ood_scores)
 
-    def drawn(self, counts: Mapping[str, Counts]) -> tuple[ScoreReadings, dict[str, ScoreReadings]]:
+    def readings_of_draw(self, counts: Mapping[str, Counts]) -> tuple[ScoreReadings, dict[str, ScoreReadings]]:
         """Return the readings of the leading score, and those of the others by name.
 
         Args:
             counts: for each data set, how often each sample is drawn, the ID data as ``id``.
         """
-        leading = self._leading.drawn(counts)
+        leading = self._leading.readings_of_draw(counts)
         beside = {}
         for score, resampled in self._beside.items():
             if resampled is self._leading:
                 beside[score] = leading
             else:
-                beside[score] = resampled.drawn(counts)
+                beside[score] = resampled.readings_of_draw(counts)
         return leading, beside
 
 
-def _at_least(counts: Counts, below: Counts) -> Counts:
+def _drawn_at_or_above(counts: Counts, below: Counts) -> Counts:
     """Return the number of drawn samples at or above each threshold, [T].
 
     Args:
@@ -492,7 +499,7 @@ def _at_least(counts: Counts, below: Counts) -> Counts:
     return drawn_among_first[n] - drawn_among_first[below]
 
 
-def _leads(score: str, sets: Iterable[Samples]) -> bool:
+def _equals_leading_score(score: str, sets: Iterable[Samples]) -> bool:
     """Return whether a score that is reported beside the leading one has the same values and meaning, on all sets."""
     for samples in sets:
         if chance_of(score) != chance_of(samples.leading):
@@ -510,8 +517,8 @@ class _ScoreAurocs:
     """The AUROC of one score against each OOD data set, in many rounds at once.
 
     Args:
-        id_scores: of the ID samples, [N].
-        ood_scores: of the samples of each OOD data set, [K], by its name.
+        id_scores: the scores of the ID samples, [N].
+        ood_scores: the scores of the samples of each OOD data set, [K], by its name.
         rounds: R, the number of rounds.
 
     Attributes:
@@ -557,13 +564,14 @@ class _ScoreAurocs:
 
         Args:
             drawn_among_first: the number of drawn ID samples among the first 0..N by rising score, [N + 1, r].
-            ood_scores: of the OOD samples, [K].
+            ood_scores: the scores of the OOD samples, [K].
             ood_counts: how often each of them is drawn, [K, r].
         """
-        places_before = np.searchsorted(self._rising_id_scores, ood_scores, side="left")
-        places_behind = np.searchsorted(self._rising_id_scores, ood_scores, side="right")
-        lower = drawn_among_first[places_before]
-        lower_or_equal = drawn_among_first[places_behind]
+        # For each OOD sample, the ID samples below it, and those at or below it: before any draw, then among the drawn.
+        ids_below = np.searchsorted(self._rising_id_scores, ood_scores, side="left")  # [K]
+        ids_at_or_below = np.searchsorted(self._rising_id_scores, ood_scores, side="right")
+        lower = drawn_among_first[ids_below]  # [K, r]
+        lower_or_equal = drawn_among_first[ids_at_or_below]
         twice_lower = lower + lower_or_equal  # twice the ID samples below each OOD sample, ties half: [K, r]
         twice_u = np.einsum("kr,kr->r", twice_lower, ood_counts)
         return np.asarray(twice_u, dtype=np.int64)

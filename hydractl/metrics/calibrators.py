@@ -180,15 +180,15 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """
     from scipy.optimize import brentq
 
-    checked_labels = _checked(log_probs, labels)
+    checked_labels = _checked_labels(log_probs, labels)
     if not _depends_on_temperature(log_probs):
         return Calibration.of_temperature(1.0)
 
     # The NLL is convex, so its slopes at the ends of the range tell whether the minimum lies between them.
     lowest_scale = 1.0 / HIGHEST_TEMPERATURE
     highest_scale = 1.0 / LOWEST_TEMPERATURE
-    rises_throughout = _slope(lowest_scale, log_probs, checked_labels) >= 0.0
-    falls_throughout = _slope(highest_scale, log_probs, checked_labels) <= 0.0
+    rises_throughout = _slope_of_nll(lowest_scale, log_probs, checked_labels) >= 0.0
+    falls_throughout = _slope_of_nll(highest_scale, log_probs, checked_labels) <= 0.0
     if rises_throughout and falls_throughout:  # flat: every label is certain at every temperature
         return Calibration.of_temperature(1.0)
     if rises_throughout:
@@ -197,7 +197,7 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
         return Calibration.of_temperature(LOWEST_TEMPERATURE)
 
     # A scale is found to 14 digits, two more than are kept.
-    scale = brentq(_slope, lowest_scale, highest_scale, args=(log_probs, checked_labels), xtol=1e-14, rtol=1e-14)
+    scale = brentq(_slope_of_nll, lowest_scale, highest_scale, args=(log_probs, checked_labels), xtol=1e-14, rtol=1e-14)
     return Calibration.of_temperature(1.0 / scale)
 
 
@@ -221,20 +221,22 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """
     from scipy.optimize import minimize
 
-    checked_labels = _checked(log_probs, labels)
+    checked_labels = _checked_labels(log_probs, labels)
     classes = log_probs.shape[1]
     temperature_scaling = fit_temperature(log_probs, checked_labels)
     inverse_temperature = temperature_scaling.scale[0]
-    # A point of the search holds the scales [C], then the biases [C].
-    centre = np.concatenate([np.full(classes, inverse_temperature), np.zeros(classes)])
+    # A point of the search holds the scales [C], then the biases [C]. It starts at temperature scaling.
+    scales = np.full(classes, inverse_temperature)
+    biases = np.zeros(classes)
+    centre = np.concatenate([scales, biases])
 
     def value_and_gradient(point: Floats) -> tuple[float, Floats]:
         scale = point[:classes]
         bias = point[classes:]
-        nll, nll_gradient = _vector_nll(log_probs, checked_labels, scale, bias)
-        away = point - centre
-        ridge = RIDGE / 2 * float(away @ away)
-        ridge_gradient = RIDGE * away
+        nll, nll_gradient = _nll_and_gradient(log_probs, checked_labels, scale, bias)
+        from_centre = point - centre
+        ridge = RIDGE / 2 * float(from_centre @ from_centre)
+        ridge_gradient = RIDGE * from_centre
         return nll + ridge, nll_gradient + ridge_gradient
 
     # Only the gradient or 500 steps end the search: where the function is as flat as the ridge, a step that hardly
@@ -260,7 +262,7 @@ def _twelve_digits(value: float) -> float:
     return float(text)
 
 
-def _checked(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
+def _checked_labels(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
     """Return the labels [N] of log p [N, C] as int64.
 
     Raises:
@@ -292,7 +294,7 @@ def _depends_on_temperature(log_probs: np.ndarray) -> bool:
     return False
 
 
-def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
+def _slope_of_nll(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
     """Return the derivative of the mean NLL with respect to the scale: the mean of E[log p] - log p_y."""
     slope = 0.0
     for rows in _blocks_of_rows(log_probs):
@@ -306,21 +308,27 @@ def _slope(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> fl
     return slope / len(labels)
 
 
-def _vector_nll(log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats) -> tuple[float, Floats]:
+def _nll_and_gradient(
+    log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats
+) -> tuple[float, Floats]:
     """Return the mean NLL with these scales and biases [C], and its gradient [2C], by scale and then by bias."""
     nll = 0.0
     scale_gradient = np.zeros_like(scale)
     bias_gradient = np.zeros_like(bias)
     for rows in _blocks_of_rows(log_probs):
-        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)
+        block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
         every_sample = np.arange(len(block))
-        at_label = (every_sample, labels[rows])
-        _, shifted, powers, total = shifted_powers(block * scale + bias)
+        at_label = (every_sample, labels[rows])  # picks of each sample the entry of its label
+        scaled = block * scale + bias
+        _, shifted, powers, total = shifted_powers(scaled)
 
-        label_log_probs = shifted[at_label] - np.log(total[:, 0])
+        # Calibrated log p of the labels.
+        log_totals = np.log(total[:, 0])  # [n]
+        label_log_probs = shifted[at_label] - log_totals
         nll -= float(label_log_probs.sum())
 
-        error = np.divide(powers, total, out=powers)  # p - 1[y = k], the gradient by the logits: [n, C]
+        # The gradient by the scaled logarithms is p - 1[y = k], [n, C].
+        error = np.divide(powers, total, out=powers)
         error[at_label] -= 1.0
         scale_gradient += np.einsum("nc,nc->c", error, block)
         bias_gradient += error.sum(axis=0)

@@ -60,17 +60,17 @@ class Cascade:
 
     def served(self, logits: np.ndarray) -> np.ndarray:
         """Return the logits ``[M, N, C]`` that a cascade gives, from those of the whole ensemble."""
-        of_first_member = logits[self.member]  # [N, C]
-        goes_on = self.goes_on(of_first_member)
-        return np.where(goes_on[:, None], logits, of_first_member)
+        first_logits = logits[self.member]  # [N, C]
+        goes_on = self.goes_on(first_logits)  # [N]
+        return np.where(goes_on[:, None], logits, first_logits)
 
 
 def stored_cascade(document: Any, members: int) -> Cascade | None:
     """Return the cascade that a checkpoint holds; None without one.
 
     Args:
-        document: read from the checkpoint.
-        members: number of members of the model.
+        document: the entry ``cascade`` of the checkpoint; None without one.
+        members: the number of members of the model.
 
     Raises:
         InputError: for what fuse does not write.
@@ -88,7 +88,9 @@ def stored_cascade(document: Any, members: int) -> Cascade | None:
     except (KeyError, TypeError, ValueError):
         raise broken from None
     is_member = type(member) is int and 0 <= member < members
-    if not is_member or needs_several or not np.isfinite(value):
+    if not is_member or not np.isfinite(value):
+        raise broken
+    if needs_several:  # the first member alone has no such score
         raise broken
     return Cascade(member, score, value)
 
@@ -162,7 +164,7 @@ def fit_cheapest_cascade(
 
     Args:
         inside: logits ``[M, N, C]`` of the ID validation samples.
-        labels: theirs, ``[N]``.
+        labels: the labels of these samples, ``[N]``.
         outside: logits of each set of OOD validation samples, by its name; without any, no AUROC is considered.
         score: the OOD score that decides and is served, one that a single member has.
         allowed: the largest loss that any figure may have.
@@ -175,15 +177,17 @@ def fit_cheapest_cascade(
         InputError: fewer than :data:`FEWEST_SAMPLES` samples in some set.
     """
     _check_many_enough({"ID": inside, **outside})
-    of_all = _answers_of_sets(inside, labels, outside, score)
+    ensemble_answers = _answers_of_sets(inside, labels, outside, score)
+
+    # Each member as the first one, at the threshold where most samples stop.
     cheapest: FittedCascade | None = None
     lowest_cost = np.inf
     for member, (first_cost, rest_cost) in enumerate(costs):
         alone = slice(member, member + 1)  # a slice, so that the logits stay [1, N, C]
         outside_alone = {name: logits[alone] for name, logits in outside.items()}
-        of_member = _answers_of_sets(inside[alone], labels, outside_alone, score)
-        stopping = _most_stopping(of_member, of_all, allowed)
-        if stopping is None:
+        member_answers = _answers_of_sets(inside[alone], labels, outside_alone, score)
+        stopping = _most_stopping(member_answers, ensemble_answers, allowed)
+        if stopping is None:  # no sample may stop at this member
             continue
         cost = first_cost + stopping.share * rest_cost
         if cost < lowest_cost:
@@ -228,35 +232,35 @@ class _Stopping(NamedTuple):
     losses: dict[str, CascadeLoss]
 
 
-def _most_stopping(of_member: AnswersOfSets, of_all: AnswersOfSets, allowed: float) -> _Stopping | None:
+def _most_stopping(member_answers: AnswersOfSets, ensemble_answers: AnswersOfSets, allowed: float) -> _Stopping | None:
     """Return the threshold at which most ID samples stop at the answer of one member and no loss is too large.
 
     None where no threshold loses little enough.
 
     Args:
-        of_member: the answers of the member that runs first.
-        of_all: those of all members.
+        member_answers: the answers of the member that runs first, on the ID set and each OOD set.
+        ensemble_answers: the answers of all members on the same sets.
         allowed: the largest loss that any figure may have.
     """
-    scores = of_member.inside.score
+    scores = member_answers.inside.score
     order = np.argsort(scores, kind="stable")
     rising = scores[order]
 
     # The losses of the means, by the number of ID samples that stop in the order of their scores: [N].
-    accuracy = _losses_of_mean("accuracy", of_member.inside, of_all.inside, order)
-    nll = _losses_of_mean("nll", of_member.inside, of_all.inside, order)
+    accuracy = _losses_of_mean("accuracy", member_answers.inside, ensemble_answers.inside, order)
+    nll = _losses_of_mean("nll", member_answers.inside, ensemble_answers.inside, order)
     is_allowed = (accuracy.upper <= allowed) & (nll.upper <= allowed)
 
     # Samples of equal score stop together.
     next_higher = np.append(rising[1:], np.inf)
     is_last_of_its_score = rising != next_higher
 
-    # The places of the last sample that stops, from the most that stop to the fewest.
-    candidates = np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]
-    every_score = _distinct_scores(of_member)
-    for last in candidates.tolist():
-        value = _above(float(rising[last]), every_score)
-        auroc_losses = _auroc_losses(of_member, of_all, value, allowed)
+    # The places of the last sample that may stop, from the most samples that stop to the fewest.
+    last_places = np.flatnonzero(is_allowed & is_last_of_its_score)[::-1]
+    every_score = _distinct_scores(member_answers)
+    for last in last_places.tolist():
+        value = _threshold_above(float(rising[last]), every_score)
+        auroc_losses = _auroc_losses_if_allowed(member_answers, ensemble_answers, value, allowed)
         if auroc_losses is None:
             continue
         losses = {"accuracy": accuracy.at(last), "nll": nll.at(last), **auroc_losses}
@@ -273,16 +277,16 @@ def _distinct_scores(answers: AnswersOfSets) -> Floats:
     return np.unique(np.concatenate(scores))
 
 
-def _auroc_losses(
-    of_member: AnswersOfSets, of_all: AnswersOfSets, value: float, allowed: float
+def _auroc_losses_if_allowed(
+    member_answers: AnswersOfSets, ensemble_answers: AnswersOfSets, value: float, allowed: float
 ) -> dict[str, CascadeLoss] | None:
     """Return the loss of the AUROC against each OOD set at a threshold; None as soon as one is too large."""
-    inside_served = _served_scores(of_member.inside, of_all.inside, value)
+    inside_served = _served_scores(member_answers.inside, ensemble_answers.inside, value)
     losses = {}
-    for name, outside_alone in of_member.outside.items():
-        outside_all = of_all.outside[name]
+    for name, outside_alone in member_answers.outside.items():
+        outside_all = ensemble_answers.outside[name]
         outside_served = _served_scores(outside_alone, outside_all, value)
-        before = (of_all.inside.score, outside_all.score)
+        before = (ensemble_answers.inside.score, outside_all.score)
         after = (inside_served, outside_served)
         loss = auroc_loss(before, after)
         if loss.upper > allowed:
@@ -297,7 +301,7 @@ def _served_scores(alone: MemberAnswers, together: MemberAnswers, value: float) 
     return np.where(stops, alone.score, together.score)
 
 
-def _above(score: float, every_score: Floats) -> float:
+def _threshold_above(score: float, every_score: Floats) -> float:
     """Return the number half way from a score to the next higher one of any sample.
 
     A threshold there lies as far from every score as it can, so that rounding decides about no sample.
@@ -334,9 +338,9 @@ def _losses_of_mean(name: str, alone: MemberAnswers, together: MemberAnswers, or
     """Return the losses of the mean ``accuracy`` or ``nll`` when the first ``1..N`` samples of an order stop.
 
     Args:
-        name: which of the two.
+        name: ``accuracy`` or ``nll``.
         alone: the answers of the member that runs first, on labelled samples.
-        together: those of all members.
+        together: the answers of all members on the same samples.
         order: the places of the samples in the order in which they stop, ``[N]``.
     """
     if name == "accuracy":
@@ -346,15 +350,17 @@ def _losses_of_mean(name: str, alone: MemberAnswers, together: MemberAnswers, or
         values_alone = alone.log_p
         values_together = together.log_p
     assert values_alone is not None and values_together is not None  # of labelled samples
-    lost = (values_together - values_alone)[order]
+    loss_of_sample = values_together - values_alone
+    losses = loss_of_sample[order]
 
     # A sample that goes on loses nothing, so that the means are over all N samples.
-    n = len(lost)
-    mean = np.cumsum(lost) / n
-    mean_square = np.cumsum(lost**2) / n
-    variance = np.maximum(mean_square - mean**2, 0.0)
+    n = len(losses)
+    mean = np.cumsum(losses) / n
+    mean_square = np.cumsum(losses**2) / n
+    variance = np.maximum(mean_square - mean**2, 0.0)  # below 0 is rounding
     standard_error = np.sqrt(variance / n)
-    return _MeanLosses(mean, mean + _LIMIT * standard_error)
+    upper = mean + _LIMIT * standard_error
+    return _MeanLosses(mean, upper)
 
 
 def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> CascadeLoss:

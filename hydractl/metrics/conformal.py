@@ -59,7 +59,8 @@ def stored_conformal(entry: Any) -> Conformal | None:
     """
     if entry is None:
         return None
-    if not isinstance(entry, Mapping) or entry.get("method") not in CONFORMAL_METHODS:
+    has_method = isinstance(entry, Mapping) and entry.get("method") in CONFORMAL_METHODS
+    if not has_method:
         raise InputError("its conformal prediction sets are broken")
     for key in ("alpha", "qhat"):
         value: Any = entry.get(key)
@@ -91,10 +92,12 @@ def nonconformity(probs: Floats, method: str, arrays: Arrays = ON_ARRAYS) -> Flo
     """
     if method == "lac":
         return 1.0 - probs
+    # aps: running sums of p from the most probable class on.
     order = arrays.places_by_falling_value(probs)
     falling = arrays.taken(probs, order)
     sums = arrays.cumulated(falling)
     at_most_1 = arrays.at_most(sums, 1.0)  # else rounding could leave a class out of the sets of qhat 1
+
     # Each sum goes back to the class that it belongs to.
     classes = probs.shape[1]
     return arrays.placed(at_most_1, order, classes)
@@ -134,6 +137,7 @@ def fit_conformal(
     if not samples:
         raise InputError("conformal sets need at least one labelled validation sample")
 
+    # The nonconformity score of the label of each sample.
     label_scores = np.empty(samples)
     for rows, block in blocks(logits, calibration):
         class_scores = nonconformity(block.probs, method)  # [n, C]
@@ -168,12 +172,12 @@ class SetCounts:
         self.fitted = fitted
         self._calibration = calibration
         self._samples = 0
-        self._covered = 0
+        self._covered = 0  # sets that hold the label
         self._classes_in_sets = 0
-        self._empty = 0
+        self._empty = 0  # sets without a class
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Count some test samples.
+        """Count the prediction sets of some test samples: those with the label, those without a class, all classes.
 
         Args:
             logits: [M, N, C], any float type.

@@ -104,11 +104,13 @@ def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) ->
 
 
 def reliability_bins(samples: Samples) -> ReliabilityBins:
-    """Return accuracy against confidence in the bins of ``ece``, of labelled samples."""
-    sizes = samples.bin_sizes  # [BINS], like the next two
+    """Return accuracy against confidence in the bins of ``ece``, of labelled samples; None in bins without samples."""
+    # Of each bin, [BINS]: its samples, those that are right, and the sum of the confidences.
+    sizes = samples.bin_sizes
     bins_of_correct = samples.bins[samples.correct]
     correct_counts = np.bincount(bins_of_correct, minlength=BINS)
     summed_confidences = np.bincount(samples.bins, weights=samples.confidence, minlength=BINS)
+
     bins: ReliabilityBins = {
         "edges": bin_edges().tolist(),
         "n": sizes.tolist(),
@@ -158,21 +160,23 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | Non
     # The curve begins where no sample is flagged.
     fpr = np.concatenate([[0.0], id_flagged])
     tpr = np.concatenate([[0.0], ood_flagged])
-    kept_points = _evenly_spaced(fpr + tpr)
+    kept_points = _places_evenly_spaced(fpr + tpr)
     return {
         "fpr": fpr[kept_points].tolist(),
         "tpr": tpr[kept_points].tolist(),
     }
 
 
-def _evenly_spaced(values: Floats) -> np.ndarray:
+def _places_evenly_spaced(values: Floats) -> np.ndarray:
     """Return the places of at most 201 of the increasing values, evenly spaced in value, first and last included."""
     n = len(values)
     if n <= POINTS:
         return np.arange(n)
     marks = np.linspace(values[0], values[-1], POINTS)
-    # The places of the values on either side of each mark.
-    after = np.clip(np.searchsorted(values, marks), 1, n - 1)
+
+    # Of the values on either side of each mark the nearer one is kept.
+    first_not_below = np.searchsorted(values, marks)
+    after = np.clip(first_not_below, 1, n - 1)
     before = after - 1
     distance_before = marks - values[before]
     distance_after = values[after] - marks
@@ -186,19 +190,19 @@ def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
-    checked = {}
-    not_empty = []
-    for name, values in scores.items():
-        checked[name] = check_finite(values, f"scores of {name}")
-        if checked[name].size:
-            not_empty.append(checked[name])
+    checked = {name: check_finite(values, f"scores of {name}") for name, values in scores.items()}
+
+    # Bins of equal width that hold the scores of all sets.
+    not_empty = [values for values in checked.values() if values.size]
     low, high = _range_of(not_empty)
     edges = np.linspace(low, high, SCORE_BINS + 1)
-    inner_edges = edges[1:-1]
+
     table: Histograms = {"edges": edges.tolist()}
+    inner_edges = edges[1:-1]
     for name, values in checked.items():
         bins = np.searchsorted(inner_edges, values, side="right")
-        table[name] = np.bincount(bins, minlength=SCORE_BINS).tolist()
+        counts = np.bincount(bins, minlength=SCORE_BINS)
+        table[name] = counts.tolist()
     return table
 
 

@@ -84,7 +84,7 @@ def metric(kind: MetricKind, convention: str = "", **described: Any) -> Callable
     """Declare the function below as the :class:`Metric` of its name.
 
     Args:
-        kind: as of :class:`Metric`.
+        kind: ``id``, ``ood`` or ``diversity``, which decides its place in a row.
         convention: its defining sentence; by default the first paragraph of the function's docstring.
         described: further attributes of :class:`Metric`.
     """
@@ -131,18 +131,22 @@ def _declared_here() -> Iterator[Metric]:
 
 @functools.cache
 def _declared_by_plugins() -> tuple[Metric, ...]:
-    """Return the metrics of other packages, by the names of their entry points."""
+    """Return the metrics of other packages, in the order of the names of their entry points.
+
+    Raises:
+        InputError: an entry point cannot be imported, is no metric, or has a key that is taken.
+    """
     from importlib.metadata import entry_points
 
     used_keys = {"n", "group", "pairs"}  # entries of a row beside its metrics
-    for own_metric in _declared_here():
-        used_keys.add(own_metric.key)
+    used_keys.update(own_metric.key for own_metric in _declared_here())
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     plugin_metrics = []
     for point in points:
         what = f"the metric {point.name} = {point.value} of another package"
         loaded = load_entry_point(point)
-        if not isinstance(loaded, Metric) or loaded.kind not in get_args(MetricKind):
+        is_metric = isinstance(loaded, Metric) and loaded.kind in get_args(MetricKind)
+        if not is_metric:
             raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
         if loaded.key in used_keys or not loaded.key.isidentifier():
             raise InputError(f"{what}: the key {loaded.key!r} is taken", hint="give its function another name")

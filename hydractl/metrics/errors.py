@@ -108,8 +108,8 @@ def aurc(answers: Answers) -> float | None:
 
 @metric("errors", words="ECE (equal width) of the score", direction="lower", biased=True)
 def ece(answers: Answers) -> float | None:
-    """Calibration error, as ``id.ece``, of a score that is a probability (minus ``msp`` and ``mcm``, 1 - ``vilu``)
-    taken as the confidence; null for all others.
+    """Calibration error, as ``id.ece``, of a score that is a probability (minus ``msp`` and ``mcm``, 1 - ``vilu`` and
+    1 - ``vilu-scaled``) taken as the confidence; null for all others.
 
     By ``msp`` it is ``id.ece``.
     """

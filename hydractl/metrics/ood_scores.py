@@ -107,6 +107,7 @@ ON_FEATURES = {
     "react": "data",
     "ash": "",
     "vilu": "labels",
+    "vilu-scaled": "labels",
     "nnguide": "data",
     "fdbd": "data",
     "nci": "data",
@@ -117,11 +118,11 @@ ON_FEATURES = {
 }
 """Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need: of ``--train``
 labelled training data, training data, or nothing; or the words of ``--negative-words``."""
-CHANCES_ON_FEATURES: dict[str, Chance] = {"vilu": "wrong", "mcm": "right"}
+CHANCES_ON_FEATURES: dict[str, Chance] = {"vilu": "wrong", "vilu-scaled": "wrong", "mcm": "right"}
 """Those that are a probability, and which."""
 OF_CLASSIFIER = ("vim", "react", "ash", "nnguide", "fdbd", "nci", "she", "scale")
 """Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
-OF_ZERO_SHOT = ("vilu", "mcm", "neglabel")
+OF_ZERO_SHOT = ("vilu", "vilu-scaled", "mcm", "neglabel")
 """Those that take the weight of the classifier to be the features of class texts."""
 OF_UNSIGNED = ("react", "ash", "scale")
 """Those made for features that are not negative, as after a ReLU."""

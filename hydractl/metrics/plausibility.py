@@ -87,8 +87,8 @@ def accuracy_doubt(
 
     Args:
         predicted, labels: classes ``[N]``.
-        classes: number of classes of the model.
-        names: of its classes, where they are known.
+        classes: the number of classes of the model.
+        names: the names of the model's classes; None where they are not known.
         expected: the accuracy of the model elsewhere, where that is known.
     """
     total = len(labels)
@@ -98,6 +98,7 @@ def accuracy_doubt(
     if largest == 1.0:  # no accuracy exceeds it
         return None
 
+    # Too low by the labels, or by what is expected of the model.
     is_correct = predicted == labels
     correct = int(is_correct.sum())
     doubt = _below_largest(correct, total, largest)
@@ -124,6 +125,17 @@ def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
     if largest == 1.0:
         return None
     return _below_largest(correct, len(labels), largest)
+
+
+def is_above_guessing(correct: int, labels: NDArray[np.int64]) -> bool:
+    """Return whether a number of right predictions is significantly above that of always guessing the largest class.
+
+    Args:
+        correct: the number of right predictions.
+        labels: ``[N]``, N > 0.
+    """
+    low = share_interval(correct, len(labels)).low
+    return low > _largest_share(labels)
 
 
 def _largest_share(labels: NDArray[np.int64]) -> float:
@@ -183,8 +195,8 @@ def fitting_order(
 
     Args:
         predicted, labels: classes ``[N]``.
-        classes: number of classes of the model.
-        names: of its classes, where they are known.
+        classes: the number of classes of the model.
+        names: the names of the model's classes; None where they are not known.
     """
     from scipy.optimize import linear_sum_assignment  # slow to import
 
@@ -194,6 +206,7 @@ def fitting_order(
     total = len(labels)
 
     def correct_in(places: NDArray[np.int64]) -> int:
+        """Count the right predictions if each label stood for the class at its place."""
         counts = confusion[as_they_are, places]
         return int(counts.sum())
 
@@ -202,6 +215,8 @@ def fitting_order(
     assert np.array_equal(label_order, as_they_are)
     best_places = np.asarray(best, dtype=np.int64)
     most_correct = correct_in(best_places)
+
+    # It fits only if its accuracy is clearly above that of guessing, and if it is not the order as it is.
     low = share_interval(most_correct, total).low
     is_clear = low > max(_largest_share(labels), _CLEAR)
     is_better = most_correct != correct_in(as_they_are)
@@ -222,6 +237,8 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
     orders = [("the labels in reversed order", reversed_order)]
     if names is None or len(names) != classes:
         return orders
+
+    # Either the labels were numbered by the sorted names and the model's classes were not, or the other way round.
     classes_by_name = sorted(range(classes), key=names.__getitem__)
     by_name = np.array(classes_by_name, dtype=np.int64)
     inverse = np.argsort(by_name)

@@ -34,9 +34,10 @@ def check_shape(member_logits: np.ndarray) -> np.ndarray:
         ValueError: not [M, N, C] numbers with M >= 1 and C >= 1.
     """
     logits = np.asarray(member_logits)
-    is_member_logits = logits.ndim == 3 and logits.shape[0] >= 1 and logits.shape[2] >= 1
-    if not is_member_logits:
-        raise ValueError(f"member logits must be [members, samples, classes], got shape {logits.shape}")
+    shape = logits.shape
+    has_members_and_classes = len(shape) == 3 and shape[0] >= 1 and shape[2] >= 1
+    if not has_members_and_classes:
+        raise ValueError(f"member logits must be [members, samples, classes], got shape {shape}")
     is_floating = np.issubdtype(logits.dtype, np.floating)
     is_integer = np.issubdtype(logits.dtype, np.integer)
     if not is_floating and not is_integer:
@@ -130,8 +131,8 @@ def _counts_of_labels(labels: np.ndarray, wrong_samples: NDArray[np.int64]) -> l
     values, first_places, counts = np.unique(wrong_labels, return_index=True, return_counts=True)
     first_samples = wrong_samples[first_places]
     sentences = []
-    for index, value in enumerate(values):
-        sentences.append(f"label {value}: {counts[index]} samples, first sample {first_samples[index]}")
+    for value, count, first_sample in zip(values, counts, first_samples, strict=True):
+        sentences.append(f"label {value}: {count} samples, first sample {first_sample}")
     return sentences
 
 
@@ -153,9 +154,9 @@ class Block:
     describes the members as they are.
 
     Args:
-        logits: as above; in a graph a float64 tensor, and then everything else is one too.
-        calibration: of p; None for none.
-        arrays: the operations on them.
+        logits: the members' logits, float64 [M, n, C]; in a graph a tensor, and then everything else is one too.
+        calibration: the calibration of p; None for none.
+        arrays: the operations on arrays, or on tensors.
     """
 
     def __init__(self, logits: Floats, calibration: Scaling | None = None, arrays: Arrays = ON_ARRAYS) -> None:

@@ -107,9 +107,10 @@ class Samples:
         if name in self._sorted:
             return self._sorted[name]
         order = self.order(name)
-        in_order = ByConfidence(self.confidence[order], self.correct[order])
-        self._sorted[name] = in_order
-        return in_order
+        confidence = self.confidence[order]
+        correct = self.correct[order]
+        self._sorted[name] = ByConfidence(confidence, correct)
+        return self._sorted[name]
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
@@ -260,6 +261,8 @@ def samples_of(
     """
     shape = check_shape(logits).shape
     _, n, classes = shape
+
+    # The arrays are made first, and every block of samples fills its part of them. Fitted scores are there already.
     scores: dict[str, Floats | None] = {}
     for name in (score, *beside):
         if name in fitted_scores:
@@ -270,11 +273,10 @@ def samples_of(
     checked_labels = None
     if labels is not None:
         checked_labels = check_labels(labels, n, classes)
-
-    # The arrays are made first, and every block of samples fills its part of them.
     leading = {score: scores[score]}
-    samples = _empty(shape, checked_labels, pairs, leading, scores_beside)
-    pair_sums = np.zeros(len(samples.pair_mi))
+    samples = _unfilled_samples(shape, checked_labels, pairs, leading, scores_beside)
+    pair_sums = np.zeros(len(samples.pair_mi))  # over samples; empty where no pairs are compared
+
     for rows, block in blocks(logits, calibration):
         samples.predicted[rows] = block.predicted
         samples.confidence[rows] = block.probs.max(axis=1)
@@ -286,50 +288,56 @@ def samples_of(
                 values[rows] = SCORES[name](block)
         if len(pair_sums):
             pair_sums += pair_mi(block).sum(axis=1)
-        _fill_labelled(samples, rows, block)
+        _fill_label_columns(samples, rows, block)
     samples.pair_mi[:] = pair_sums / max(1, len(samples))
     return samples
 
 
-def _fill_labelled(samples: Samples, rows: slice, block: Block) -> None:
-    """Fill in, for the samples of one block, what only labelled samples have.
+def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
+    """Fill in log p of the label and the terms of the Brier score for the samples of one block, if they are labelled.
 
     Raises:
         NonFiniteError: log p of a label is not finite.
     """
     if samples.labels is None or samples.label_log_probs is None or samples.brier_terms is None:
-        return
-    every_sample = np.arange(len(block.probs))
-    at_label = every_sample, samples.labels[rows]
+        return  # without labels all three are None
+    labels = samples.labels[rows]  # [n]
+    at_label = (np.arange(len(labels)), labels)  # picks of each sample the entry of its label
 
     label_log_probs = block.log_probs[at_label]
     samples.label_log_probs[rows] = check_finite(label_log_probs, "log p of the label")
 
-    error = block.probs.copy()  # p_k - 1[y = k], [n, C]
-    error[at_label] -= 1.0
+    error = block.probs.copy()
+    error[at_label] -= 1.0  # p_k - 1[y = k], [n, C]
     squared_error = np.square(error, out=error)
     samples.brier_terms[rows] = squared_error.sum(axis=1)
 
 
 def pair_mi(block: Block) -> Floats:
-    """Return the mutual information of each two members a < b, in nats, [P, n] in ``itertools.combinations``' order."""
-    probs = block.member_powers
+    """Return the mutual information of each two members a < b, in nats, [P, n] in ``itertools.combinations``' order.
+
+    It is the mean divergence of the two members from their mean p, (KL(p_a || p) + KL(p_b || p)) / 2.
+    """
+    probs = block.member_powers  # [M, n, C], as the next
     log_probs = block.member_log_probs
     members, n, _ = log_probs.shape
     if members == 2:
         return block.mi[None]
-    pair_members = list(combinations(range(members), 2))
-    by_pair = np.empty((len(pair_members), n))
-    for pair, (a, b) in enumerate(pair_members):
-        # With d = |log p_a - log p_b| and p the mean of the two, the larger of log p_a and log p_b is
-        # log 2 - log(1 + exp(-d)) above log p, and the smaller one d less: one exponential and one logarithm.
-        apart = np.abs(log_probs[a] - log_probs[b])  # d, [n, C]
-        above = np.log(2.0) - np.log(1.0 + np.exp(-apart))
-        smaller = np.minimum(probs[a], probs[b])
-        both_terms = (probs[a] + probs[b]) * above - smaller * apart  # the two divergences of each class, [n, C]
-        mean_divergence = both_terms.sum(axis=1) / 2
-        by_pair[pair] = np.maximum(mean_divergence, 0.0)
-    return by_pair
+
+    pairs = list(combinations(range(members), 2))
+    mi_of_pairs = np.empty((len(pairs), n))
+    for index, (a, b) in enumerate(pairs):
+        # With d = |log p_a - log p_b|, the larger of log p_a and log p_b is log 2 - log(1 + exp(-d)) above log p, and
+        # the smaller one d less: one exponential and one logarithm.
+        distance = np.abs(log_probs[a] - log_probs[b])  # d, [n, C]
+        log_sum = np.log(1.0 + np.exp(-distance))
+        larger_above_mean = np.log(2.0) - log_sum
+        summed_probs = probs[a] + probs[b]
+        smaller_prob = np.minimum(probs[a], probs[b])
+        both_divergences = summed_probs * larger_above_mean - smaller_prob * distance  # of each class, [n, C]
+        mean_divergence = both_divergences.sum(axis=1) / 2
+        mi_of_pairs[index] = np.maximum(mean_divergence, 0.0)  # a negative one is rounding
+    return mi_of_pairs
 
 
 def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
@@ -340,7 +348,7 @@ def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
     return np.empty(n)
 
 
-def _empty(
+def _unfilled_samples(
     shape: tuple[int, ...],
     labels: NDArray[np.int64] | None,
     pairs: bool,

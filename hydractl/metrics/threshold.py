@@ -92,6 +92,7 @@ def _is_threshold(entry: Any) -> bool:
 
 
 def _is_finite_number(value: Any) -> bool:
+    """Return whether a value read from a file is a number of a magnitude below 1e300."""
     is_truth_value = isinstance(value, bool)  # Python's True is an int
     if is_truth_value or not isinstance(value, (int, float)):
         return False
@@ -133,9 +134,11 @@ def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
     if not n:
         raise InputError(f"a threshold {rule} needs validation samples")
     share_of_samples = rule.share * n  # an exact fraction: rounding must not decide about a sample
-    if rule.side == "ood":
+    if rule.side == "ood":  # at least so many are flagged
         must_be_flagged = math.ceil(share_of_samples)
         return float(falling[must_be_flagged - 1])
+
+    # At most so many ID samples are flagged: the threshold lies just above the next one, and above all its ties.
     may_be_flagged = math.floor(share_of_samples)
     highest_not_flagged = falling[may_be_flagged]
     return float(np.nextafter(highest_not_flagged, np.inf))

@@ -97,8 +97,8 @@ class Reference:
         """Return whether a model predicts the same classes.
 
         Args:
-            labels: their names; None where they have only numbers.
-            classes: how many there are.
+            labels: the names of the model's classes; None where they have only numbers.
+            classes: the number of the model's classes.
         """
         names = labels
         if names is None:
@@ -106,7 +106,7 @@ class Reference:
         return set(names) == set(self.classes)
 
     def record(self) -> ReferenceRecord:
-        """Return what documents say of it."""
+        """Return the record of the reference in documents: all but its scores, confidences and classes."""
         return ReferenceRecord(n=self.n, flagged=self.flagged, confidence=self.confidence, data=self.data)
 
     def to_json(self) -> dict[str, object]:
@@ -134,21 +134,30 @@ def reference_of(
     n = len(scores)
     if n < FEWEST:
         raise ValueError(f"a reference needs {FEWEST} samples, not {n}")
-    return Reference(n, _thinned(scores), _thinned(confidences), float(confidences.mean()), classes, flagged, data)
+    return Reference(
+        n=n,
+        scores=_rising_quantiles(scores),
+        confidences=_rising_quantiles(confidences),
+        confidence=float(confidences.mean()),
+        classes=classes,
+        flagged=flagged,
+        data=data,
+    )
 
 
-def _thinned(values: Floats) -> Floats:
+def _rising_quantiles(values: Floats) -> Floats:
     """Return values in rising order; of more than :data:`MOST_VALUES` so many quantiles, evenly spaced."""
     rising = np.sort(values)
     n = len(rising)
     if n <= MOST_VALUES:
         return rising
-    middles = (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES
+    middles = (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES  # of as many equal parts of 0..1
     places = (middles * n).astype(np.int64)
     return rising[places]
 
 
 def _encoded(values: Floats) -> str:
+    """Return values ``[N]`` as a text for a file: float64, little-endian, in base64."""
     little_endian = values.astype(_FLOAT64)
     return base64.b64encode(little_endian.tobytes()).decode("ascii")
 
@@ -162,34 +171,52 @@ def stored_reference(entry: Any) -> Reference | None:
     if entry is None:
         return None
     broken = InputError("its reference for watching is broken", hint=_AGAIN)
-    if not isinstance(entry, Mapping):
+    if not isinstance(entry, Mapping) or not _has_sound_counts(entry):
         raise broken
-    n: Any = entry.get("n")
-    flagged: Any = entry.get("flagged")
-    classes: Any = entry.get("classes")
-    confidence: Any = entry.get("confidence")
-    data: Any = entry.get("data")
-    is_sound = (
-        type(n) is int
-        and FEWEST <= n <= _MOST_SAMPLES
-        and type(confidence) in (int, float)
-        and 0 <= confidence <= 1
-        and _are_counts(classes, n)
-        and (flagged is None or (type(flagged) is int and 0 <= flagged <= n))
-        and isinstance(data, Mapping | None)
-    )
-    if not is_sound:
-        raise broken
-    scores = _decoded(entry.get("scores"))
-    confidences = _decoded(entry.get("confidences"))
+
+    # As many scores and confidences as a reference keeps of its samples.
+    n = entry["n"]
     kept = min(n, MOST_VALUES)
-    if scores is None or confidences is None or len(scores) != kept or len(confidences) != kept:
+    scores = _decoded_rising(entry.get("scores"))
+    if scores is None or len(scores) != kept:
         raise broken
-    data_record = None if data is None else DataSetRecord.from_json(data)
-    return Reference(n, scores, confidences, float(confidence), dict(classes), flagged, data_record)
+    confidences = _decoded_rising(entry.get("confidences"))
+    if confidences is None or len(confidences) != kept:
+        raise broken
+
+    data = entry.get("data")
+    data_record = None
+    if data is not None:
+        data_record = DataSetRecord.from_json(data)
+    return Reference(
+        n=n,
+        scores=scores,
+        confidences=confidences,
+        confidence=float(entry["confidence"]),
+        classes=dict(entry["classes"]),
+        flagged=entry.get("flagged"),
+        data=data_record,
+    )
 
 
-def _are_counts(classes: Any, n: int) -> bool:
+def _has_sound_counts(entry: Mapping[str, Any]) -> bool:
+    """Return whether a reference from a file has everything beside its scores and confidences as it is written."""
+    n: Any = entry.get("n")
+    if type(n) is not int or not FEWEST <= n <= _MOST_SAMPLES:
+        return False
+    confidence: Any = entry.get("confidence")
+    if type(confidence) not in (int, float) or not 0 <= confidence <= 1:
+        return False
+    if not _are_counts_of_classes(entry.get("classes"), n):
+        return False
+    flagged: Any = entry.get("flagged")  # None without a threshold
+    is_count = type(flagged) is int and 0 <= flagged <= n
+    if flagged is not None and not is_count:
+        return False
+    return isinstance(entry.get("data"), Mapping | None)
+
+
+def _are_counts_of_classes(classes: Any, n: int) -> bool:
     """Return whether a value from a file says how often each class was predicted, ``n`` times in all."""
     if not isinstance(classes, Mapping):
         return False
@@ -199,7 +226,7 @@ def _are_counts(classes: Any, n: int) -> bool:
     return sum(classes.values()) == n
 
 
-def _decoded(text: Any) -> Floats | None:
+def _decoded_rising(text: Any) -> Floats | None:
     """Return the rising finite numbers of a text of a file; None where it holds something else."""
     if not isinstance(text, str):
         return None
@@ -243,7 +270,9 @@ class AurocEstimate(NamedTuple):
         """Return its interval for so many ID and OOD samples; ``z`` is the normal quantile at the upper end."""
         variance = self.inside_variance / inside + self.outside_variance / outside
         half = z * float(np.sqrt(variance))
-        return ConfidenceInterval(max(self.value - half, 0.0), min(self.value + half, 1.0))
+        low = max(self.value - half, 0.0)
+        high = min(self.value + half, 1.0)
+        return ConfidenceInterval(low, high)
 
 
 def auroc_estimate(inside: Floats, outside: Floats) -> AurocEstimate:
@@ -251,9 +280,12 @@ def auroc_estimate(inside: Floats, outside: Floats) -> AurocEstimate:
 
     Source: DeLong, DeLong and Clarke-Pearson 1988.
     """
-    of_inside, of_outside = placements(inside, outside)
-    value = float(of_outside.mean())
-    return AurocEstimate(value, float(of_inside.var(ddof=1)), float(of_outside.var(ddof=1)))
+    inside_placements, outside_placements = placements(inside, outside)
+    return AurocEstimate(
+        value=float(outside_placements.mean()),
+        inside_variance=float(inside_placements.var(ddof=1)),
+        outside_variance=float(outside_placements.var(ddof=1)),
+    )
 
 
 def score_shift(estimate: AurocEstimate, n: int, reference_n: int) -> ScoreShiftRecord:
@@ -275,19 +307,24 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
     cells = merged_cells(classes, reference)
     if len(cells) < 2:
         return None
-    counts = cells.astype(np.float64)  # [cells, 2]
-    totals = counts.sum(axis=0)  # [2]: the inputs, the reference
-    expected = counts.sum(axis=1, keepdims=True) * totals / totals.sum()
-    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    counts = cells.astype(np.float64)  # [cells, 2]: of the inputs, of the reference
+    totals = counts.sum(axis=0)  # [2]
+    total, reference_total = totals.tolist()
+
+    # Chi-squared homogeneity: would both have drawn from the same shares of cells?
+    counts_of_both = counts.sum(axis=1, keepdims=True)  # [cells, 1]
+    expected = counts_of_both * totals / totals.sum()
+    squared_errors = (counts - expected) ** 2 / expected
+    chi_squared = float(squared_errors.sum())
     degrees = len(cells) - 1
     p = float(chdtrc(degrees, chi_squared))
 
     # Total variation is the difference of the shares of those cells that became more frequent.
     shares = counts / totals
-    more_frequent = shares[:, 0] > shares[:, 1]
-    count, reference_count = counts[more_frequent].sum(axis=0)
-    total_variation = float(count / totals[0] - reference_count / totals[1])
-    low, high = share_difference_interval(float(count), float(totals[0]), float(reference_count), float(totals[1]))
+    is_more_frequent = shares[:, 0] > shares[:, 1]
+    count, reference_count = counts[is_more_frequent].sum(axis=0).tolist()
+    total_variation = count / total - reference_count / reference_total
+    low, high = share_difference_interval(count, total, reference_count, reference_total)
     # These cells are chosen by the same data, so that their difference alone is no evidence of any.
     if p >= _SIGNIFICANT:
         low = 0.0
@@ -301,32 +338,35 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
 
 
 def merged_cells(classes: Mapping[str, int], reference: Mapping[str, int]) -> NDArray[np.int64]:
-    """Return the counts of inputs and reference in each cell, ``[cells, 2]``.
+    """Return the counts of inputs and reference in each cell, ``[cells, 2]``; no cells where all classes are few.
 
     A cell is a class, or, in the order of their frequency in both together, so many rare classes that 5 samples of
     either are expected in it.
     """
-    names = list(dict.fromkeys([*reference, *classes]))
-    rows = []
-    for name in names:
-        rows.append((classes.get(name, 0), reference.get(name, 0)))
-    counts = np.asarray(rows, dtype=np.int64).reshape(-1, 2)
+    names = dict.fromkeys([*reference, *classes])  # each once
+    input_counts = [classes.get(name, 0) for name in names]
+    reference_counts = [reference.get(name, 0) for name in names]
+    counts = np.column_stack([input_counts, reference_counts]).astype(np.int64)  # [classes, 2]
     totals = counts.sum(axis=0)
+    no_cells = counts[:0]
     if not totals.all():
-        return counts[:0]
+        return no_cells
+
+    # A cell with so many samples of both together is expected to have enough of the smaller one.
     fewest_in_both = _FEWEST_EXPECTED * totals.sum() / totals.min()
 
+    # Classes are added to a cell until it has enough.
     rarest_first = np.argsort(counts.sum(axis=1), kind="stable")
     cells = []
     cell = np.zeros(2, dtype=np.int64)
-    for place in rarest_first:
-        cell = cell + counts[place]
+    for index in rarest_first:
+        cell = cell + counts[index]
         if cell.sum() >= fewest_in_both:
             cells.append(cell)
             cell = np.zeros(2, dtype=np.int64)
     if not cells:
-        return counts[:0]
-    cells[-1] = cells[-1] + cell  # too few for a cell of its own: only where all classes together are few
+        return no_cells
+    cells[-1] = cells[-1] + cell  # what is left is too few for a cell of its own
     return np.stack(cells)
 
 
@@ -342,6 +382,7 @@ class WatchedInputs:
         n: how many.
         flagged: how many of them were flagged.
         confidence: the sum of their confidences, of those that had one.
+        with_confidence: how many had a confidence.
         classes: by class how often it was predicted.
         scores: their OOD scores.
     """
@@ -382,7 +423,11 @@ class WatchedInputs:
 
 
 def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> WatchedWindowRecord:
-    """Return what some inputs look like beside the reference, and whether that is an alarm."""
+    """Compare some inputs with the reference, and return the three figures with their verdict and an advice.
+
+    The verdict is "alarm" if a figure has shifted beyond its margin for sure, "cannot tell" if one may have, "no shift"
+    if none has, and "too few to tell" for fewer than :data:`FEWEST` inputs.
+    """
     if inputs.n < FEWEST:
         return WatchedWindowRecord(
             first=inputs.first,
@@ -392,13 +437,17 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
             confidence=inputs.mean_confidence,
             advice=f"too few to tell: {inputs.n:,} inputs, and {FEWEST} are needed",
         )
+
+    # The three figures.
     share = None
     if reference.flagged is not None:
         share = share_shift(inputs.flagged, inputs.n, reference.flagged, reference.n)
-    estimate = auroc_estimate(reference.scores, np.asarray(inputs.scores, dtype=np.float64))
+    input_scores = np.asarray(inputs.scores, dtype=np.float64)
+    estimate = auroc_estimate(reference.scores, input_scores)
     auroc = score_shift(estimate, inputs.n, len(reference.scores))
     classes = class_shift(inputs.classes, reference.classes)
 
+    # An alarm; else a shift that may be chance; else none.
     alarms = _alarms(share, auroc, classes)
     verdict: Verdict = "no shift"
     needed_inputs = None
@@ -407,10 +456,10 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
         verdict = "alarm"
         advice = _alarm_advice(alarms, share, auroc, classes)
     else:
-        undecided = _undecided(reference, inputs, share, estimate, classes)
-        if undecided:
+        inputs_to_decide = _inputs_to_decide(reference, inputs, share, estimate, classes)
+        if inputs_to_decide:
             verdict = "cannot tell"
-            needed_inputs = _smallest(undecided)
+            needed_inputs = _smallest_rounded_up(inputs_to_decide)
             advice = _undecided_advice(needed_inputs, reference)
     return WatchedWindowRecord(
         first=inputs.first,
@@ -459,37 +508,46 @@ def _alarm_advice(
 # --- how many inputs would do -----------------------------------------------------------------------------------------
 
 
-def _undecided(
+def _inputs_to_decide(
     reference: Reference,
     inputs: WatchedInputs,
     share: ShareShiftRecord | None,
     estimate: AurocEstimate,
     classes: ClassShiftRecord | None,
 ) -> list[int | None]:
-    """Return, of each figure that is beyond its margin and may be so by chance, how many inputs would tell.
+    """Return how many inputs would tell, of each figure that may have shifted although it raises no alarm.
 
-    None stands for a figure that no number of inputs would tell with this reference. A figure whose 95 % interval has
-    no shift in it is one that may be shifted.
+    Such a figure is beyond its margin, and its 95 % interval leaves "no shift" out. None stands for a figure that no
+    number of inputs would tell with this reference.
     """
     needed_inputs: list[int | None] = []
-    if share is not None and share.difference > SHARE_MARGIN and share.ci[0] is not None and share.ci[0] > 0:
-        needed_inputs.append(_inputs_for_share(share, reference))
-    scores = len(reference.scores)
-    if estimate.value > AUROC_MARGIN and estimate.interval(scores, inputs.n).low > 0.5:
-        needed_inputs.append(_inputs_for_auroc(estimate, scores))
+
+    if share is not None:
+        low, _ = share.ci
+        is_significant = low is not None and low > 0
+        if is_significant and share.difference > SHARE_MARGIN:
+            needed_inputs.append(_inputs_for_share(share, reference))
+
+    reference_scores = len(reference.scores)
+    lowest_auroc = estimate.interval(reference_scores, inputs.n).low
+    if estimate.value > AUROC_MARGIN and lowest_auroc > 0.5:
+        needed_inputs.append(_inputs_for_auroc(estimate, reference_scores))
+
     if classes is not None and classes.p < _SIGNIFICANT and classes.total_variation > VARIATION_MARGIN:
         needed_inputs.append(_inputs_for_classes(classes, inputs.n, reference.n))
     return needed_inputs
 
 
-def _smallest(needed_inputs: Sequence[int | None]) -> int | None:
+def _smallest_rounded_up(needed_inputs: Sequence[int | None]) -> int | None:
     """Return the smallest of some numbers, rounded up to two digits; None without any."""
     known = [number for number in needed_inputs if number is not None]
     if not known:
         return None
     smallest = min(known)
-    unit = 10 ** max(len(str(smallest)) - 2, 0)
-    return -(-smallest // unit) * unit
+    digits = len(str(smallest))
+    unit = 10 ** max(digits - 2, 0)
+    units = -(-smallest // unit)  # rounded up
+    return units * unit
 
 
 def _undecided_advice(needed_inputs: int | None, reference: Reference) -> str:
@@ -504,15 +562,21 @@ def _inputs_for_share(share: ShareShiftRecord, reference: Reference) -> int | No
     reference_flagged = share.reference * reference.n
 
     def is_alarm(n: int) -> bool:
-        low = share_difference_interval(share.share * n, n, reference_flagged, reference.n, _ALARM_Z).low
-        return low > SHARE_MARGIN
+        flagged = share.share * n
+        interval = share_difference_interval(flagged, n, reference_flagged, reference.n, _ALARM_Z)
+        return interval.low > SHARE_MARGIN
 
-    return _first_of(is_alarm)
+    return _fewest_inputs(is_alarm)
 
 
 def _inputs_for_auroc(estimate: AurocEstimate, reference_n: int) -> int | None:
     """Return how many inputs with this AUROC would raise an alarm."""
-    return _first_of(lambda n: estimate.interval(reference_n, n, _ALARM_Z).low > AUROC_MARGIN)
+
+    def is_alarm(n: int) -> bool:
+        interval = estimate.interval(reference_n, n, _ALARM_Z)
+        return interval.low > AUROC_MARGIN
+
+    return _fewest_inputs(is_alarm)
 
 
 def _inputs_for_classes(classes: ClassShiftRecord, n: int, reference_n: int) -> int | None:
@@ -532,11 +596,14 @@ def _inputs_for_classes(classes: ClassShiftRecord, n: int, reference_n: int) -> 
         size = inputs * reference_n / (inputs + reference_n)
         return excess * size / size_now > alarm_excess
 
-    return _first_of(is_alarm)
+    return _fewest_inputs(is_alarm)
 
 
-def _first_of(holds: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of inputs from which on something holds; None where it takes too many."""
+def _fewest_inputs(holds: Callable[[int], bool]) -> int | None:
+    """Return the smallest number of inputs from which on something holds; None where it takes too many.
+
+    It is found by halving: with more inputs it must never cease to hold.
+    """
     if not holds(_MOST_INPUTS):
         return None
     too_few = 0
@@ -559,7 +626,7 @@ class Watch:
     Not for several threads at once: whoever feeds it from some takes a lock.
 
     Args:
-        reference: of the checkpoint; None where it holds none: then inputs are only counted.
+        reference: the reference of the checkpoint; None where it holds none: then inputs are only counted.
 
     Attributes:
         inputs: how many inputs there were.
@@ -589,34 +656,38 @@ class Watch:
             score: its OOD score; None where the model has none.
             flagged: whether it was flagged; None without a threshold.
             predicted: the predicted class: its name, or its number where it has none.
-            confidence: of the prediction.
+            confidence: the confidence of the prediction; None where it is not known.
 
         Returns:
             The comparison of the window that this input completes; else None.
         """
         predicted_class = str(predicted)
+        is_flagged = bool(flagged)
         self.inputs += 1
-        self.flagged += bool(flagged)
+        self.flagged += is_flagged
         self.classes[predicted_class] += 1
-        if self.reference is None or score is None:
+        if self.reference is None or score is None:  # nothing to compare with
             return None
-        self._window.add(score, bool(flagged), predicted_class, confidence)
+
+        self._window.add(score, is_flagged, predicted_class, confidence)
         if self._window.n < WINDOW:
             return None
-        return self._compared(self.reference)
+        return self._compare_window(self.reference)
 
     def last_window(self) -> WatchedWindowRecord | None:
         """Compare the inputs that came after the last complete window; None where there are none."""
         if self.reference is None or not self._window.n:
             return None
-        return self._compared(self.reference)
+        return self._compare_window(self.reference)
 
-    def _compared(self, reference: Reference) -> WatchedWindowRecord:
-        """Compare the inputs of the window, and begin the next one."""
+    def _compare_window(self, reference: Reference) -> WatchedWindowRecord:
+        """Compare the inputs of the window, count it, and begin the next one."""
         compared = compare_with_reference(reference, self._window)
-        self._window = WatchedInputs(first=self._window.first + self._window.n)
+        next_first = self._window.first + self._window.n
+        self._window = WatchedInputs(first=next_first)
         self.windows += 1
-        self.alarms += compared.verdict == "alarm"
+        if compared.verdict == "alarm":
+            self.alarms += 1
         self.latest = compared
         return compared
 
@@ -625,7 +696,7 @@ class WatchOfAll:
     """Compares the inputs of a file, or of several: in windows, and at the end all of them together.
 
     Args:
-        reference: of the checkpoint.
+        reference: the reference of the checkpoint.
     """
 
     def __init__(self, reference: Reference) -> None:
@@ -651,7 +722,8 @@ class WatchOfAll:
         )
 
     def _finish_window(self) -> None:
-        """Compare the inputs of the window, and begin the next one."""
-        self._windows.append(compare_with_reference(self._reference, self._window))
+        """Compare the inputs of the window, add them to those of all windows, and begin the next one."""
+        compared = compare_with_reference(self._reference, self._window)
+        self._windows.append(compared)
         self._before.include(self._window)
         self._window = WatchedInputs(first=self._before.n)

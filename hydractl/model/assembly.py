@@ -20,7 +20,7 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
 from hydractl.model.stacking import PerMember, PerMemberScale
-from hydractl.model.stored import MemberTensors, held_mask, sites_stored_once, union
+from hydractl.model.stored import MemberTensors, heads_of_any_member, held_mask, sites_stored_once
 
 
 class Assembly:
@@ -58,7 +58,7 @@ class Assembly:
         members = range(len(description.masks))
         self._views = [MemberTensors(tensors, member) for member in members]
         self._parts = parts_by_name(family, self._views[0].stored, sites)
-        self._per_member = self._names_per_member()
+        self._per_member = self._names_kept_per_member()
         self._reader = _Reader(tensors, device, dtype)
         self._late: LateWeights | None = None
         if streamed:
@@ -68,23 +68,23 @@ class Assembly:
         for view in self._views:
             network = family.build(description.config)
             self.networks.append(network)
-            self._load(network, view)
+            self._load_weights(network, view)
 
         self.attentions: list[HeadAttention] = []
-        starts = self._starts()
+        starts = self._starts_of_towers()
         for start in starts:
             for index in start.sites:
-                self._install(index, start)
+                self._install_attention(index, start)
 
         self._wrap_modules_per_member()
         if self._late is not None:
             self._late.attach(self.networks)
             self._keep_apart()
         for network in self.networks[1:]:
-            self._drop_blocks(network)
+            self._remove_blocks(network)
         self.chains = self._make_chains(starts)
 
-    def _names_per_member(self) -> set[str]:
+    def _names_kept_per_member(self) -> set[str]:
         """Return the stock names of the tensors of which every member has its own."""
         names = set()
         for view in self._views:
@@ -93,33 +93,40 @@ class Assembly:
                     names.add(name)
         return names
 
-    def _load(self, network: nn.Module, view: MemberTensors) -> None:
-        """Give a network of meta tensors its weights, but for the attention, which is replaced."""
+    def _load_weights(self, network: nn.Module, view: MemberTensors) -> None:
+        """Give the network of a member, which has meta tensors, its weights; not the attention, which is replaced.
+
+        Args:
+            network: the library's model.
+            view: the stored tensors of the member.
+        """
         parameters = dict(network.named_parameters())
-        late_names = self._late_names(network)
+        late_names = self._names_read_late(network)
         state: dict[str, Tensor] = {}
         for name in parameters:
             if self._is_attention(name):
                 continue
-            stored = view.stored[name]
+            stored_name = view.stored[name]
             if self._late is not None and name in late_names:
-                state[name] = self._late.parameter(stored)
+                state[name] = self._late.parameter(stored_name)
             else:
-                state[name] = self._reader.parameter(stored)
+                state[name] = self._reader.parameter(stored_name)
+
+        # What is no parameter is a buffer, such as a mean of a batch norm.
         for name in network.state_dict():
-            if name not in parameters:  # a buffer, such as a mean of a batch norm
-                stored = view.stored[name]
-                state[name] = self._reader.tensor(stored)
+            if name not in parameters:
+                stored_name = view.stored[name]
+                state[name] = self._reader.tensor(stored_name)
         network.load_state_dict(state, strict=False, assign=True)
 
     def _make_chains(self, starts: Sequence[Start]) -> list[Chain]:
         """Return one chain for each tower."""
         parts_per_member = {self._parts[name] for name in self._per_member}
-        merged = "mlp" not in parts_per_member
+        has_mlps_in_common = "mlp" not in parts_per_member
         chains = []
         for tower, start in enumerate(starts):
             attentions = [self.attentions[index] for index in start.sites]
-            chain = Chain(self._family, self.networks, tower, attentions, start, merged)
+            chain = Chain(self._family, self.networks, tower, attentions, start, merged=has_mlps_in_common)
             chains.append(chain)
         return chains
 
@@ -127,19 +134,19 @@ class Assembly:
         """Return whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
         return self._parts[name] == "attention"
 
-    def _late_names(self, network: nn.Module) -> set[str]:
-        """Return the parameters that are read only when they run: of blocks, and of tables of a library's own class.
+    def _names_read_late(self, network: nn.Module) -> set[str]:
+        """Return the names of the parameters that are read only when they run; of a model that is not streamed, none.
 
-        Such a table computes what it looks up.
+        They are those of blocks, and of embeddings of a library's own class, which compute what they look up.
         """
         if self._late is None:
             return set()
-        paths = list(self._block_paths)
+        late_modules = list(self._block_paths)
         for path, module in network.named_modules():
             is_own_class = type(module) is not nn.Embedding
             if isinstance(module, nn.Embedding) and is_own_class:
-                paths.append(path)
-        inside_late_modules = tuple(f"{path}." for path in paths)
+                late_modules.append(path)
+        inside_late_modules = tuple(f"{path}." for path in late_modules)
         late_names = set()
         for name, _ in network.named_parameters():
             if name.startswith(inside_late_modules):
@@ -148,33 +155,43 @@ class Assembly:
 
     # --- what is the same in all members ------------------------------------------------------------------------------
 
-    def _starts(self) -> list[Start]:
+    def _starts_of_towers(self) -> list[Start]:
         """Return how far the members are the same, for each tower."""
         starts = []
         first_site = 0
         for stages in self._family.stages(self.networks[0]):
             blocks = len(stages.blocks)
             sites = range(first_site, first_site + blocks)
-            starts.append(self._start(stages, sites))
+            starts.append(self._start_of_tower(stages, sites))
             first_site = sites.stop
         return starts
 
-    def _start(self, stages: Stages, sites: range) -> Start:
-        """Return how far the members are the same in one tower, whose sites these are."""
-        if self._differing(stages.stem_prefixes):
+    def _start_of_tower(self, stages: Stages, sites: range) -> Start:
+        """Return how far the members are the same in one tower: in the stem, in leading blocks, and in one attention.
+
+        Args:
+            stages: the stem and the blocks of the tower.
+            sites: the indices of its sites among those of the model; it has one in each block.
+        """
+        if self._names_that_differ(stages.stem_prefixes):
             return Start(sites, shared_stem=False, blocks=0, pool=False)
+
         for block, block_path in enumerate(stages.block_paths):
             site = self._sites[sites[block]]
-            differing = self._differing(stages.prefixes_of(block))
-            if not differing and self._same_heads(site.path):
+            differing = self._names_that_differ(stages.prefixes_of(block))
+            is_same = not differing and self._same_heads(site.path)
+            if is_same:
                 continue
-            # All members attend to the same input if nothing before the attention differs: norms, and merging.
+            # Members part in this block. All attend to the same input if nothing before its attention differs, and
+            # then one attention with the heads of all serves them, where these are stored once.
             before_attention = [name for name in differing if self._is_before_attention(name, block_path)]
             pool = not before_attention and site.path in self._stored_once
             return Start(sites, shared_stem=True, blocks=block, pool=pool)
+
+        # They never part.
         return Start(sites, shared_stem=True, blocks=len(sites), pool=False)
 
-    def _differing(self, prefixes: tuple[str, ...]) -> list[str]:
+    def _names_that_differ(self, prefixes: tuple[str, ...]) -> list[str]:
         """Return the tensors under some prefixes of which every member has its own."""
         differing = []
         for name in self._per_member:
@@ -196,19 +213,26 @@ class Assembly:
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
-    def _install(self, index: int, start: Start) -> None:
-        """Put one attention for all members in the place of the library's, at the site of an index."""
+    def _install_attention(self, index: int, start: Start) -> None:
+        """Put one attention for all members in the place of the library's, and note it in :attr:`attentions`.
+
+        Args:
+            index: that of the site.
+            start: how far the members are the same in the tower of the site.
+        """
         site = self._sites[index]
         if site.path in self._stored_once:
+            # Members choose from one bank of heads; where all have the same heads, one choice is enough.
             masks = self._masks
-            if start.once(index):  # all members have the same heads
+            if start.runs_once(index):
                 masks = masks[:1]
             heads_of_members = [mask.kept[site.path] for mask in masks]
-            members = self._members_of_one_bank(site, heads_of_members)
+            members = self._projections_on_one_bank(site, heads_of_members)
         else:
+            # Each member has a bank of its own.
             members = []
             for member in range(len(self.networks)):
-                bank = self._bank(site, member)
+                bank = self._build_bank(site, member)
                 members.append(MemberProjections(bank))
         attention_dropout, output_dropout = self._family.dropouts(self.networks[0], site)
         attention = HeadAttention(
@@ -221,54 +245,71 @@ class Assembly:
             self._family.install(network, site, attention)
         self.attentions.append(attention)
 
-    def _members_of_one_bank(self, site: Site, kept: Sequence[tuple[int, ...]]) -> list[MemberProjections]:
-        """Return the projections of members whose heads lie in one bank.
+    def _projections_on_one_bank(self, site: Site, kept: Sequence[tuple[int, ...]]) -> list[MemberProjections]:
+        """Return the projections of members whose heads lie in one bank, one for each member.
+
+        Members with the same heads share one object.
 
         Args:
-            site: where.
-            kept: the heads of each member. Members with the same heads share one object.
+            site: the attention block.
+            kept: the heads of each member, by their original numbers.
         """
-        stored_heads = union(self._masks, site.path)
+        # The bank holds the stored heads in another order, in which the heads of a member are neighbours.
+        stored_heads = heads_of_any_member(self._masks, site.path)
         heads_in_bank = neighbours(kept)
-        places = [stored_heads.index(head) for head in heads_in_bank]
-        bank = self._bank(site, 0, places)
-        members = []
-        by_heads: dict[tuple[int, ...], MemberProjections] = {}
-        for heads in kept:
-            if heads not in by_heads:
-                positions = [heads_in_bank.index(head) for head in heads]
-                by_heads[heads] = MemberProjections(bank, positions)
-            members.append(by_heads[heads])
-        return members
+        places_in_file = [stored_heads.index(head) for head in heads_in_bank]
+        bank = self._build_bank(site, 0, places_in_file)
 
-    def _weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
-        """Return the heads that stand under the names of a member at a site, with their original numbers."""
+        projections_of_heads: dict[tuple[int, ...], MemberProjections] = {}
+        for heads in kept:
+            if heads not in projections_of_heads:
+                positions_in_bank = [heads_in_bank.index(head) for head in heads]
+                projections_of_heads[heads] = MemberProjections(bank, positions_in_bank)
+        return [projections_of_heads[heads] for heads in kept]
+
+    def _read_head_weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
+        """Return the heads that stand under the names of a member at a site, with their original numbers.
+
+        Args:
+            site: the attention block.
+            member: the number of the member.
+            read: returns the tensor of a stored name.
+        """
         view = self._views[member]
         tensors = {}
         for name in attention_names(self._family, view, self._sites, site):
-            stored = view.stored[name]
-            tensors[name] = read(stored)
+            stored_name = view.stored[name]
+            tensors[name] = read(stored_name)
         held = held_mask(self._masks, member, self._stored_once)
         heads = held.kept[site.path]
         weights = read_heads(self._family, tensors, site, heads)
         original_numbers = torch.tensor(heads, dtype=torch.long)
         return replace(weights, number=original_numbers)
 
-    def _bank(self, site: Site, member: int, places: Sequence[int] | None = None) -> HeadBank:
-        """Return a bank of the heads that stand under the names of a member: all of them, or those at some places."""
+    def _build_bank(self, site: Site, member: int, places: Sequence[int] | None = None) -> HeadBank:
+        """Return a bank of the heads that stand under the names of a member: all of them, or those at some places.
+
+        Of a streamed model the bank is empty, and is filled whenever its attention runs.
+
+        Args:
+            site: the attention block.
+            member: the number of the member.
+            places: positions among the stored heads, in the order of the bank; None: all of them as they are stored.
+        """
         common = self._family.common(self.networks[member], site)
 
         def make_bank(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
-            weights = self._weights(site, member, read)
+            weights = self._read_head_weights(site, member, read)
             if places is not None:
                 weights = weights.select(places)
-            return _bank_of(weights, common)
+            return _bank_with_modules(weights, common)
 
         late = self._late
         if late is None:
             return make_bank(self._reader.tensor, common)
 
         def make_bank_late() -> HeadBank:
+            # Copies: loading weights into the modules of the empty bank would fill them for good.
             return make_bank(late.read, copy.deepcopy(common))
 
         bank = make_bank(late.hollow, common)
@@ -287,17 +328,23 @@ class Assembly:
         return paths
 
     def _wrap_modules_per_member(self) -> None:
-        """Wrap, in the blocks of the first member, each module whose weights every member has for itself."""
+        """Wrap, in the blocks of the first member, each module whose weights every member has for itself.
+
+        Only these blocks run, for all members, so such a module has to hold the weights of each.
+        """
         blocks = self._block_paths
         inside_blocks = tuple(f"{path}." for path in blocks)
-        names_of_owner: dict[str, list[str]] = {}  # by the path of the module that holds them
+        names_by_owner: dict[str, list[str]] = {}  # by the path of the module that holds them
         for name in sorted(self._per_member):
-            if not name.startswith(inside_blocks) or self._is_attention(name):
+            is_inside_block = name.startswith(inside_blocks)
+            if not is_inside_block or self._is_attention(name):
                 continue
             owner, _, _ = name.rpartition(".")
-            names_of_owner.setdefault(owner, []).append(name)
-        for owner, names in sorted(names_of_owner.items()):
-            if owner in blocks:
+            names_of_owner = names_by_owner.setdefault(owner, [])
+            names_of_owner.append(name)
+
+        for owner, names in sorted(names_by_owner.items()):
+            if owner in blocks:  # a vector of the block itself is in no module that could be wrapped
                 self._replace_scales(owner, names)
                 continue
             modules = [network.get_submodule(owner) for network in self.networks]
@@ -305,23 +352,33 @@ class Assembly:
             self.networks[0].set_submodule(owner, per_member)
 
     def _replace_scales(self, block: str, names: Sequence[str]) -> None:
-        """Replace the vectors that a block holds itself and multiplies by with one for each member."""
+        """Replace the vectors that a block holds itself and multiplies by with one for each member.
+
+        Args:
+            block: the path of the block.
+            names: those of the vectors.
+
+        Raises:
+            InputError: the block holds weights itself that are no vectors.
+        """
         module = self.networks[0].get_submodule(block)
         for name in names:
             scales = [network.get_parameter(name) for network in self.networks]
             if scales[0].dim() != 1:
                 raise InputError(f"weights held by {block} itself cannot be kept per member")
-            _, _, leaf = name.rpartition(".")
             scale = PerMemberScale(scales)
-            delattr(module, leaf)
-            scaled_path = self._family.scaled.get(leaf)
+            _, _, attribute = name.rpartition(".")
+            delattr(module, attribute)
+            scaled_path = self._family.scaled.get(attribute)
             if scaled_path is None:
-                module.add_module(leaf, scale)
-            else:  # torch.compile cannot trace a module that is multiplied by, so the scale is called before the other
-                setattr(module, leaf, None)
-                scaled_module = module.get_submodule(scaled_path)
-                scale_and_module = nn.Sequential(scale, scaled_module)
-                module.set_submodule(scaled_path, scale_and_module)
+                module.add_module(attribute, scale)
+                continue
+            # torch.compile cannot trace a module that is multiplied by, so the scale is called before the module whose
+            # input it scales, and the block finds no vector.
+            setattr(module, attribute, None)
+            scaled_module = module.get_submodule(scaled_path)
+            scale_and_module = nn.Sequential(scale, scaled_module)
+            module.set_submodule(scaled_path, scale_and_module)
 
     def _keep_apart(self) -> None:
         """Let no module stack the weights of members: a stack would stay in memory, or be made of what is not there."""
@@ -330,14 +387,14 @@ class Assembly:
                 if isinstance(module, HeadAttention | PerMember):
                     module.keep_apart()
 
-    def _drop_blocks(self, network: nn.Module) -> None:
+    def _remove_blocks(self, network: nn.Module) -> None:
         """Remove the blocks: only those of the first member run."""
         for path in self._block_paths:
             nothing = nn.Identity()
             network.set_submodule(path, nothing)
 
 
-def _bank_of(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
+def _bank_with_modules(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
     """Return a bank of heads.
 
     Args:
@@ -432,15 +489,15 @@ class LateWeights:
                 if id(module) in attached:
                     continue
                 attached.add(id(module))
-                self._attach(module)
+                self._add_hooks(module)
 
-    def _attach(self, module: nn.Module) -> None:
+    def _add_hooks(self, module: nn.Module) -> None:
         """Add hooks to a module that holds parameters or banks without numbers; leave any other as it is."""
         parameters: list[nn.Parameter] = []
         for parameter in module.parameters(recurse=False):
             if id(parameter) in self._stored_names:
                 parameters.append(parameter)
-        # Banks and the projections of members are never called themselves, so hooks of theirs would not run.
+        # Banks are never called themselves, so hooks of theirs would not run: the attention that uses them has these.
         banks: list[HeadBank] = []
         if isinstance(module, HeadAttention):
             for part in module.modules():
@@ -451,14 +508,10 @@ class LateWeights:
 
         def give_weights(*_: Any) -> None:
             for parameter in parameters:
-                stored = self._stored_names[id(parameter)]
-                parameter.data = self.read(stored)
+                stored_name = self._stored_names[id(parameter)]
+                parameter.data = self.read(stored_name)
             for bank in banks:
-                make_bank = self._make_bank[id(bank)]
-                fresh_bank = make_bank()
-                pairs = zip(bank.parameters(), fresh_bank.parameters(), strict=True)
-                for parameter, fresh_parameter in pairs:
-                    parameter.data = fresh_parameter.data
+                self._fill_bank(bank)
 
         def drop_weights(*_: Any) -> None:
             _empty(parameters)
@@ -467,6 +520,14 @@ class LateWeights:
 
         module.register_forward_pre_hook(give_weights)
         module.register_forward_hook(drop_weights)
+
+    def _fill_bank(self, bank: HeadBank) -> None:
+        """Give an empty bank its numbers, those of a bank that is made anew."""
+        make_bank = self._make_bank[id(bank)]
+        full_bank = make_bank()
+        pairs = zip(bank.parameters(), full_bank.parameters(), strict=True)
+        for parameter, full_parameter in pairs:
+            parameter.data = full_parameter.data
 
 
 def _empty(parameters: Iterable[nn.Parameter]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class Start:
     blocks: int
     pool: bool
 
-    def once(self, site: int) -> bool:
+    def runs_once(self, site: int) -> bool:
         """Return whether the block of a site runs once for all members."""
         return site < self.first_apart
 
@@ -51,6 +51,20 @@ class Start:
     def first_apart(self) -> int:
         """The site of the first block that is not the same for all members; one behind the last where all are."""
         return self.sites.start + self.blocks
+
+
+class CommonRun(NamedTuple):
+    """A batch behind the blocks that are the same for all members.
+
+    Attributes:
+        next_site: the site of the first block that has not run.
+        hidden_of_members: the tokens ``[B, T, d]`` of each member; one tensor for all where their stems are the same.
+        context: what the blocks read beside them.
+    """
+
+    next_site: int
+    hidden_of_members: Sequence[Tensor]
+    context: dict[str, Any]
 
 
 class Chain:
@@ -95,7 +109,7 @@ class Chain:
         self._networks = list(networks)
         self._place = tower
         self._merged = merged
-        self.cut()
+        self.cut_into_stages()
         self.tower = self._stages[0].tower
         self.of_labels = self._stages[0].of_labels
         self._stacks = StacksOfTower(self._stacking_modules())
@@ -112,7 +126,7 @@ class Chain:
                     stacking.append(module)
         return stacking
 
-    def cut(self) -> None:
+    def cut_into_stages(self) -> None:
         """Cut the networks into stages: again after they were given a posterior."""
         self._stages = []
         for network in self._networks:
@@ -137,7 +151,7 @@ class Chain:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.cut()
+        self.cut_into_stages()
 
     @property
     def members(self) -> int:
@@ -161,10 +175,17 @@ class Chain:
         return self.rest(self.sites.start, state)
 
     def stem(self, inputs: Any) -> State:
-        """Compute the state before the first block: one for all members where their stems are the same."""
+        """Compute the state before the first block: its tokens, and the context that blocks read beside them.
+
+        Returns:
+            One state for all members where their stems are the same, ``[B, T, d]``; else those of the members one
+            behind the other, ``[M * B, T, d]``.
+        """
         if self.start.shared_stem:
             return self._stages[0].stem(inputs)
         states = [stages.stem(inputs) for stages in self._stages]
+
+        # What a family computes for each member is stacked; the rest of the context is the same for all.
         context = dict(states[0].context)
         for name in self._stages[0].per_member:
             values = [state.context[name] for state in states]
@@ -187,19 +208,24 @@ class Chain:
         Args:
             site: its index.
             state: before it.
-            member, queries, attended: as of :class:`hydractl.model.context.RunContext`.
+            member: the only member that runs; None: all of them.
+            queries: the tokens that the block runs for; None: all of them.
+            attended: what the attention gives in the place of attending, ``[M * B, T, d]``; None: it attends.
+
+        Returns:
+            The state behind it, of the members that ran.
         """
-        context = replace(self._context(state.hidden, member), queries=queries, attended=attended)
+        context = replace(self._context_of_run(state.hidden, member), queries=queries, attended=attended)
         return self._run_block(site, state, context)
 
     def _run_block(self, site: int, state: State, context: RunContext) -> State:
-        """Run the block of one site, for every member where they part."""
+        """Run the block of one site; at the block from which members differ, its state is repeated for each of them."""
         blocks = self._stages[0].blocks
         block = blocks[site - self.sites.start]
-        block_state = self._for_members(site, state, context.member)
+        block_state = self._repeat_where_members_part(site, state, context.member)
         return context.run(block, block_state)
 
-    def _context(self, hidden: Tensor, member: int | None = None) -> RunContext:
+    def _context_of_run(self, hidden: Tensor, member: int | None = None) -> RunContext:
         """Return the context of a run of blocks: of one member, or of all of them.
 
         Stacked weights are looked at here, for all blocks of the run.
@@ -212,87 +238,100 @@ class Chain:
             return context
         return replace(context, stacks=self._stacks.checked())
 
-    def _for_members(self, site: int, state: State, member: int | None) -> State:
-        """Return the state before a block, repeated for every member where they part."""
+    def _repeat_where_members_part(self, site: int, state: State, member: int | None) -> State:
+        """Return the state before a block, repeated for every member at the block from which they differ."""
         if member is not None or self.members == 1:
             return state
-        if not self._parts_at(site):
+        if not self._members_part_at(site):
             return state
         hidden = state.hidden.repeat(self.members, 1, 1)  # [B, T, d] -> [M * B, T, d]
         return State(hidden, state.context)
 
-    def _parts_at(self, site: int) -> bool:
-        """Return whether the state before the block of a site is common to all members, and behind it no longer."""
+    def _members_part_at(self, site: int) -> bool:
+        """Return whether the state before the block of a site is common to all members, and behind it is not."""
         if not self.start.shared_stem:
             return False
         return site == self.start.first_apart
 
-    def by_member(self, inputs: Any) -> Callable[[int, Tensor | None], Tensor]:
-        """Run what is common to all members once.
-
-        Returns:
-            A function that runs one member from there on, for some rows of the batch (None: all), and gives what it
-            reads out, ``[rows, ...]``.
-        """
+    def run_common_blocks(self, inputs: Any) -> CommonRun:
+        """Run the stem and the leading blocks that are the same for all members, once; see :meth:`run_member`."""
         state = self.stem(inputs)
         site = max(self.sites.start, self.start.first_apart)
-        context = self._context(state.hidden)
+        context = self._context_of_run(state.hidden)
         state = self._run_blocks(range(self.sites.start, site), state, context)
-        hidden_of_members = self._for_each_member(state.hidden, common=self.start.shared_stem)
+        hidden_of_members = self._hidden_of_each_member(state.hidden, common=self.start.shared_stem)
+        return CommonRun(site, hidden_of_members, state.context)
 
-        def run(member: int, rows: Tensor | None) -> Tensor:
-            member_state = State(hidden_of_members[member], state.context)
-            if rows is not None:
-                member_state = self._some_samples(member_state, rows)
-            return self._alone(site, member_state, member)
+    def run_member(self, common: CommonRun, member: int, samples: Tensor | None = None) -> Tensor:
+        """Run one member on from the blocks that all members have in common.
 
-        return run
+        Args:
+            common: what :meth:`run_common_blocks` returned.
+            member: its number.
+            samples: the samples of the batch that it runs for, int64 ``[rows]``; None: all.
 
-    def _for_each_member(self, hidden: Tensor, *, common: bool) -> Sequence[Tensor]:
-        """Return the tokens ``[B, T, d]`` of each member: the same for all where they are common, else their parts."""
+        Returns:
+            What the tower reads out, ``[rows, ...]``.
+        """
+        state = State(common.hidden_of_members[member], common.context)
+        if samples is not None:
+            state = self._select_samples(state, samples)
+        return self._finish_member(common.next_site, state, member)
+
+    def _hidden_of_each_member(self, hidden: Tensor, *, common: bool) -> Sequence[Tensor]:
+        """Return the tokens ``[B, T, d]`` of each member.
+
+        Args:
+            hidden: those of a state.
+            common: whether they are common to all members, ``[B, T, d]``; else they are ``[M * B, T, d]``, and cut.
+        """
         if common:
             return [hidden] * self.members
         return apart(hidden, self.members)
 
-    def _some_samples(self, state: State, rows: Tensor) -> State:
-        """Return some samples of a state of one member."""
+    def _select_samples(self, state: State, samples: Tensor) -> State:
+        """Return the state of one member for some samples only, whose numbers are int64 ``[rows]``."""
 
         def selected(value: Tensor) -> Tensor:
-            return value[rows]
+            return value[samples]
 
-        context = self._change_per_sample(state.context, selected)
+        context = self._change_values_of_samples(state.context, selected)
         hidden = selected(state.hidden)
         return State(hidden, context)
 
     def rest(self, site: int, state: State) -> Tensor:
-        """Run on from the state before the block of ``site`` to what is read out, ``[M, B, ...]``."""
-        # What the members have in common.
+        """Run on from the state before the block of a site, to what is read out of every member: ``[M, B, ...]``.
+
+        Blocks that all members have in common run once. Behind them the members run side by side, in the same
+        operations, or one after another, whichever is faster: with the same results.
+        """
+        # A pooled attention is common to all members, though their heads differ.
         stop = self.sites.stop
         first_apart = self.start.first_apart
         if self.start.pooled(first_apart):
             first_apart += 1
-        context = self._context(state.hidden)
+        context = self._context_of_run(state.hidden)
         if site < first_apart:
             state = self._run_blocks(range(site, first_apart), state, context)
             site = first_apart
 
-        # The blocks of all members side by side.
+        # Side by side.
         nothing_to_part = self.members == 1 or site == stop
-        if nothing_to_part or self._side_by_side(site, state.hidden):
+        if nothing_to_part or self._runs_side_by_side(site, state.hidden):
             state = self._run_blocks(range(site, stop), state, context)
             return self.readout(state)
 
-        # Or those of one member after another.
-        hidden_of_members = self._for_each_member(state.hidden, common=self._parts_at(site))
+        # One member after another.
+        hidden_of_members = self._hidden_of_each_member(state.hidden, common=self._members_part_at(site))
         outputs = []
         for member, hidden in enumerate(hidden_of_members):
             member_state = State(hidden, state.context)
-            outputs.append(self._alone(site, member_state, member))
+            outputs.append(self._finish_member(site, member_state, member))
         return torch.stack(outputs)
 
-    def _alone(self, site: int, state: State, member: int) -> Tensor:
-        """Run one member from the block of ``site`` on and return what it reads out, ``[B, ...]``."""
-        context = self._context(state.hidden, member)
+    def _finish_member(self, site: int, state: State, member: int) -> Tensor:
+        """Run one member from the block of a site to the last one, and return what it reads out, ``[B, ...]``."""
+        context = self._context_of_run(state.hidden, member)
         state = self._run_blocks(range(site, self.sites.stop), state, context)
         stages = self._stages[member]
         return stages.readout(state)
@@ -301,22 +340,32 @@ class Chain:
         """Run the blocks of some sites one after another; the last of the tower for the tokens that are read only.
 
         A state that is common to all members is repeated for each of them before the block in which they part.
+
+        Args:
+            sites: the indices of neighbouring sites among those of the model.
+            state: before the first of their blocks.
+            context: of this run.
         """
+        # From here on the numbers of blocks in the tower: first, the one in which members part, and the end.
         blocks = self._stages[0].blocks
         first = sites.start - self.sites.start
         stop = sites.stop - self.sites.start
+        parting = self.start.first_apart - self.sites.start
+
+        # The last block runs by itself where it runs for some tokens only.
+        has_last = stop == len(blocks) and stop > first
         runs_whole = self.whole_last_block or self.attentions[-1].training
-        shortens_last = stop == len(blocks) and stop > first and not runs_whole
+        shortens_last = has_last and not runs_whole
         if shortens_last:
             stop -= 1
-        parting = self.start.first_apart - self.sites.start
+
         if first <= parting < stop:
             state = context.run_all(blocks[first:parting], state)
-            state = self._for_members(self.start.first_apart, state, context.member)
+            state = self._repeat_where_members_part(self.start.first_apart, state, context.member)
             first = parting
         state = context.run_all(blocks[first:stop], state)
         if shortens_last:
-            return self._shortened_last_block(state, context)
+            return self._run_last_block_shortened(state, context)
         return state
 
     @property
@@ -324,42 +373,62 @@ class Chain:
         """Whether gates or observers of heads are in place, which are about all members at once."""
         return any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions)
 
-    def _side_by_side(self, site: int, hidden: Tensor) -> bool:
+    def _runs_side_by_side(self, site: int, hidden: Tensor) -> bool:
         """Return whether members run in the same operations from the block of a site on.
 
         Args:
             site: the first block that is not the same for all.
             hidden: what enters it: ``[B, T, d]`` where it is common to all members, else ``[M * B, T, d]``.
         """
+        # Gates and observers of heads are called for all members at once.
         if self.watched:
             return True
         if self.side_by_side is not None:
             return self.side_by_side
         if hidden.device.type != "cpu" or torch.compiler.is_compiling():
             return True
+
         # With few rows a matrix product waits for its weights, which all members then use together; with many, for
         # activations, of which one member's fit into a processor's caches better than those of all.
         rows_of_member = hidden.shape[0] * hidden.shape[1]
-        if not self._parts_at(site):
+        has_rows_of_all_members = not self._members_part_at(site)
+        if has_rows_of_all_members:
             rows_of_member //= self.members
-        few = _FEW_ROWS if self._merged else _FEW_ROWS // 2
-        return rows_of_member <= few
+        few_rows = _FEW_ROWS
+        if not self._merged:
+            few_rows //= 2
+        return rows_of_member <= few_rows
 
     def last_block(self, state: State, member: int | None = None) -> State:
-        """Run the last block for those tokens only that are read out; all tokens where all are."""
-        context = self._context(state.hidden, member)
-        return self._shortened_last_block(state, context)
+        """Run the last block for those tokens only that are read out; for all tokens where all are.
 
-    def _shortened_last_block(self, state: State, context: RunContext) -> State:
-        """Run the last block as :meth:`last_block` does."""
+        Args:
+            state: before the last block, with all tokens.
+            member: the only member that runs; None: all of them.
+
+        Returns:
+            The state behind it: its tokens are those that are read out.
+        """
+        context = self._context_of_run(state.hidden, member)
+        return self._run_last_block_shortened(state, context)
+
+    def _run_last_block_shortened(self, state: State, context: RunContext) -> State:
+        """Run the last block for those tokens only that are read out; for all tokens where all are.
+
+        Args:
+            state: before the last block, with all tokens.
+            context: of the run that the block belongs to.
+        """
         last = self.sites.stop - 1
         query_state = self.query_tokens(state, context.member)
-        if query_state is state:
+        reads_all_tokens = query_state is state
+        if reads_all_tokens:
             return self._run_block(last, state, context)
-        # Keys and values are made of all tokens.
+
+        # Queries are of the tokens that are read out; keys and values are made of all tokens.
         attended_state = state  # a pool attends to the state that is common to all members
         if not self.start.pooled(last):
-            attended_state = self._for_members(last, state, context.member)
+            attended_state = self._repeat_where_members_part(last, state, context.member)
         attention_input = self._stages[0].attention_inputs[-1]
         memory = context.run(attention_input, attended_state)
 
@@ -368,16 +437,25 @@ class Chain:
         return self._run_block(last, query_state, replace(context, queries=queries))
 
     def query_tokens(self, state: State, member: int | None = None) -> State:
-        """Return the tokens that are read out, of the state before the last block; the state itself where all are."""
+        """Return the state before the last block with those tokens only that are read out.
+
+        Args:
+            state: before the last block, with all tokens.
+            member: the only member that it is of; None: it is of all members.
+
+        Returns:
+            The state with ``q`` tokens of each sample, whose positions ``[B, q]`` its context has as ``read``. Where
+            all tokens are read out, the same object as ``state``.
+        """
         reads = self._stages[0].reads
         if reads is None:
             return state
 
         # Members read the same tokens, so one copy of the batch tells their positions.
         last = self.sites.stop - 1
-        common = self.start.shared_stem and last <= self.start.first_apart
+        is_common_to_all = self.start.shared_stem and last <= self.start.first_apart
         copies = self.members
-        if common or member is not None:
+        if is_common_to_all or member is not None:
             copies = 1
         samples, _, width = state.hidden.shape  # [copies * B, T, d]
         batch = samples // copies
@@ -403,12 +481,17 @@ class Chain:
             other_dimensions = [1] * (dimensions - 1)
             return value.repeat(times, *other_dimensions)
 
-        context = self._change_per_sample(state.context, repeat)
+        context = self._change_values_of_samples(state.context, repeat)
         hidden = repeat(state.hidden)
         return State(hidden, context)
 
-    def _change_per_sample(self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """Return a copy of a context where ``change`` was applied to the entries with samples in dimension 0."""
+    def _change_values_of_samples(
+        self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]
+    ) -> dict[str, Any]:
+        """Return a copy of a context where ``change`` was applied to the entries with samples in dimension 0.
+
+        A family lists these entries; the positions of the tokens that are read out are one more.
+        """
         changed = dict(context)
         names = [*self._stages[0].per_sample, "read"]
         for name in names:
@@ -418,9 +501,9 @@ class Chain:
         return changed
 
     def readout(self, state: State) -> Tensor:
-        """Compute the output of every member from the state after the last block, ``[M, B, ...]``."""
+        """Compute what each member reads out of the state after the last block: ``[M, B, ...]``."""
         ran_once = self.start.blocks == len(self.sites)
-        hidden_of_members = self._for_each_member(state.hidden, common=ran_once)
+        hidden_of_members = self._hidden_of_each_member(state.hidden, common=ran_once)
         outputs = []
         for stages, hidden in zip(self._stages, hidden_of_members, strict=True):
             member_state = State(hidden, state.context)

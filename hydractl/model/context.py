@@ -33,15 +33,26 @@ class QueryTokens:
     memory: Tensor
 
     def rows_of(self, attn_mask: Tensor | None) -> Tensor | None:
-        """Return the rows of a mask that belong to the query tokens."""
+        """Return the rows of an attention mask that belong to the query tokens.
+
+        Args:
+            attn_mask: one row for each of all tokens, ``[T, T]`` or ``[1 or B, h, T, T]``; with one row for all of
+                them ``[..., 1, T]``; or None.
+
+        Returns:
+            ``[B, 1 or h, q, T]``; a mask of one row as it is; None for None.
+        """
         if attn_mask is None:
             return None
         same_for_every_query = attn_mask.shape[-2] == 1
         if same_for_every_query:
             return attn_mask
-        if attn_mask.dim() == 2:  # the same for every sample
+        same_for_every_sample = attn_mask.dim() == 2
+        if same_for_every_sample:
             rows_of_samples = attn_mask[self.positions]  # [T, T] -> [B, q, T]
             return rows_of_samples[:, None]  # [B, 1, q, T]
+
+        # Each sample has its own positions: its rows are gathered from its own mask, the same for each head.
         batch = self.positions.shape[0]
         _, heads, _, tokens = attn_mask.shape  # [1 or B, h, T, T]
         positions = self.positions[:, None, :, None]  # [B, 1, q, 1]

@@ -30,7 +30,7 @@ COUNTED_PRODUCTS = (
     "not the prompts of a zero-shot model, which are read once"
 )
 
-_PAST = ("provenance", "seen", "origin")
+_KEYS_OF_THE_PAST = ("provenance", "seen", "origin")
 """The keys of a description that tell the past of a model, which decides nothing about its cost."""
 
 _macs_of_call: dict[str, int] = {}
@@ -74,25 +74,27 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
         description: of the model; a fused model counts all its members.
         tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
         batch: samples of the call.
-        whole_last_block: as of :class:`hydractl.model.runtime.HydraModel`.
+        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
     """
     call = _digest_of_call(description, tensors, batch, whole_last_block)
     if call not in _macs_of_call:
         model = _model_to_count(description, tensors, whole_last_block)
         inputs = model.example_inputs(batch)
-        _macs_of_call[call] = _count(lambda: model.member_logits(inputs))
+        _macs_of_call[call] = _count_macs(lambda: model.member_logits(inputs))
     return _macs_of_call[call]
 
 
 def _digest_of_call(description: Description, tensors: TensorSource, batch: int, whole_last_block: bool) -> str:
     """Return one text for all calls of :func:`macs` that run the same operators on the same shapes."""
+    # What the model says of itself, without what decides nothing about its cost.
     document = description.to_json()
-    for key in _PAST:
+    for key in _KEYS_OF_THE_PAST:
         document.pop(key, None)
     # The names of stored results count: a Laplace posterior adds matrix products, by the shapes of its tensors.
     document["extra"] = sorted(document["extra"])
     # The heads of members count, and not where they came from.
     document["members"] = [mask.kept for mask in description.masks]
+
     shapes = []
     for name in tensors.names():
         info = tensors.info(name)
@@ -110,7 +112,9 @@ def staged_macs(
     """Count the multiply-adds of one sample in two parts: one member runs first, the others behind it.
 
     Args:
-        description, tensors, whole_last_block: as of :func:`macs`.
+        description: of the model.
+        tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
+        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
 
     Returns:
         For each member as the first one, those of the first and those of the others.
@@ -118,23 +122,23 @@ def staged_macs(
     call = _digest_of_call(description, tensors, 1, whole_last_block)
     if call not in _macs_of_stages:
         model = _model_to_count(description, tensors, whole_last_block)
-        _macs_of_stages[call] = _count_stages(model)
+        _macs_of_stages[call] = _count_macs_of_stages(model)
     return _macs_of_stages[call]
 
 
-def _count_stages(model: HydraModel) -> list[tuple[int, int]]:
-    """Count both parts for each member as the first one."""
+def _count_macs_of_stages(model: HydraModel) -> list[tuple[int, int]]:
+    """Return for each member as the first one its multiply-adds, and those of the others that run behind it."""
     inputs = model.example_inputs(1)
     stages = []
     for member in range(model.members):
-        of_first = _count_staged(model, inputs, member, going_on=0)
-        of_all = _count_staged(model, inputs, member, going_on=1)
-        of_others = of_all - of_first
-        stages.append((of_first, of_others))
+        macs_of_first = _count_macs_where_some_go_on(model, inputs, member, going_on=0)
+        macs_of_all = _count_macs_where_some_go_on(model, inputs, member, going_on=1)
+        macs_of_others = macs_of_all - macs_of_first
+        stages.append((macs_of_first, macs_of_others))
     return stages
 
 
-def _count_staged(model: HydraModel, inputs: Any, first: int, going_on: int) -> int:
+def _count_macs_where_some_go_on(model: HydraModel, inputs: Any, first: int, going_on: int) -> int:
     """Count the multiply-adds where so many samples go on from the first member to the others."""
     rows = torch.arange(going_on, device="meta")
 
@@ -144,14 +148,15 @@ def _count_staged(model: HydraModel, inputs: Any, first: int, going_on: int) -> 
     def run() -> Tensor:
         return model.staged_logits(inputs, first, rows_of)
 
-    return _count(run)
+    return _count_macs(run)
 
 
 def _model_to_count(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
     """Build the model on the meta device, all of its members running."""
     # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
     # device attention is taken apart into its two matrix products.
-    model = HydraModel(description, shapes_only(tensors), torch.device("meta")).with_classes()
+    model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
+    model = model.with_classes()
     model.whole_last_block = whole_last_block
     model.cascade = None
     # The counter hooks into the gradients of every module it enters, which fails for a view of a parameter (such as
@@ -163,7 +168,7 @@ def _model_to_count(description: Description, tensors: TensorSource, whole_last_
     return model
 
 
-def _count(run: Callable[[], Any]) -> int:
+def _count_macs(run: Callable[[], Any]) -> int:
     """Count the multiply-adds of a call."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         run()
@@ -176,7 +181,14 @@ def dense_macs(description: Description, *, whole_last_block: bool = False) -> i
     family = get_family(description.family)
     sites = family.sites(description.config)
     all_heads = HeadMask.full(sites)
-    dense = replace(description, kind="dense", masks=[all_heads], merge=None, members=(), extra={})
+    dense = replace(
+        description,
+        kind="dense",
+        masks=[all_heads],
+        merge=None,
+        members=(),
+        extra={},
+    )
     tensors = _dense_tensors(description)
     return macs(dense, tensors, whole_last_block=whole_last_block)
 

@@ -45,7 +45,7 @@ _AGAIN = "write it again: calibrate --ood-score NAME --train SPEC -o F.st"
 # --- features and classifier ------------------------------------------------------------------------------------------
 
 
-class _Input:
+class _InputHook:
     """A hook that keeps what enters a module, in the thread that made it: other threads may run the same model.
 
     It does not look at the module that it is called with: torch.export runs stand-ins of modules.
@@ -76,26 +76,27 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
         means = feature_means(model, features_of_samples)  # [M, B, D]
         return model.logits(outputs), list(means)
 
-    # The classifiers are run and watched.
-    heads = heads_of(model, _ON_LOGITS)
-    entering: list[list[_Input]] = []
+    # The classifiers are run, with a hook on each of their linear layers that keeps what enters it.
+    hooks_of_members: list[list[_InputHook]] = []
     with ExitStack() as stack:
-        for heads_of_member in heads:
-            inputs_of_member = [_Input() for _ in heads_of_member]
-            for head, input_of_head in zip(heads_of_member, inputs_of_member, strict=True):
-                hook = head.register_forward_pre_hook(input_of_head)
-                stack.callback(hook.remove)
-            entering.append(inputs_of_member)
+        for heads_of_member in heads_of(model, _ON_LOGITS):
+            hooks = []
+            for head in heads_of_member:
+                hook = _InputHook()
+                handle = head.register_forward_pre_hook(hook)
+                stack.callback(handle.remove)
+                hooks.append(hook)
+            hooks_of_members.append(hooks)
         (chain,) = model.chains
         logits = model.logits([chain(inputs)])
 
     features = []
-    for inputs_of_member in entering:
-        values = []
-        for input_of_head in inputs_of_member:
-            assert input_of_head.value is not None
-            values.append(input_of_head.value)
-        features.append(torch.cat(values, dim=-1))
+    for hooks in hooks_of_members:
+        inputs_of_heads = []
+        for hook in hooks:
+            assert hook.value is not None
+            inputs_of_heads.append(hook.value)
+        features.append(torch.cat(inputs_of_heads, dim=-1))
     return logits, features
 
 
@@ -106,7 +107,10 @@ def _tower_of_samples(model: Network) -> int:
 
 
 def readout(model: Network, inputs: Any) -> list[Tensor]:
-    """Return the features ``[B, D]`` of each member, as :func:`read_features`; of a body too, without class names."""
+    """Return the features ``[B, D]`` that enter the classifier of each member.
+
+    Of a model without a classifier, or without class names, they are what its tower of samples reads out.
+    """
     has_classifier = len(model.chains) == 1 and model.classes
     if has_classifier:
         _, features = read_features(model, inputs)
@@ -116,7 +120,7 @@ def readout(model: Network, inputs: Any) -> list[Tensor]:
 
 
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return logits and features as :func:`read_features`, for the members of all models."""
+    """Return the logits ``[M, B, classes]`` and the features ``[B, D]`` of each member, M counted over all models."""
     logits = []
     features = []
     for model in models:
@@ -130,29 +134,34 @@ def classifiers(model: Network) -> Iterator[FeatureClassifier]:
     """Yield the classifier of each member on the features that :func:`read_features` gives."""
     if len(model.chains) == 1:
         for heads in heads_of(model, _ON_LOGITS):
-            yield _average_layer(heads)
+            yield _classifier_of_average(heads)
         return
     label_features = model.label_features()
     classes_of_members = feature_means(model, label_features)  # [M, classes, D]
     for network, classes in zip(model.networks, classes_of_members, strict=True):
-        yield _comparison(model, network, classes)
+        yield _classifier_of_comparison(model, network, classes)
 
 
-def _average_layer(heads: Sequence[nn.Linear]) -> FeatureClassifier:
+def _classifier_of_average(heads: Sequence[nn.Linear]) -> FeatureClassifier:
     """Return the average of linear layers as one classifier of their inputs side by side."""
     weights = [head.weight for head in heads]
     weight = torch.cat(weights, dim=1) / len(heads)  # [classes, sum of widths]
     bias = torch.zeros(())
     for head in heads:
-        bias = bias + _bias(head)
+        bias = bias + _bias_or_zeros(head)
     bias = bias / len(heads)
     return _in_float64(weight), _in_float64(bias)
 
 
-def _comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureClassifier:
-    """Return the comparison with the features ``[classes, D]`` of classes as a classifier.
+def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureClassifier:
+    """Return a member's comparison of samples with classes as a linear classifier of the features of samples.
 
-    Logits are linear in the features of a sample, so those of all unit vectors and of 0 determine the function.
+    Logits are linear in these features, so those of all unit vectors and of 0 determine the function.
+
+    Args:
+        model: a zero-shot model.
+        network: that of the member.
+        classes: the features of the classes, ``[classes, D]``.
     """
     width = classes.shape[1]
     samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # its last row is 0
@@ -161,11 +170,12 @@ def _comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureC
         outputs = [samples, classes]
     logits = model.family.logits(network, outputs)  # [D + 1, classes]
     logits_of_zero = logits[-1]
-    weight = (logits[:-1] - logits_of_zero).T  # [classes, D]
+    logits_of_unit_vectors = logits[:-1]  # [D, classes]
+    weight = (logits_of_unit_vectors - logits_of_zero).T  # [classes, D]
     return _in_float64(weight), _in_float64(logits_of_zero)
 
 
-def _bias(head: nn.Linear) -> Tensor:
+def _bias_or_zeros(head: nn.Linear) -> Tensor:
     """Return the bias of a layer, zeros where it has none."""
     bias: Tensor | None = head.bias
     if bias is None:
@@ -291,19 +301,29 @@ def narrowed(values: Floats) -> Tensor:
 def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
     """Read the detector that a checkpoint holds.
 
+    Args:
+        score: the name of its only score.
+        document: what the description says of the score.
+        tensors: the file.
+        members: how many members the model has.
+
     Raises:
         InputError: it is not whole.
     """
+    # What the score was fitted to in each member: tensors beside the weights, such as ``PREFIX.0.mean``.
     fitted_members = []
     for member in range(members):
         prefix = f"{DETECTOR_START}{member}."
         statistics = {}
         for name in tensors.header.tensors:
             if name.startswith(prefix):
-                statistics[name.removeprefix(prefix)] = _in_float64(tensors.read(name))
+                part = name.removeprefix(prefix)
+                statistics[part] = _in_float64(tensors.read(name))
         if not statistics:
             raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
         fitted_members.append({score: statistics})
+
+    # The training data that it was fitted to; a file may say anything there, or nothing.
     fitted_on = None
     if isinstance(document, Mapping):
         fitted_on = document.get("fitted_on")
@@ -328,7 +348,7 @@ class TrainingFeatures:
 
 
 def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[int], Any]]) -> TrainingFeatures:
-    """Run training data once.
+    """Run training data once, and keep what enters the classifiers and the highest logits.
 
     Args:
         models: whose members make up the row.
@@ -338,9 +358,6 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
         InputError: logits are no linear function of features.
     """
     classifiers_of_members = all_classifiers(models)
-    # A posterior divides logits by deviations, which makes them no linear function of features.
-    with_posteriors = [model for model in models if has_posterior(model)]
-    to_check = not with_posteriors
 
     # For each member one array a batch. The first one is empty, so that there is a shape without any batch.
     features: list[list[npt.NDArray[np.float32]]] = []
@@ -350,6 +367,9 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
         features.append([np.zeros((0, width), dtype=np.float32)])
         highest.append([np.zeros(0)])
 
+    # Logits are checked to be linear in the features, on the first batch: that is enough. Those of a posterior are not
+    # linear, as it divides them by deviations.
+    is_to_be_checked = not any(has_posterior(model) for model in models)
     rows: list[int] = []
     for rows_of_batch, inputs in batches:
         rows += rows_of_batch
@@ -357,12 +377,12 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
         for member, (weight, bias) in enumerate(classifiers_of_members):
             logits_of_member = logits_of_members[member]  # [B, classes]
             features_of_member = features_of_members[member]  # [B, D]
-            if to_check:
+            if is_to_be_checked:
                 check_linear(logits_of_member, features_of_member, weight, bias)
             highest_logits = logits_of_member.max(dim=1).values
             features[member].append(features_of_member.float().cpu().numpy())
             highest[member].append(_in_float64(highest_logits))
-        to_check = False  # the first batch is enough
+        is_to_be_checked = False
     return TrainingFeatures(
         rows=np.asarray(rows, dtype=np.int64),
         features=[np.concatenate(arrays) for arrays in features],
@@ -371,7 +391,7 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
 
 
 def all_classifiers(models: Sequence[Network]) -> list[FeatureClassifier]:
-    """Return the classifiers, as :func:`classifiers` gives them, of the members of all models."""
+    """Return the classifier of each member of all models, as a weight ``[classes, D]`` and a bias ``[classes]``."""
     classifiers_of_members: list[FeatureClassifier] = []
     for model in models:
         classifiers_of_members.extend(classifiers(model))
@@ -394,7 +414,7 @@ def fit_detector(
         models: whose members make up the row.
         read: what :func:`read_training` returned; without samples where no score needs any.
         labels: ``[N]`` of all rows of the data, or None.
-        neighbours: k of ``knn``.
+        neighbours: k of ``knn`` and ``nnguide``.
         fitted_on: what to say of the data.
         words: those of ``neglabel``.
 
@@ -404,17 +424,17 @@ def fit_detector(
     texts_of_members: list[Floats | None] = []
     for model in models:
         texts_of_members += _texts_of_words(model, words)
-    labels_read = None
+    labels_of_rows = None
     if labels is not None:
-        labels_read = labels[read.rows]
-    training = []
+        labels_of_rows = labels[read.rows]
+    training_of_members = []
     for member, (weight, bias) in enumerate(all_classifiers(models)):
         features = read.features[member].astype(np.float64)
         highest = read.highest[member]
         texts = texts_of_members[member]
-        training_of_member = MemberTraining(features, labels_read, highest, weight, bias, neighbours, texts)
-        training.append(training_of_member)
-    return detector_of(names, training, fitted_on)
+        training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours, texts)
+        training_of_members.append(training)
+    return detector_of(names, training_of_members, fitted_on)
 
 
 def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]:
@@ -437,7 +457,13 @@ def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]
 
 
 def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, object]) -> Detector:
-    """Fit scores to what each member makes of the training data, as :func:`fit_detector` reads it."""
+    """Fit scores to what each member makes of the training data.
+
+    Args:
+        names: of the scores.
+        training: for each member its features, labels, highest logits and classifier.
+        fitted_on: what to say of the data.
+    """
     members = []
     for training_of_member in training:
         fitted = {}

@@ -108,15 +108,15 @@ class LastLayer:
     @property
     def name(self) -> str:
         """The name of the posterior in its owner."""
-        return _name(self.tower)
+        return _name_in_owner(self.tower)
 
 
-def _name(tower: str) -> str:
+def _name_in_owner(tower: str) -> str:
     """Return the name of the posterior of a tower in the module that holds it."""
     return f"{KEY}_{tower}"
 
 
-def _layer(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) -> LastLayer:
+def _layer_with_bias_column(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) -> LastLayer:
     """Return a layer of weight ``[k, d]``, with the bias ``[k]`` as its last column where there is one."""
     if bias is not None:
         column = bias[:, None]  # [k, 1]
@@ -127,53 +127,62 @@ def _layer(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) ->
 def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
     """Return the linear layers that each member's classifier ends in: one, or one for each token that is read.
 
+    Args:
+        model: its members have the same layers.
+        hint: what the message for a model without such layers advises.
+
     Raises:
         UsageError: a model without a linear classifier that its family names.
     """
     matches_nothing = "$."
     pattern = model.family.named_parts.get("head", matches_nothing)
-    members = []
+    heads_of_members = []
     for network in model.networks:
         heads = []
         for name, module in network.named_modules():
-            if isinstance(module, nn.Linear) and re.match(pattern, f"{name}.weight"):
+            is_named_head = re.match(pattern, f"{name}.weight")
+            if isinstance(module, nn.Linear) and is_named_head:
                 heads.append(module)
         if not heads:
             raise UsageError(
                 f"{model.description.arch} has no linear classifier that its family names",
                 hint=hint,
             )
-        members.append(heads)
-    return members
+        heads_of_members.append(heads)
+    return heads_of_members
 
 
 def last_layers(model: Network) -> list[list[LastLayer]]:
-    """Return the classifier of each member, or the projections of both towers.
+    """Return the layers of each member that may have a posterior: its classifier, or the projections of both towers.
 
     Raises:
         UsageError: a model, or a tower, that does not end in one linear layer.
     """
+    # A classifier.
     if len(model.chains) == 1:
-        heads = heads_of(model)
-        if len(heads[0]) > 1:
+        heads_of_members = heads_of(model)
+        heads_of_each = len(heads_of_members[0])
+        if heads_of_each > 1:
             raise UsageError(
-                f"{model.description.arch} averages {len(heads[0])} classifiers, and a Laplace posterior is of one"
+                f"{model.description.arch} averages {heads_of_each} classifiers, and a Laplace posterior is of one"
             )
         tower = model.chains[0].tower
         layers_of_members = []
-        for (head,) in heads:
-            classifier = _layer(tower, head, head.weight, head.bias)
+        for (head,) in heads_of_members:
+            classifier = _layer_with_bias_column(tower, head, head.weight, head.bias)
             layers_of_members.append([classifier])
         return layers_of_members
+
+    # A model that compares the features of two towers.
     projections_of_members = []
     for network in model.networks:
         towers = model.family.stages(network)
-        projections = [_projection(model, network, stages) for stages in towers]
+        projections = [_projection_of_tower(model, network, stages) for stages in towers]
         projections_of_members.append(projections)
     return projections_of_members
 
 
-def _projection(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
+def _projection_of_tower(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
     """Return the projection that a tower ends in."""
     if stages.projection is None:
         raise UsageError(
@@ -181,10 +190,10 @@ def _projection(model: Network, network: nn.Module, stages: Stages) -> LastLayer
             hint="a Laplace posterior of two towers needs both projections, as CLIP has them",
         )
     weight, bias = stages.projection.parameters()
-    return _layer(stages.tower, network, weight, bias)
+    return _layer_with_bias_column(stages.tower, network, weight, bias)
 
 
-def attach(model: Network, tensors: TensorSource) -> None:
+def attach_posteriors(model: Network, tensors: TensorSource) -> None:
     """Give a model the posteriors that lie beside its weights.
 
     Raises:
@@ -192,20 +201,31 @@ def attach(model: Network, tensors: TensorSource) -> None:
     """
     for member, layers in enumerate(last_layers(model)):
         for layer in layers:
-            basis = _read(tensors, member, layer, "basis")
-            spread = _read(tensors, member, layer, "spread")
-            outer = _read(tensors, member, layer, "outer")
+            basis = _read_part(tensors, member, layer, "basis")
+            spread = _read_part(tensors, member, layer, "spread")
+            outer = _read_part(tensors, member, layer, "outer")
             posterior = Posterior(basis, spread, outer)
             layer.owner.add_module(layer.name, posterior)
             is_classifier = len(layers) == 1
-            if is_classifier:
-                layer.owner.register_forward_hook(_scale)
+            if is_classifier:  # its logits are scaled as soon as it has computed them
+                layer.owner.register_forward_hook(_scale_logits)
+    # Towers read out through the posteriors of their projections from now on.
     for chain in model.chains:
-        chain.cut()
+        chain.cut_into_stages()
 
 
-def _read(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Tensor:
-    """Read a part of the posterior of one layer ``[k, d]``."""
+def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Tensor:
+    """Read a part of the posterior of one layer ``[k, d]``, on the device and in the dtype of its weight.
+
+    Args:
+        tensors: the weights of the model, and what lies beside them.
+        member: the number of the member.
+        layer: the layer.
+        part: ``basis``, ``spread`` or ``outer``.
+
+    Raises:
+        InputError: it is not there, or of another shape, or a variance is negative.
+    """
     k, d = layer.weight.shape
     shapes = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}
     broken = InputError(_BROKEN, hint=_AGAIN)
@@ -216,8 +236,9 @@ def _read(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Te
         raise broken from None
     if tensor.shape != shapes[part] or not tensor.is_floating_point():
         raise broken
+    # The spread holds variances. On the meta device there are no numbers to check.
     has_numbers = not tensor.is_meta
-    if part == "spread" and has_numbers:  # variances
+    if part == "spread" and has_numbers:
         any_negative = (tensor < 0).any()
         if any_negative:
             raise broken
@@ -245,7 +266,7 @@ def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, T
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _scale(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+def _scale_logits(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
     """Scale the logits of a classifier, as a forward hook of it."""
     (posterior,) = _posteriors_in(head)
     x = with_one(inputs[0], head.bias)
@@ -270,14 +291,14 @@ def has_posterior(model: Network) -> bool:
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:
     """Return a tower that reads out :func:`gaussian_features` where the network holds a posterior of its projection."""
-    posterior = getattr(network, _name(stages.tower), None)
+    posterior = getattr(network, _name_in_owner(stages.tower), None)
     projection = stages.projection
     if posterior is None or projection is None:
         return stages
 
     def readout(state: Any) -> Tensor:
         weight, bias = projection.parameters()
-        layer = _layer(stages.tower, network, weight, bias)
+        layer = _layer_with_bias_column(stages.tower, network, weight, bias)
         inputs = projection.inputs(state)  # [B, prompts, d]
         return gaussian_features(posterior, inputs, layer)
 
@@ -295,12 +316,15 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
         x: its inputs ``[B, prompts, d]``.
         layer: the projection.
     """
+    # The mean over prompts of the inputs, each divided by the length of its feature.
     weight = layer.weight.T  # [d, D]
     x = with_one(x, layer.bias)  # [B, prompts, d]
     features = x @ weight  # [B, prompts, D]
     lengths = features.norm(dim=-1, keepdim=True)
     scaled = x / lengths
     mean_input = scaled.mean(dim=1)  # [B, prompts, d] -> [B, d]
+
+    # The Gaussian of its feature, divided by the length of the mean.
     mean = mean_input @ weight  # [B, D]
     variance = posterior(mean_input)  # [B, D]
     length = mean.norm(dim=-1, keepdim=True)
@@ -318,8 +342,14 @@ def feature_means(model: Network, features: Tensor) -> Tensor:
     return means
 
 
-def compared(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
-    """Return logits ``[B, classes]`` of one member as :meth:`ModelFamily.logits`, or by the posteriors it holds."""
+def logits_of_towers(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
+    """Return the logits ``[B, classes]`` of one member from what its towers read out.
+
+    Args:
+        family: computes the logits of features without a posterior.
+        network: that of the member, which may hold posteriors of its projections.
+        outputs: of images, then of classes.
+    """
     posteriors = _posteriors_in(network)
     if posteriors:
         return gaussian_logits(family, network, outputs, posteriors)
@@ -329,13 +359,15 @@ def compared(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor])
 def gaussian_logits(
     family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor], posteriors: Sequence[Any]
 ) -> Tensor:
-    """Return logits ``[B, classes]`` from :func:`gaussian_features` of both towers.
+    """Return logits ``[B, classes]`` of images and classes whose features are Gaussian, by the probit approximation.
 
-    These are ``[B, 2 D]`` of images and ``[classes, 2 D]`` of classes.
+    Each logit is a factor times the cosine of two features plus a bias; the cosine has the mean and the variance of
+    the closed form at the top of this file, in which g is an image and h a class.
 
     Args:
         family, network: give the factor and the bias of the logits.
-        outputs: images, then classes.
+        outputs: the features of images ``[B, 2 D]``, then of classes ``[classes, 2 D]``, each its mean and behind it
+            the variances along the axes of its posterior (:func:`gaussian_features`).
         posteriors: of both projections.
     """
     images, classes = outputs
@@ -358,6 +390,7 @@ def gaussian_logits(
         + image_spread @ squared_classes.T  # mh' Sg mh
     )
 
+    # The mean and the variance of the logits. The bias, the same for all classes, is not divided.
     image_features = image_mean / image_square.sqrt()
     class_features = class_mean / class_square.sqrt()
     logits = family.logits(network, [image_features, class_features])
@@ -370,14 +403,18 @@ def gaussian_logits(
 def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor of the cosines in a member's logits, and what is added: two scalars.
 
-    They have the dtype and the device of the features ``like``, ``[B, D]``.
+    They are read off the logits of two pairs of features, one of cosine 1 and one of cosine 0.
+
+    Args:
+        family, network: compute the logits.
+        like: features ``[B, D]``, whose width, dtype and device are taken.
     """
     zeros_behind = like.shape[-1] - 1
     one = like.new_ones(1, 1)
-    unit = F.pad(one, (0, zeros_behind))  # [1, D]
-    zero = torch.zeros_like(unit)
-    of_cosine_1 = family.logits(network, [unit, unit])  # [1, 1]
-    of_cosine_0 = family.logits(network, [unit, zero])
-    bias = of_cosine_0[0, 0]
-    scale = of_cosine_1[0, 0] - bias
+    unit_vector = F.pad(one, (0, zeros_behind))  # [1, D]
+    zero_vector = torch.zeros_like(unit_vector)
+    logit_of_cosine_1 = family.logits(network, [unit_vector, unit_vector])  # [1, 1]
+    logit_of_cosine_0 = family.logits(network, [unit_vector, zero_vector])
+    bias = logit_of_cosine_0[0, 0]
+    scale = logit_of_cosine_1[0, 0] - bias
     return scale, bias

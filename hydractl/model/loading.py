@@ -40,12 +40,12 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"unknown device {name!r}", hint="one of auto, cpu, cuda, cuda:0, mps") from None
-    if not _is_there(device):
+    if not _is_device_there(device):
         raise UsageError(f"device {name!r} is not available on this machine", hint="use --device auto or --device cpu")
     return device
 
 
-def _is_there(device: torch.device) -> bool:
+def _is_device_there(device: torch.device) -> bool:
     """Return whether this machine has a device."""
     if device.type == "cpu":
         return True
@@ -71,7 +71,17 @@ def resolve_dtype(name: str) -> torch.dtype:
 def build_model(
     source: Source, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False
 ) -> HydraModel:
-    """Read the weights of a source and build the model that runs."""
+    """Read the weights of a source and build the model that runs.
+
+    Args:
+        source: a model that was found and checked.
+        device, dtype: by name, as on the command line.
+        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
+
+    Raises:
+        NonFiniteError: a weight is NaN or infinite.
+        UsageError: the machine has no such device, or there is no such dtype.
+    """
     description = source.description
     tensors = source.tensors
     check_finite_weights(source.name, tensors)
@@ -99,7 +109,18 @@ def load_source(
     compile: bool = False,
     whole_last_block: bool = False,
 ) -> HydraModel:
-    """Build the module of a source that knows its lineage, for Python: see :func:`hydractl.api.models.load`."""
+    """Build the model of a source for a Python program, and warn where a slow format or a cascade is in the way.
+
+    Args:
+        source: a model that was found and checked.
+        device: by name; ``auto`` takes a GPU where there is one.
+        dtype: by name.
+        compile: whether to compile the model; then all members run for all samples, as a graph has no cascade.
+        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
+
+    Returns:
+        The model, with the digests of the checkpoints that it goes back to in ``lineage``.
+    """
     device_type = resolve_device(device).type
     slow = _slow_format(resolve_dtype(dtype), device_type)
     if slow is not None:
@@ -131,7 +152,9 @@ class SequentialEnsemble(nn.Module):
 
     def __init__(self, models: Sequence[HydraModel]) -> None:
         super().__init__()
-        numbered = [(f"model {index}", model.description) for index, model in enumerate(models)]
+        numbered = []
+        for index, model in enumerate(models):
+            numbered.append((f"model {index}", model.description))
         check_agreement(numbered)
         self.models = nn.ModuleList(models)
         self.labels: list[str] | None = None
@@ -141,71 +164,76 @@ class SequentialEnsemble(nn.Module):
         self.eval()
 
     @property
-    def _each(self) -> list[HydraModel]:
+    def _models(self) -> list[HydraModel]:
         """The models, for the type checker."""
         return list(self.models)  # type: ignore[arg-type]
 
     @property
-    def _first(self) -> HydraModel:
+    def _first_model(self) -> HydraModel:
         """The first model, which speaks for all where they agree."""
-        return self._each[0]
+        return self._models[0]
 
     @property
     def preprocess(self) -> Callable[[list[Any]], Any]:
         """A function from a list of raw samples to inputs."""
-        return self._first.preprocess
+        return self._first_model.preprocess
 
     @property
     def members(self) -> int:
         """Number of members of all models together."""
-        members_of_models = [model.members for model in self._each]
+        members_of_models = [model.members for model in self._models]
         return sum(members_of_models)
 
     @property
     def classes(self) -> int | None:
         """Number of classes; None for zero-shot models whose classes have not been named."""
-        return self._first.classes
+        return self._first_model.classes
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
-        """Return a classifier into classes given by name, as :meth:`HydraModel.zero_shot`."""
-        models = [model.zero_shot(labels, prompt) for model in self._each]
+        """Return a classifier into classes given by name, of models that compare samples with texts.
+
+        Args:
+            labels: class names; a text is what ``--labels`` takes, such as ``imagenet``.
+            prompt: templates with ``{label}`` in place of the name; None: those of each model.
+        """
+        models = [model.zero_shot(labels, prompt) for model in self._models]
         return SequentialEnsemble(models)
 
     def with_classes(self) -> SequentialEnsemble:
-        """Return the ensemble with classes named, as :meth:`HydraModel.with_classes`."""
+        """Return this ensemble, or where it has no classes yet one with stand-ins: for measuring and checking it."""
         if self.classes is not None:
             return self
-        models = [model.with_classes() for model in self._each]
+        models = [model.with_classes() for model in self._models]
         return SequentialEnsemble(models)
 
     def read_prompts(self, log: Log, name: str) -> None:
-        """Read the prompts of every model, see :class:`HydraModel`."""
-        for model in self._each:
+        """Compute the features of the classes of every zero-shot model now, with progress."""
+        for model in self._models:
             model.read_prompts(log, name)
 
     @property
     def whole_last_block(self) -> bool:
-        """The setting of the first model, see :class:`HydraModel`."""
-        return self._first.whole_last_block
+        """Whether the last block runs for all tokens, in the first model; setting it sets that of all models."""
+        return self._first_model.whole_last_block
 
     @whole_last_block.setter
     def whole_last_block(self, whole: bool) -> None:
-        for model in self._each:
+        for model in self._models:
             model.whole_last_block = whole
 
     @property
     def side_by_side(self) -> bool | None:
-        """The setting of the first model, see :class:`HydraModel`."""
-        return self._first.side_by_side
+        """Whether members run in the same operations, in the first model; setting it sets that of all models."""
+        return self._first_model.side_by_side
 
     @side_by_side.setter
     def side_by_side(self, together: bool | None) -> None:
-        for model in self._each:
+        for model in self._models:
             model.side_by_side = together
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return the logits of every member, ``[M, B, classes]``, M counted over all models."""
-        logits_of_models = [model.member_logits(inputs) for model in self._each]
+        logits_of_models = [model.member_logits(inputs) for model in self._models]
         return torch.cat(logits_of_models)
 
     def forward(self, inputs: Any) -> Tensor:
@@ -215,7 +243,7 @@ class SequentialEnsemble(nn.Module):
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Draw random inputs of the right shape on the models' device and dtype."""
-        return self._first.example_inputs(batch, seed)
+        return self._first_model.example_inputs(batch, seed)
 
 
 Runnable = HydraModel | SequentialEnsemble
@@ -285,21 +313,23 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     opened = open_sources(all_refs, options or ModelOptions())
     source_of_ref = dict(zip(all_refs, opened, strict=True))
 
+    # Members of an ensemble must agree, and have the same class names.
     arguments = []
     for name, refs in split_texts:
         sources = [source_of_ref[ref] for ref in refs]
-        if len(sources) > 1:
+        is_ensemble = len(sources) > 1
+        if is_ensemble:
             members = [(source.name, source.description) for source in sources]
             check_agreement(members)
-            sources = _named_alike(sources, sources)
+            sources = _with_class_names_of_first(sources, known=sources)
         names_of_members = [source.name for source in sources]
         joined_name = "+".join(names_of_members)
         arguments.append(ModelArgument(name or joined_name, sources))
-    _check_names([argument.name for argument in arguments])
+    _check_names_differ([argument.name for argument in arguments])
     return arguments
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names_differ(names: Sequence[str]) -> None:
     """Raise UsageError where two models have one name."""
     used_twice = set()
     for name in names:
@@ -326,21 +356,29 @@ def with_class_names(
         all_sources += argument.sources
     named_arguments = []
     for argument in arguments:
-        sources = _named_alike(argument.sources, all_sources)
+        sources = _with_class_names_of_first(argument.sources, all_sources)
         sources = [named_by_data(source, data, limit, option) for source in sources]
         named_arguments.append(replace(argument, sources=sources))
     return named_arguments
 
 
-def _named_alike(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
-    """Name the classes in sources without names, after the first known model with names.
+def _with_class_names_of_first(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
+    """Name the classes of zero-shot models that have none after those of the first known model that names its own.
 
     They take its prompts too, unless they have their own.
+
+    Args:
+        sources: the models; those with classes stay as they are.
+        known: the models that names are taken from.
+
+    Returns:
+        The models, in their order; all as they are where no known model names its classes.
     """
     descriptions = [source.description for source in known]
     with_names = [description for description in descriptions if description.labels is not None]
     if not with_names:
         return list(sources)
+
     first = with_names[0]
     named_sources = []
     for source in sources:

@@ -47,11 +47,11 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
     """
     size = _SMALLEST
     try:
-        seconds = _best(size, dtype, device, runs=2)
+        seconds = _best_seconds(size, dtype, device, runs=2)
         while seconds < SECONDS / 2 and size < _LARGEST:
             size = _next_size(size, seconds)
-            seconds = _best(size, dtype, device, runs=1)
-        seconds = _best(size, dtype, device, runs=3)
+            seconds = _best_seconds(size, dtype, device, runs=1)
+        seconds = _best_seconds(size, dtype, device, runs=3)
     except RuntimeError:  # raised by torch for an operator that does not exist here
         return None
     return size**3 / seconds
@@ -75,25 +75,25 @@ def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
     The size grows only while the next one is sure to take little time: well below a second in all.
 
     Returns:
-        None where the device does not multiply matrices of this dtype.
+        The factor at the largest size that ran; None where the device does not multiply matrices of this dtype.
     """
     import torch
 
     factor = None
+    growth = _SIZES[1] / _SIZES[0]  # from each size to the next
     for size in _SIZES:
         times = []
         times_in_float32 = []
         try:
             for _ in range(3):
                 # By turns, so that other work on the machine slows both.
-                times.append(_best(size, dtype, device, runs=1))
-                times_in_float32.append(_best(size, torch.float32, device, runs=1))
+                times.append(_best_seconds(size, dtype, device, runs=1))
+                times_in_float32.append(_best_seconds(size, torch.float32, device, runs=1))
         except RuntimeError:
             return None
         seconds = min(times)
         factor = seconds / min(times_in_float32)
-        growth = _SIZES[1] / _SIZES[0]  # from each size to the next
-        time_of_next_size = seconds * growth**3
+        time_of_next_size = seconds * growth**3  # the multiply-adds grow with the third power of the size
         if time_of_next_size > _ENOUGH:
             break
     return factor
@@ -116,13 +116,20 @@ def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
     return f"{name} is {times} times slower than float32 on this CPU (measured on a matrix product)"
 
 
-def _best(size: int, dtype: torch.dtype, device: torch.device, runs: int) -> float:
-    """Time a product of two square matrices, in seconds: the best of some runs after an untimed small part."""
+def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, runs: int) -> float:
+    """Time a product of two square matrices: the fewest seconds of some runs, after an untimed small part of one.
+
+    Args:
+        size: the rows and columns of the matrices.
+        dtype, device: of their numbers.
+        runs: how often the product is timed.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
     # Numbers, not zeros: some devices draw less power, and so run faster, on zeros.
-    a = torch.randn(size, size, generator=generator).to(device, dtype)
+    drawn = torch.randn(size, size, generator=generator)
+    a = drawn.to(device, dtype)
     with torch.inference_mode():
         a[:_STEP] @ a
         seconds = []

@@ -78,12 +78,14 @@ def sites_of(source: Source, tower: str | None) -> list[Site]:
     if tower is None:
         return sites
     towers = {site.tower for site in sites}
-    if tower == "both" and len(towers) > 1:
+    has_both_towers = len(towers) > 1
+    if tower == "both" and has_both_towers:
         return sites
     sites_of_tower = [site for site in sites if site.tower == tower]
     if sites_of_tower:
         return sites_of_tower
-    if len(towers) == 1:
+
+    if not has_both_towers:
         raise UsageError(f"--tower {tower}: {source.name} has one tower")
     raise UsageError(f"no tower {tower!r}")
 
@@ -93,24 +95,39 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
 
     A file that does not say what it was made from passes.
 
+    Args:
+        document: the file, as it was read.
+        origin: what to call it in messages.
+        source: the model.
+        allow_other: whether a file that was made from unrelated weights is only warned of.
+        log: receives the warning.
+
     Raises:
         InputError: it was made from a checkpoint of other weights, and ``allow_other`` is false.
     """
+    # The digests of the checkpoint that it was made from, and of those that this one goes back to.
     made_from: list[str] = []
     if isinstance(document, Mapping):
         made_from = bases_of(document.get("source"))
     if not made_from:
         return
-    lineage = source.lineage
-    model_comes_from_it = made_from[0] in lineage
-    it_comes_from_model = source.sha256 in made_from
-    if model_comes_from_it or it_comes_from_model:
-        return
+
+    # One of the two goes back to the other.
     other = made_from[0]
-    message = f"{origin} was made from another checkpoint ({other[:12]}) than {source.name} ({source.sha256[:12]})"
+    lineage = source.lineage
+    model_comes_from_other = other in lineage
+    other_comes_from_model = source.sha256 in made_from
+    if model_comes_from_other or other_comes_from_model:
+        return
+
+    # They are relatives, or nothing is known that they have in common.
+    short_other = other[:12]
+    short_digest = source.sha256[:12]
+    message = f"{origin} was made from another checkpoint ({short_other}) than {source.name} ({short_digest})"
     common_bases = [base for base in made_from if base in lineage]
     if common_bases:
-        log.warn(f"{message}; both go back to {common_bases[0][:12]}")
+        nearest_base = common_bases[0]
+        log.warn(f"{message}; both go back to {nearest_base[:12]}")
     elif allow_other:
         log.warn(message)
     else:
@@ -119,16 +136,20 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
 
 
 def check_labels_are_classes(dataset: Any, source: Source) -> None:
-    """Check that labels are classes of the model, also where neither side has names.
+    """Check that the labels of a data set are classes of the model, also where neither side has names.
 
     Raises:
-        InputError: naming the first sample that is outside.
+        InputError: naming the first sample whose label is outside.
     """
     classes = source.classes
     assert classes is not None  # named_by_data() has been here
     labels = dataset.labels
-    if labels is None or int(labels.max()) < classes:
+    if labels is None:
         return
+    highest = int(labels.max())
+    if highest < classes:
+        return
+
     is_outside = labels >= classes
     first = int(is_outside.argmax())
     label = int(labels[first])
@@ -174,8 +195,9 @@ def preprocess_differences(a: Preprocessing, b: Preprocessing) -> list[str]:
         if value_of_a == value_of_b:
             continue
         in_words = f"preprocessing {key} {value_of_b!r}, not {value_of_a!r}"
-        length = max(len(repr(value_of_a)), len(repr(value_of_b)))
-        if length > _SHORT:
+        shown_values = (repr(value_of_a), repr(value_of_b))
+        longest = max(map(len, shown_values))
+        if longest > _LONGEST_SHOWN:
             in_words = f"another {key}"
         differences.append(in_words)
     return differences
@@ -201,10 +223,12 @@ def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[
         return [f"{len(b)} classes, not {len(a)}"]
     if sorted(a) == sorted(b):
         return ["the same classes in another order"]
-    first = 0
-    while a[first] == b[first]:
-        first += 1
-    return [f"class {first} is {b[first]!r}, not {a[first]!r}"]
+    first_other = 0
+    while a[first_other] == b[first_other]:
+        first_other += 1
+    expected = a[first_other]
+    actual = b[first_other]
+    return [f"class {first_other} is {actual!r}, not {expected!r}"]
 
 
 def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
@@ -222,7 +246,8 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
     problems: list[str] = []
     for name, other in models[1:]:
         compared_with = first_name
-        differences = _differences(first, other)
+        differences = _differences_of_classes_and_preprocessing(first, other)
+        # Labels are worth comparing where nothing else differs, and against a model that knows its own.
         if not differences and name != labelled_name:
             compared_with = labelled_name
             differences = label_differences(labelled.labels, other.labels)
@@ -240,10 +265,10 @@ def _first_with_labels(models: Sequence[tuple[str, Description]]) -> tuple[str, 
     return models[0]
 
 
-def _differences(a: Description, b: Description) -> list[str]:
-    """List where number of classes and preprocessing differ."""
+def _differences_of_classes_and_preprocessing(a: Description, b: Description) -> list[str]:
+    """List where number of classes and preprocessing differ, in words that tell what ``b`` has instead."""
     differences = []
-    classes_of_a = classes_of(a)
+    classes_of_a = classes_of(a)  # None for a zero-shot model without names, which takes any number
     classes_of_b = classes_of(b)
     both_known = classes_of_a is not None and classes_of_b is not None
     if both_known and classes_of_a != classes_of_b:
@@ -252,5 +277,5 @@ def _differences(a: Description, b: Description) -> list[str]:
     return differences
 
 
-_SHORT = 80
+_LONGEST_SHOWN = 80
 """The longest value of a setting that is printed."""

@@ -20,7 +20,7 @@ from hydractl.metrics.watching import Reference, stored_reference
 
 @dataclass(frozen=True)
 class Chosen:
-    """What ``calibrate`` chose for a model, as its checkpoint holds it.
+    """The choices of ``calibrate`` for a model, as its checkpoint holds them.
 
     Attributes:
         score: name of the OOD score; ``msp`` where none was chosen.
@@ -88,10 +88,10 @@ class Prediction:
     @property
     def predicted_labels(self) -> list[str]:
         """The name of the predicted class of each sample; its number as a text where classes have no names."""
-        names = []
-        for index in self.predicted.tolist():
-            names.append(str(index) if self.labels is None else self.labels[index])
-        return names
+        numbers = self.predicted.tolist()
+        if self.labels is None:
+            return [str(number) for number in numbers]
+        return [self.labels[number] for number in numbers]
 
 
 def prediction_of(
@@ -109,16 +109,19 @@ def prediction_of(
         NonFiniteError: a logit is NaN or infinite.
     """
     members, count, classes = logits.shape
-    at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
+    at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
     values = logits.detach().to("cpu", at_least_float32).numpy()
 
+    # The OOD score was fitted to features, or is computed from logits, or says nothing of a single model.
+    score = fitted_scores.get(chosen.score)
+    takes_logits = score is None and not says_nothing(chosen.score, members)
+
+    # All that is computed from logits, some samples at a time.
     probabilities = np.empty((count, classes))
     predicted = np.empty(count, dtype=np.int64)
     entropy = np.empty(count)
     mi = np.empty(count)
     member_probabilities = np.empty((members, count, classes))
-    score = fitted_scores.get(chosen.score)
-    takes_logits = score is None and not says_nothing(chosen.score, members)
     score_of_logits = np.empty(count)
     for rows, block in blocks(values, chosen.calibration):
         probabilities[rows] = block.probs
@@ -131,6 +134,10 @@ def prediction_of(
     if takes_logits:
         score = score_of_logits
 
+    # What the checkpoint may lack is None.
+    ood_score = None
+    if score is not None:
+        ood_score = torch.from_numpy(score)
     is_ood = None
     if score is not None and chosen.threshold is not None:
         is_ood = torch.from_numpy(score >= chosen.threshold)
@@ -144,7 +151,7 @@ def prediction_of(
         confidence=torch.from_numpy(probabilities.max(axis=1)),
         entropy=torch.from_numpy(entropy),
         mi=torch.from_numpy(mi),
-        ood_score=None if score is None else torch.from_numpy(score),
+        ood_score=ood_score,
         is_ood=is_ood,
         sets=sets,
         member_probabilities=torch.from_numpy(member_probabilities),

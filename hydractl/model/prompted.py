@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,13 @@ STAND_INS = tuple(f"class {number}" for number in range(10))
 
 PROMPTS_AT_ONCE = 256
 """The number of prompts that run together while no gradient is wanted."""
+
+
+class _WeightRead(NamedTuple):
+    """A parameter that features were computed from, and how often it had been written to by then."""
+
+    reference: weakref.ref[Tensor]
+    times_written: int
 
 
 class PromptedClasses:
@@ -53,20 +60,24 @@ class PromptedClasses:
         self._prompts = prompts
         self._chain = chain
         self._networks = networks
-        self._elsewhere = list(elsewhere)
+        self._attention_of_other_tower = list(elsewhere)
         self._features: Tensor | None = None
-        # The parameters that the features were computed from, and how often each had been written to.
-        self._read_from: list[tuple[weakref.ref[Tensor], int]] = []
+        self._read_from: list[_WeightRead] = []
 
     def inputs(self, at_once: int | None = None) -> list[Any]:
-        """Return the prompts on the model's device, all of them or in parts of about ``at_once`` prompts."""
+        """Return the prompts on the model's device, all of them or in parts of about ``at_once`` prompts.
+
+        Returns:
+            Inputs of the tower of the labels, by name ``[classes, ...]``; all prompts of a class are in one part.
+        """
         device = next(self._networks.parameters()).device
         inputs = {}
         for name, tensor in self._prompts.items():
             inputs[name] = tensor.to(device)
         if at_once is None:
             return [inputs]
-        classes_at_once = max(1, at_once // len(self.templates))
+        prompts_of_class = len(self.templates)
+        classes_at_once = max(1, at_once // prompts_of_class)
         parts = []
         for start in range(0, len(self.labels), classes_at_once):
             stop = start + classes_at_once
@@ -75,33 +86,46 @@ class PromptedClasses:
         return parts
 
     def features(self) -> Tensor:
-        """Return what the tower of the labels reads out for every member: ``[M, classes, D]``."""
-        if self._in_motion():
-            return self._chain(self.inputs()[0])
+        """Return what the tower of the labels reads out for every member: ``[M, classes, D]``.
+
+        They are kept for the next call, unless training, gates or gradients make them those of this call only.
+        """
+        if self._must_be_computed_anew():
+            (all_prompts,) = self.inputs()
+            return self._chain(all_prompts)
         features = self._features
         if features is None or self._weights_written():
-            self._features = features = self._read(Log(), "")
+            features = self._compute_features(Log(), "")
+            self._features = features
         return features
 
     def read(self, log: Log, title: str) -> None:
         """Compute the features now, if they can be kept, with a progress bar: 80,000 prompts take their time."""
         with torch.no_grad():
-            if self._in_motion():
+            if self._must_be_computed_anew():
                 return
             if self._features is None or self._weights_written():
-                self._features = self._read(log, title)
+                self._features = self._compute_features(log, title)
 
-    def _read(self, log: Log, title: str) -> Tensor:
-        """Compute the features ``[M, classes, D]``, ``PROMPTS_AT_ONCE`` prompts at a time."""
+    def _compute_features(self, log: Log, title: str) -> Tensor:
+        """Compute the features ``[M, classes, D]``, some prompts at a time, and note of which weights they are.
+
+        Args:
+            log: where a progress bar is shown.
+            title: that of the bar.
+        """
         self._read_from = []
-        for weight in self._weights():
-            written = times_written(weight)
-            self._read_from.append((weakref.ref(weight), written))
+        for weight in self._weights_of_features():
+            weight_read = _WeightRead(weakref.ref(weight), times_written(weight))
+            self._read_from.append(weight_read)
+
+        # On the meta device only shapes matter: one class stands for all.
         classes = len(self.labels)
-        if next(self._networks.parameters()).is_meta:  # only shapes matter: one class stands for all
+        if next(self._networks.parameters()).is_meta:
             first_class = self.inputs(at_once=1)[0]
             features_of_first_class = self._chain(first_class)  # [M, 1, D]
             return features_of_first_class.expand(-1, classes, -1)
+
         # Outside inference mode: a tensor of that mode could not take part in a graph of gradients later.
         with torch.inference_mode(False), torch.no_grad(), log.progress(title, classes, "classes") as progress:
             parts = []
@@ -123,29 +147,30 @@ class PromptedClasses:
         """Return whether a weight was written to in place since it was read, as by an optimizer."""
         if torch.compiler.is_compiling():  # a graph knows no versions
             return False
-        for reference, count in self._read_from:
-            weight = reference()
-            if weight is not None and times_written(weight) != count:
+        for weight_read in self._read_from:
+            weight = weight_read.reference()
+            if weight is not None and times_written(weight) != weight_read.times_written:
                 return True
         return False
 
-    def _weights(self) -> list[nn.Parameter]:
-        """Return all weights but the heads of the other tower, which have no part in this one."""
-        elsewhere: set[int] = set()
-        for attention in self._elsewhere:
-            elsewhere.update(map(id, attention.parameters()))
+    def _weights_of_features(self) -> list[nn.Parameter]:
+        """Return all weights but the heads of the other tower, which have no part in the features."""
+        ids_of_others: set[int] = set()
+        for attention in self._attention_of_other_tower:
+            ids_of_others.update(map(id, attention.parameters()))
         weights = []
         for parameter in self._networks.parameters():
-            if id(parameter) not in elsewhere:
+            if id(parameter) not in ids_of_others:
                 weights.append(parameter)
         return weights
 
-    def _in_motion(self) -> bool:
+    def _must_be_computed_anew(self) -> bool:
         """Return whether training, gates or gradients make the features those of this call only."""
-        gated = any(attention.head_gate is not None for attention in self._chain.attentions)
+        gates = [attention.head_gate for attention in self._chain.attentions]
+        is_gated = any(gate is not None for gate in gates)
         # The mode of the networks, not of a model: several views of a model share them.
-        if gated or self._networks.training:
+        if is_gated or self._networks.training:
             return True
         if not torch.is_grad_enabled():
             return False
-        return any(weight.requires_grad for weight in self._weights())
+        return any(weight.requires_grad for weight in self._weights_of_features())

@@ -33,7 +33,7 @@ from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
 from hydractl.model.context import RunContext
 from hydractl.model.detection import Detector, read_features
-from hydractl.model.laplace import attach, compared, has_posterior
+from hydractl.model.laplace import attach_posteriors, has_posterior, logits_of_towers
 from hydractl.model.prediction import Chosen, Prediction, prediction_of
 from hydractl.model.prompted import STAND_INS, PromptedClasses
 from hydractl.model.stacking import PerMember
@@ -93,15 +93,19 @@ class HydraModel(nn.Module):
         self.networks = nn.ModuleList(assembly.networks)
         self.attentions = assembly.attentions
         self.chains = assembly.chains
-        self.prompted: PromptedClasses | None = None
         self._compiled_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+        # What was fitted to the model and lies beside its weights.
+        self._stored: Mapping[str, Any] = description.extra
         self.calibration = _stored_scaling(description)
         if has_posterior(self):
-            attach(self, tensors)
+            attach_posteriors(self, tensors)
         self.detector: Detector | None = None
-        self.cascade = stored_cascade(description.extra.get("cascade"), len(description.masks))
-        self._stored: Mapping[str, Any] = description.extra
-        # The classes of this model and of every zero-shot view of it, which share its weights.
+        cascade_document = description.extra.get("cascade")
+        self.cascade = stored_cascade(cascade_document, members=len(description.masks))
+
+        # The classes by name, of this model and of every zero-shot view of it, which share its weights.
+        self.prompted: PromptedClasses | None = None
         self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         if description.labels and self.classes is None:
             self._set_classes(description.labels, description.prompt or [DEFAULT_PROMPT])
@@ -130,21 +134,30 @@ class HydraModel(nn.Module):
             prompt = [prompt]
         templates = read_prompts(prompt or [], "prompt")
         if not templates:
-            templates_so_far = self.prompted.templates if self.prompted else self.description.prompt
-            templates = list(templates_so_far or [DEFAULT_PROMPT])
-        view = copy.copy(self)  # the modules are the same objects
+            templates = self._templates_so_far()
+
+        # The view shares modules and the list of all views with this model, and has settings of its own.
+        view = copy.copy(self)
         view._all_prompted = self._all_prompted
-        view.chains = [copy.copy(chain) for chain in self.chains]  # a view has settings of its own
+        view.chains = [copy.copy(chain) for chain in self.chains]
         if self._compiled_with is not None:
             args, options = self._compiled_with
             view.compile(*args, **options)
         view._set_classes(labels, templates)
+
         # What was fitted for the classes of the checkpoint is not for these.
         view.calibration = None
         view.detector = None
         view.cascade = None
         view._stored = {}
         return view
+
+    def _templates_so_far(self) -> list[str]:
+        """Return the templates of the classes that it has, else those of the checkpoint, else that of the paper."""
+        templates = self.description.prompt
+        if self.prompted:
+            templates = self.prompted.templates
+        return list(templates or [DEFAULT_PROMPT])
 
     def with_classes(self) -> HydraModel:
         """Return this model, or where it has no classes yet one with ten stand-ins: for measuring and checking it."""
@@ -156,9 +169,16 @@ class HydraModel(nn.Module):
         """Make this a classifier into classes given by name."""
         if not labels or not templates:
             raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
-        prompts = self.family.prompts(self.description.config, self.description.preprocess, labels, templates)
-        elsewhere = self.chain_of_samples.attentions
-        self.prompted = PromptedClasses(labels, templates, prompts, self.chain_of_labels, self.networks, elsewhere)
+        description = self.description
+        prompts = self.family.prompts(description.config, description.preprocess, labels, templates)
+        self.prompted = PromptedClasses(
+            labels,
+            templates,
+            prompts,
+            self.chain_of_labels,
+            self.networks,
+            elsewhere=self.chain_of_samples.attentions,
+        )
         self._all_prompted.add(self.prompted)
         self.labels = list(labels)
 
@@ -200,23 +220,23 @@ class HydraModel(nn.Module):
 
     def train(self, mode: bool = True) -> HydraModel:
         """Set the mode, as torch's; kept features and stacked weights are made anew."""
-        self._weights_change()
+        self._forget_prompt_features()
         super().train(mode)
-        self._stack_weights()
+        self._stack_weights_if_compiled()
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> HydraModel:
-        self._weights_change()
+        self._forget_prompt_features()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
-        self._stack_weights()
+        self._stack_weights_if_compiled()
         return self
 
-    def _weights_change(self) -> None:
+    def _forget_prompt_features(self) -> None:
         """Forget what was computed from weights that may change in ways that cannot be seen."""
         for prompted in list(self._all_prompted):
             prompted.forget()
 
-    def _stack_weights(self) -> None:
+    def _stack_weights_if_compiled(self) -> None:
         """Stack the weights of a compiled model: its graph would else do it in every call."""
         if self._compiled_with is None:
             return
@@ -237,7 +257,7 @@ class HydraModel(nn.Module):
     def whole_last_block(self, whole: bool) -> None:
         for chain in self.chains:
             chain.whole_last_block = whole
-        self._weights_change()  # what was kept was computed the other way
+        self._forget_prompt_features()  # what was kept was computed the other way
 
     @property
     def side_by_side(self) -> bool | None:
@@ -269,7 +289,7 @@ class HydraModel(nn.Module):
     def batched(self, together: bool | None) -> None:
         for chain in self.chains:
             chain.batched = together
-        self._stack_weights()
+        self._stack_weights_if_compiled()
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -302,7 +322,7 @@ class HydraModel(nn.Module):
         logits = []
         for member, network in enumerate(self.networks):
             outputs_of_member = [output[member] for output in outputs]
-            logits.append(compared(self.family, network, outputs_of_member))
+            logits.append(logits_of_towers(self.family, network, outputs_of_member))
         return torch.stack(logits)
 
     def member_logits(self, inputs: Any) -> Tensor:
@@ -319,36 +339,53 @@ class HydraModel(nn.Module):
         return not self.training and not self.chain_of_samples.watched
 
     def staged_logits(self, inputs: Any, first: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return logits ``[M, B, classes]`` where only some samples run all members; the first fills in for the rest.
+        """Return logits where only some samples run all members; for the rest those of the first member stand for all.
 
         Args:
             inputs: a batch.
             first: the member that runs for all samples.
             rows_of: from its logits ``[B, classes]`` to the samples that go on, int64 ``[rows]``.
+
+        Returns:
+            The logits of all members, ``[M, B, classes]``.
         """
-        run = self.chain_of_samples.by_member(inputs)
-        labels = self.label_features() if len(self.chains) > 1 else None
+        chain = self.chain_of_samples
+        common = chain.run_common_blocks(inputs)
+        label_features: Tensor | None = None
+        if len(self.chains) > 1:
+            label_features = self.label_features()  # [M, classes, D]
 
-        def logits_of(member: int, rows: Tensor | None = None) -> Tensor:
-            features = run(member, rows)
-            if labels is None:
-                return features
-            outputs = []
-            for chain in self.chains:
-                outputs.append(labels[member] if chain.of_labels else features)
-            return compared(self.family, self.networks[member], outputs)
-
-        first_logits = logits_of(first)
+        # The first member runs for all samples, and its logits tell which of them go on.
+        features = chain.run_member(common, first)
+        first_logits = self._member_logits_from(first, features, label_features)
         rows = rows_of(first_logits)
         logits = first_logits.repeat(self.members, 1, 1)  # [B, classes] -> [M, B, classes]
         if not rows.numel():
             return logits
+
+        # The others run for these only.
         for member in range(self.members):
             if member == first:
                 continue
-            logits_of_rows = logits_of(member, rows)  # [rows, classes]
+            features = chain.run_member(common, member, rows)
+            logits_of_rows = self._member_logits_from(member, features, label_features)  # [rows, classes]
             logits[member] = logits[member].index_copy(0, rows, logits_of_rows)
         return logits
+
+    def _member_logits_from(self, member: int, features: Tensor, label_features: Tensor | None) -> Tensor:
+        """Return the logits ``[B, classes]`` of one member from what its towers read out.
+
+        Args:
+            member: its number.
+            features: what the tower of samples reads out: the logits themselves where there is one tower only.
+            label_features: what the tower of the labels reads out for every member; None where there is none.
+        """
+        if label_features is None:
+            return features
+        outputs = []
+        for chain in self.chains:
+            outputs.append(label_features[member] if chain.of_labels else features)
+        return logits_of_towers(self.family, self.networks[member], outputs)
 
     def __getstate__(self) -> dict[str, Any]:
         # The family comes first: what is unpickled imports it before its library, which it prepares.
@@ -401,13 +438,15 @@ class HydraModel(nn.Module):
         ways_of_giving_inputs = (inputs is not None, pixel_values is not None, bool(tokens_by_name))
         if sum(ways_of_giving_inputs) != 1:
             raise UsageError("a model takes its inputs, or pixel_values=, or input_ids= and what belongs to them")
+
+        # Inputs by name are answered by name, as transformers does; labels ask for the loss, which has a name too.
         if inputs is None:
             inputs_by_name = tokens_by_name if pixel_values is None else pixel_values
-            return self._named_outputs(self._log_probs(inputs_by_name), labels)
+            return self._outputs_by_name(self._log_probs(inputs_by_name), labels)
         log_probs = self._log_probs(inputs)
         if labels is None:
             return log_probs
-        return self._named_outputs(log_probs, labels)
+        return self._outputs_by_name(log_probs, labels)
 
     def _log_probs(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``."""
@@ -416,7 +455,7 @@ class HydraModel(nn.Module):
             return pooled
         return calibrated(pooled, self.calibration)
 
-    def _named_outputs(self, log_probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+    def _outputs_by_name(self, log_probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
         """Return log p ``[B, classes]`` and the loss as transformers names them."""
         if labels is None:
             return {"logits": log_probs}
@@ -494,7 +533,15 @@ class HydraModel(nn.Module):
         return score
 
     def _fitted_scores(self, inputs: Any, name: str) -> tuple[Tensor, dict[str, Floats]]:
-        """Return the logits ``[M, B, classes]``, and by name the scores on features, ``[B]`` over all members."""
+        """Return the logits ``[M, B, classes]``, and by name the scores on features: ``[B]``, the mean over members.
+
+        Args:
+            inputs: a batch.
+            name: the score that is asked for, for the message.
+
+        Raises:
+            InputError: the checkpoint does not hold what scores were fitted to.
+        """
         if self.detector is None:
             raise InputError(f"there is nothing that {name} was fitted to", hint="calibrate --ood-score NAME writes it")
         logits, features = read_features(self, inputs)
@@ -523,7 +570,7 @@ class HydraModel(nn.Module):
         self._compiled_with = (args, options)
         options = {"fullgraph": True, **options}
         self.member_logits = torch.compile(self.member_logits, *args, **options)  # type: ignore[method-assign]
-        self._stack_weights()
+        self._stack_weights_if_compiled()
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
         """Draw random inputs of the right shape on the model's device and dtype."""
@@ -562,7 +609,8 @@ def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
     They are on the device of the logits.
     """
     at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
-    goes_on = cascade.goes_on(logits.detach().to("cpu", at_least_float32).numpy())  # bool [B]
+    on_cpu = logits.detach().to("cpu", at_least_float32)
+    goes_on = cascade.goes_on(on_cpu.numpy())  # bool [B]
     (rows,) = goes_on.nonzero()
     return torch.from_numpy(rows).to(logits.device)
 
@@ -585,7 +633,8 @@ def _stored_scaling(description: Description) -> StoredScaling | None:
         return None
     try:
         if stored["kind"] == "temperature":
-            scale = [1.0 / float(stored["temperature"])]
+            temperature = float(stored["temperature"])
+            scale = [1.0 / temperature]
             bias = [0.0]
         else:
             scale = [float(value) for value in stored["scale"]]

@@ -38,7 +38,7 @@ from hydractl.model.stored import (
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a command says about the models it opens.
+    """The options of a command that say something about the models it opens.
 
     Attributes:
         arch: what a bare safetensors file holds.
@@ -150,41 +150,46 @@ class HeldRow(Held):
 
 
 def split_model(text: str) -> tuple[str | None, list[str]]:
-    """Split ``[NAME=]REF[+REF...]`` into its name and its references.
+    """Split ``[NAME=]REF[+REF...]`` into its name, None where it has none, and its references.
 
-    What exists as a file is that file, so names with ``=`` or ``+`` in them work.
+    What exists as a file is that file, so file names with ``=`` or ``+`` in them work.
 
     Raises:
         UsageError: for a member without a name.
     """
+    # What a Python program has opened is no text to split.
     if isinstance(text, HeldRow):
         return text.value
     if isinstance(text, HeldModel):
         return None, [text]
+
     name: str | None = None
-    refs = _references(text)
+    refs = _split_at_plus(text)
     before_equals, equals, behind_equals = text.partition("=")
-    is_name = before_equals and not any(character in before_equals for character in "/:?")
+    # Paths, names of a family and options of a reference may hold an equals sign that ends no name.
+    is_part_of_reference = any(character in before_equals for character in "/:?")
+    is_name = before_equals and not is_part_of_reference
     if equals and is_name and not os.path.exists(refs[0]):
         name = before_equals
-        refs = _references(behind_equals)
+        refs = _split_at_plus(behind_equals)
     if not all(refs):
         raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
     return name, refs
 
 
-def _references(text: str) -> list[str]:
+def _split_at_plus(text: str) -> list[str]:
     """Split at ``+``, but never inside the name of an existing file; of several such names the longest counts."""
     pieces = text.split("+")
     refs = []
     while pieces:
+        # As many pieces as make the name of a file; one where no file begins with it.
         count = len(pieces)
-        longest = "+".join(pieces)
+        ref = "+".join(pieces)
         # os.path.exists, here and below, because that of pathlib raises for a name that is too long.
-        while count > 1 and not os.path.exists(longest):
+        while count > 1 and not os.path.exists(ref):
             count -= 1
-            longest = "+".join(pieces[:count])
-        refs.append(longest)
+            ref = "+".join(pieces[:count])
+        refs.append(ref)
         pieces = pieces[count:]
     return refs
 
@@ -201,7 +206,7 @@ def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = 
         InputError: for a file, folder or name that is no model of a supported family, and for one without a classifier.
         UsageError: for a reference that cannot be understood, or an option that the model does not take.
     """
-    source = _find(ref, options.arch, options.seed, name)
+    source = _open_reference(ref, options.arch, options.seed, name)
     if not options.bodies:
         need_classifier(source)
     source = with_max_length(source, options.max_length)
@@ -257,9 +262,13 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
     names = description.labels
     if labels is not None:
         names = list(labels)
+
+    # A zero-shot model takes any names, and prompts that ask for them.
     classes = source.family.classes(description.config)
     if classes is None:
         return _with_prompts(source, names, prompt)
+
+    # A classifier takes as many names as it has classes; those it has already tell whether the order may be wrong.
     if prompt:
         raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
     if names is not None and len(names) != classes:
@@ -272,7 +281,16 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
 
 
 def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
-    """Return a zero-shot model with these classes, each asked for by all templates."""
+    """Return a zero-shot model with these classes, each asked for by all templates.
+
+    Args:
+        source: the model.
+        names: of the classes; None: it has none yet.
+        prompt: the templates; empty: those of the checkpoint, or where it has none that of the paper.
+
+    Raises:
+        UsageError: for templates without a place for the name.
+    """
     description = source.description
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
     some_name = "a"
@@ -284,36 +302,61 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
     return replace(source, description=description)
 
 
-def _find(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
-    """Find one model by its reference, as :func:`open_source`, without what options change of it."""
+def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
+    """Find one model by its reference, and check all that its header can tell.
+
+    Args:
+        ref: a model that is open already, a family's name ``FAMILY:NAME``, a folder, or a file, in this order.
+        arch: what a file is that does not describe itself; None: not said.
+        seed: draws the weights of a model that has none.
+        name: what to call it; None: after the reference.
+
+    Raises:
+        InputError: for what is no model of a supported family.
+        UsageError: for options of a reference that the model does not take.
+    """
+    # What is no file: an open model, a name of a library, a folder.
     if isinstance(ref, HeldModel):
         return replace(ref.value, name=name or ref.value.name)
     prefix, _, rest = ref.partition(":")
     if rest and prefix in FAMILIES.names:
-        return _open_name(prefix, rest, seed, name)
+        return _open_family_name(prefix, rest, seed, name)
     path = Path(ref)
     if os.path.isdir(path):
         return _open_folder(path, name)
+    _refuse_files_of_other_kinds(path)
+
+    # A file with an option behind it, such as F.st?cascade=0.
+    if not os.path.exists(path):
+        file_ref, question_mark, query = ref.rpartition("?")
+        if question_mark and os.path.exists(file_ref):
+            whole = _open_reference(file_ref, arch, seed, name)
+            return _with_cascade_option(whole, query, named=name is not None)
+        raise InputError(f"no such model: {ref}", hint=_model_hint(path))
+
+    # A file that describes itself, or one that --arch describes.
+    if is_state_dict(path):
+        return _open_undescribed(path, StateDict(path), arch, seed, name)
+    file = FileTensors(path)
+    document = file.header.description
+    if document is None:
+        return _open_undescribed(path, file, arch, seed, name)
+    description = Description.from_json(document, str(path))
+    return _source_of_described_file(file, description, name or path.stem)
+
+
+def _refuse_files_of_other_kinds(path: Path) -> None:
+    """Refuse files that are never opened here: exported models, and pickles that hold more than tensors.
+
+    Raises:
+        InputError: for such a file, by its suffix.
+    """
     if path.suffix in (".onnx", ".pt2"):
         raise InputError(
             f"{path} is an exported file", hint="predict and bench run it; other verbs take the .st file it is of"
         )
     if path.suffix.lower() in PICKLES and not is_state_dict(path):
         raise InputError(f"{path} may hold a pickle, which hydractl never opens", hint=CONVERT)
-    if not os.path.exists(path):
-        file_ref, question_mark, query = ref.rpartition("?")
-        if question_mark and os.path.exists(file_ref):
-            whole = _find(file_ref, arch, seed, name)
-            return _without_cascade(whole, query, named=name is not None)
-        raise InputError(f"no such model: {ref}", hint=_model_hint(path))
-    if is_state_dict(path):
-        return _open_bare(path, StateDict(path), arch, seed, name)
-    file = FileTensors(path)
-    document = file.header.description
-    if document is None:
-        return _open_bare(path, file, arch, seed, name)
-    description = Description.from_json(document, str(path))
-    return _open_file(file, description, name or path.stem)
 
 
 def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
@@ -321,16 +364,24 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
 
     Files first, which are opened by their headers: a folder or a name may have to be downloaded, drawn or converted,
     which is not begun while a file is missing or broken.
+
+    Returns:
+        The models, in the order of their references.
+
+    Raises:
+        InputError: with the problems of all files, or where these are whole with those of all others.
+        UsageError: for the first reference that cannot be understood.
     """
-    files: list[int] = []
-    others: list[int] = []
+    indices_of_files: list[int] = []
+    indices_of_others: list[int] = []
     for index, ref in enumerate(refs):
-        if _is_file(ref):
-            files.append(index)
+        if _must_be_file(ref):
+            indices_of_files.append(index)
         else:
-            others.append(index)
+            indices_of_others.append(index)
+
     sources: dict[int, Source] = {}  # by the index of the reference
-    for indices in (files, others):
+    for indices in (indices_of_files, indices_of_others):
         failures: list[InputError] = []
         for index in indices:
             try:
@@ -338,11 +389,11 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
             except InputError as error:
                 failures.append(error)
         if failures:
-            raise _joined_failures(failures)
+            raise _error_of_all(failures)
     return [sources[index] for index in range(len(refs))]
 
 
-def _joined_failures(failures: Sequence[InputError]) -> InputError:
+def _error_of_all(failures: Sequence[InputError]) -> InputError:
     """Return one error for the models that cannot be opened, with the problems of all."""
     if len(failures) == 1:
         return failures[0]
@@ -352,14 +403,23 @@ def _joined_failures(failures: Sequence[InputError]) -> InputError:
     return InputError(f"{len(failures)} models cannot be opened", hint=failures[0].hint, problems=problems)
 
 
-def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
-    """Return the model of ``F.st?cascade=0``: all members run for all samples.
+def _with_cascade_option(source: Source, query: str, *, named: bool) -> Source:
+    """Return the model of ``F.st?cascade=0``, of which all members run for all samples.
 
     Nothing that was fitted to the cascade is kept.
+
+    Args:
+        source: the model of ``F.st``.
+        query: what stands behind the question mark.
+        named: whether the user has named the model; else its name says that it is the whole one.
+
+    Raises:
+        UsageError: for a file without a cascade, and for any other option.
     """
     description = source.description
     has_cascade = "cascade" in description.extra
-    if not has_cascade or _parse_query(query) != {"cascade": 0}:  # in Python, False equals 0
+    turns_cascade_off = has_cascade and _parse_query(query) == {"cascade": 0}  # or false: in Python, False equals 0
+    if not turns_cascade_off:
         hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
         raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
     extra = dict(description.extra)
@@ -372,7 +432,7 @@ def _without_cascade(source: Source, query: str, *, named: bool) -> Source:
     return replace(source, name=name, description=description)
 
 
-def _is_file(ref: str) -> bool:
+def _must_be_file(ref: str) -> bool:
     """Return whether a reference can only be that of a file, which may not exist."""
     prefix, _, rest = ref.partition(":")
     if prefix in FAMILIES.names and rest:
@@ -390,16 +450,23 @@ def _model_hint(path: Path) -> str:
     return f"give a .st file, a published folder, or FAMILY:NAME, FAMILY one of {', '.join(FAMILIES.names)}"
 
 
-def _open_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
-    """Open ``NAME?key=value`` of a family, which may draw its weights."""
-    bare, _, query = rest.partition("?")
+def _open_family_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
+    """Open ``FAMILY:NAME?key=value``, a model that a library knows by name, perhaps with weights that are drawn.
+
+    Args:
+        family_name: the family.
+        rest: what stands behind the colon.
+        seed: draws the weights where ``pretrained`` is false.
+        name: what to call the model; None: after the reference.
+    """
+    model_name, _, query = rest.partition("?")
     options = _parse_query(query)
     family = get_family(family_name)
-    loaded = family.load_name(bare, options, seed)
-    if isinstance(loaded, Path):
-        return _find(str(loaded), None, seed, name or loaded.stem)
-    name_by_default = bare.replace("/", "_")
-    source = _from_loaded(family_name, loaded, name or name_by_default)
+    loaded = family.load_name(model_name, options, seed)
+    if isinstance(loaded, Path):  # the family has it as a file
+        return _open_reference(str(loaded), None, seed, name or loaded.stem)
+    name_by_default = model_name.replace("/", "_")
+    source = _source_of_loaded(family_name, loaded, name or name_by_default)
     if options.get("pretrained") is False:
         return replace(source, drawn_by=seed)
     return source
@@ -427,18 +494,18 @@ def _parse_query(query: str) -> dict[str, object]:
 
 
 def _open_folder(path: Path, name: str | None) -> Source:
-    """Open a published folder by the first family that knows its form."""
+    """Open a published folder by the first family that knows its form; it is called after the folder by default."""
     for family in families_for_folders():
         loaded = family.load_folder(path)
-        if loaded is None:
+        if loaded is None:  # another family may know it
             continue
         name = name or path.resolve().name
         file = loaded.tensors
         if isinstance(file, FileTensors) and file.header.description is not None:
             # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
             description = Description.from_json(file.header.description, str(path))
-            return _open_file(file, description, name)
-        return _from_loaded(family.name, loaded, name)
+            return _source_of_described_file(file, description, name)
+        return _source_of_loaded(family.name, loaded, name)
     raise InputError(
         f"{path} is not a published model folder of a supported family",
         hint="a folder of timm or transformers holds config.json with its architecture, and model.safetensors; one of "
@@ -446,8 +513,20 @@ def _open_folder(path: Path, name: str | None) -> Source:
     )
 
 
-def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, name: str | None) -> Source:
-    """Open a file that does not describe itself, with ``--arch`` to say what it is."""
+def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed: int, name: str | None) -> Source:
+    """Open weights that do not describe themselves, with ``--arch`` to say what they are.
+
+    Args:
+        path: of their file.
+        tensors: the weights.
+        arch: ``FAMILY:NAME``, perhaps with options behind a question mark; None: not said.
+        seed: of the model that is built for its shapes; its weights are not used.
+        name: what to call the model; None: after the file.
+
+    Raises:
+        InputError: ``arch`` is not said, or the weights are of another architecture.
+        UsageError: ``arch`` cannot be read, or its family does not build models by name.
+    """
     if arch is None:
         raise InputError(f"{path} does not describe itself", hint=_arch_hint(tensors))
     family_name, _, rest = arch.partition(":")
@@ -457,16 +536,20 @@ def _open_bare(path: Path, tensors: TensorSource, arch: str | None, seed: int, n
             f"cannot read --arch {arch!r}",
             hint="write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder",
         )
-    bare, _, query = rest.partition("?")
+
+    # The model of this name without its weights, and these in their place.
+    model_name, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
-    loaded = family.load_name(bare, options, seed)
+    loaded = family.load_name(model_name, options, seed)
     assert not isinstance(loaded, Path), "what is built by name is no file"
     loaded = replace(loaded, tensors=tensors)
+
+    # The training script of the library may have noted how it prepared images.
     if isinstance(tensors, StateDict) and tensors.script == family_name:
-        preprocess = family.preprocess_of_script(tensors.arguments, bare, loaded.preprocess)
+        preprocess = family.preprocess_of_script(tensors.arguments, model_name, loaded.preprocess)
         loaded = replace(loaded, preprocess=preprocess)
-    name_without_suffix = path.name.removesuffix(".tar").rpartition(".")[0]
-    return _from_loaded(family_name, loaded, name or name_without_suffix)
+    name_without_suffix, _, _ = path.name.removesuffix(".tar").rpartition(".")
+    return _source_of_loaded(family_name, loaded, name or name_without_suffix)
 
 
 def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
@@ -482,7 +565,7 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
         UsageError: ``arch`` cannot be read.
     """
     path = Path(name)
-    return _open_bare(path, tensors, arch, 0, name)
+    return _open_undescribed(path, tensors, arch, 0, name)
 
 
 def _arch_hint(tensors: TensorSource) -> str:
@@ -501,7 +584,7 @@ def _arch_hint(tensors: TensorSource) -> str:
     )
 
 
-def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
+def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
     """Return the source of a dense model that a family has loaded."""
     family = get_family(family_name)
     sites = family.sites(loaded.config)
@@ -516,11 +599,13 @@ def _from_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
         masks=[HeadMask.full(sites)],
         origin=loaded.origin,
     )
-    check_tensors(name, loaded.tensors, family, description, sites)
-    if isinstance(loaded.tensors, FileTensors):
-        return Source(name, loaded.tensors.sha256, description, loaded.tensors, loaded.tensors.size)
-    digest = functools.cache(lambda: digest_of(description, loaded.tensors))
-    return Source(name, digest, description, loaded.tensors, left=tuple(loaded.left))
+    tensors = loaded.tensors
+    check_tensors(name, tensors, family, description, sites)
+    if isinstance(tensors, FileTensors):
+        return Source(name, tensors.sha256, description, tensors, tensors.size)
+    # Of what is no single file, all weights are read for the digest: once, when somebody asks for it.
+    digest = functools.cache(lambda: digest_of(description, tensors))
+    return Source(name, digest, description, tensors, left=tuple(loaded.left))
 
 
 def digest_of(description: Description, tensors: TensorSource) -> str:
@@ -536,16 +621,24 @@ def digest_of(description: Description, tensors: TensorSource) -> str:
     return digest.hexdigest()
 
 
-def _open_file(file: FileTensors, description: Description, name: str) -> Source:
-    """Return the source of a file that describes itself, its removed heads sliced away."""
+def _source_of_described_file(file: FileTensors, description: Description, name: str) -> Source:
+    """Return the source of a file that describes itself, its removed heads sliced away.
+
+    Raises:
+        InputError: its tensors are not those that it describes.
+    """
     family = get_family(description.family)
     sites = family.sites(description.config)
     origin = str(file.path)
-    if description.layout != "zeroed":
+    has_zeroed_heads = description.layout == "zeroed"
+    if not has_zeroed_heads:
         check_tensors(origin, file, family, description, sites)
         return Source(name, file.sha256, description, file, file.size)
+
+    # Its removed heads are zeros: the tensors are those of all heads, and are sliced when they are read.
     all_heads = HeadMask.full(sites)
-    check_tensors(origin, file, family, replace(description, masks=[all_heads]), sites)
+    description_of_file = replace(description, masks=[all_heads])
+    check_tensors(origin, file, family, description_of_file, sites)
     tensors = sliced(file, family, sites, all_heads, description.mask)
     return Source(name, file.sha256, description, tensors, file.size)
 
@@ -584,11 +677,18 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     """
     if not output.is_folder:
         return write_checkpoint(output, tensors, description.to_json())
+
+    # A library that opens the folder knows the shapes of all heads only.
     family = get_family(description.family)
     mask = description.mask
-    tensors = zeroed(tensors, family, family.sites(description.config), mask, mask)
+    tensors = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
     folder = output.temporary
-    weights_file = family.export_folder(folder, description.config, description.preprocess, description.labels)
+    weights_file = family.export_folder(
+        folder,
+        description.config,
+        description.preprocess,
+        description.labels,
+    )
     with open(folder / weights_file, "wb") as handle:
         digest = write_tensors(handle, tensors, description.to_json())
     output.commit()
@@ -598,12 +698,17 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
 def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, EditedHeads]:
     """Return description and tensors of the source with only the heads of ``mask``; nothing is written yet.
 
+    Args:
+        source: a dense or pruned model.
+        mask: the heads to keep, all of them heads that the model has.
+        layout: ``sliced`` to cut the other heads away, ``zeroed`` to leave zeros in their places.
+
     Raises:
         InputError: the mask keeps a head that the model does not have.
     """
     present = source.description.mask
     for path, heads in present.kept.items():
-        missing = set(mask.kept[path]) - set(heads)
+        missing = set(mask.kept[path]).difference(heads)
         if missing:
             raise InputError("the mask keeps heads that the model no longer has")
     if layout == "sliced":

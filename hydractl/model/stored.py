@@ -41,19 +41,26 @@ class MemberTensors(MappedTensors):
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
         prefix = member_name("", member)
-        self.stored: dict[str, str] = {}
         names = tensors.names()
-        for stored in names:
-            if not stored.startswith("members."):
-                self.stored[stored] = stored
-        for stored in names:
-            if stored.startswith(prefix):
-                stock_name = stored.removeprefix(prefix)
-                self.stored[stock_name] = stored
+        self.stored: dict[str, str] = {}
+        # What all members share, and then what this one has for itself, which takes the place of the former.
+        for stored_name in names:
+            if not stored_name.startswith("members."):
+                self.stored[stored_name] = stored_name
+        for stored_name in names:
+            if stored_name.startswith(prefix):
+                stock_name = stored_name.removeprefix(prefix)
+                self.stored[stock_name] = stored_name
+
         infos = {}
-        for stock_name, stored in self.stored.items():
-            infos[stock_name] = tensors.info(stored)
-        super().__init__(infos, lambda name: tensors.read(self.stored[name]))
+        for stock_name, stored_name in self.stored.items():
+            infos[stock_name] = tensors.info(stored_name)
+
+        def read(stock_name: str) -> Tensor:
+            stored_name = self.stored[stock_name]
+            return tensors.read(stored_name)
+
+        super().__init__(infos, read)
 
 
 def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequence[Site]) -> set[str]:
@@ -66,7 +73,7 @@ def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequenc
     return paths
 
 
-def union(masks: Sequence[HeadMask], path: str) -> tuple[int, ...]:
+def heads_of_any_member(masks: Sequence[HeadMask], path: str) -> tuple[int, ...]:
     """Return every head that any member has at a site, ascending."""
     heads: set[int] = set()
     for mask in masks:
@@ -75,11 +82,17 @@ def union(masks: Sequence[HeadMask], path: str) -> tuple[int, ...]:
 
 
 def held_mask(masks: Sequence[HeadMask], member: int, once: Collection[str]) -> HeadMask:
-    """Return the heads that stand under the names of one member: its own, at the sites of ``once`` those of all."""
+    """Return the heads that the stored tensors of one member hold.
+
+    Args:
+        masks: of all members.
+        member: its number.
+        once: the paths of the sites whose heads are stored once: those of all members there, elsewhere its own.
+    """
     held = dict(masks[member].kept)
     for path in held:
         if path in once:
-            held[path] = union(masks, path)
+            held[path] = heads_of_any_member(masks, path)
     return HeadMask(masks[member].heads, held)
 
 
@@ -103,19 +116,20 @@ class EditedHeads:
         self.present = present
         self.edit = edit
         names = source.names()
+        # The site and the dtype and shape after the edit, of each tensor that passes through it.
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
             names_of_site = attention_names(family, names, sites, site)
             without_numbers = {name: meta_tensor(source.info(name)) for name in names_of_site}
-            edited = self._edited(site, without_numbers)
+            edited = self._edit_site(site, without_numbers)
             for name, tensor in edited.items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
         # The site that was read last, by its path, with its edited tensors.
         self._cached: tuple[str, Mapping[str, Tensor]] | None = None
 
-    def _edited(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _edit_site(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of a site after the edit."""
         present_heads = self.present.kept[site.path]
         weights = read_heads(self.family, tensors, site, present_heads)
@@ -137,17 +151,27 @@ class EditedHeads:
     def read(self, name: str) -> Tensor:
         """One tensor after the edit."""
         site = self._site_of.get(name)
-        if site is None:
+        if site is None:  # it belongs to no attention
             return self.source.read(name)
-        # The tensors of one site are asked for one after another, so one site in memory is enough.
-        if self._cached is None or self._cached[0] != site.path:
-            tensors = {}
-            for other_name, other_site in self._site_of.items():
-                if other_site.path == site.path:
-                    tensors[other_name] = self.source.read(other_name)
-            self._cached = (site.path, self._edited(site, tensors))
-        _, edited = self._cached
+        edited = self._read_site(site)
         return edited[name]
+
+    def _read_site(self, site: Site) -> Mapping[str, Tensor]:
+        """Return the tensors of a site after the edit, read anew unless it was the last one asked for.
+
+        The tensors of one site are asked for one after another, so one site in memory is enough.
+        """
+        if self._cached is not None:
+            cached_path, cached_tensors = self._cached
+            if cached_path == site.path:
+                return cached_tensors
+        tensors = {}
+        for name, site_of_name in self._site_of.items():
+            if site_of_name.path == site.path:
+                tensors[name] = self.source.read(name)
+        edited = self._edit_site(site, tensors)
+        self._cached = (site.path, edited)
+        return edited
 
     def read_piece(self, name: str, start: int, stop: int) -> Tensor:
         """Some elements of one tensor after the edit, in storage order."""
@@ -174,7 +198,7 @@ class StoredHeads:
         self._dtype = dtype
 
     def head_weights(self, site_index: int) -> HeadWeights:
-        """Return the attention weights of one site, on the CPU."""
+        """Return the attention weights of one site, head by head, on the CPU and in the dtype that was asked for."""
         site = self.sites[site_index]
         all_names = self._tensors.names()
         tensors = {}
@@ -190,29 +214,39 @@ def sliced(
 ) -> EditedHeads:
     """Return tensors with only the heads of ``kept``, from weights that hold the heads of ``present``."""
 
-    def edit(site: Site, weights: HeadWeights) -> HeadWeights:
+    def select_kept(site: Site, weights: HeadWeights) -> HeadWeights:
         present_heads = present.kept[site.path]
         kept_heads = kept.kept[site.path]
         places = [present_heads.index(head) for head in kept_heads]
         return weights.select(places)
 
-    return EditedHeads(source, family, sites, present, edit)
+    return EditedHeads(source, family, sites, present, select_kept)
 
 
 def zeroed(
     source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
 ) -> EditedHeads:
-    """Return tensors of stock shapes: heads of ``present`` in their places, output columns zero without ``kept``."""
+    """Return tensors of the shapes that the library's own model has, in which removed heads do nothing.
 
-    def edit(site: Site, weights: HeadWeights) -> HeadWeights:
+    The heads of ``present`` stand in their original places, and the output columns of all that ``kept`` lacks are zero.
+
+    Args:
+        source: weights that hold the heads of ``present``.
+        family, sites: of the model.
+        present: the heads that the weights hold.
+        kept: the heads that are to have an effect, no others than those.
+    """
+
+    def expand_and_zero(site: Site, weights: HeadWeights) -> HeadWeights:
         all_heads = range(site.heads)
+        key_heads = site.key_heads(all_heads)
         present_heads = present.kept[site.path]
         kept_heads = kept.kept[site.path]
-        full = weights.expanded(present_heads, site.heads, site.key_heads(all_heads))
+        full = weights.expanded(present_heads, site.heads, key_heads)
         removed = [head for head in all_heads if head not in kept_heads]
         return full.zeroed(removed)
 
-    return EditedHeads(source, family, sites, present, edit)
+    return EditedHeads(source, family, sites, present, expand_and_zero)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -233,16 +267,11 @@ def check_tensors(
     Raises:
         InputError: listing what does not fit.
     """
-    heads_by_path = [(site.path, site.heads) for site in sites]
-    if heads_by_path != list(description.masks[0].heads.items()):
-        raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
-    shape = family.image_shape(description.config)
-    if shape is not None:  # compared before anything is built for this size
-        size = input_size(description.preprocess)
-        if size != shape:
-            raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
-    family.collate(description.preprocess)  # refuses what it does not understand
-    problems = _unfit_classes(description, family)
+    # Before anything is built of the size that it says.
+    _check_blocks_and_preprocessing(origin, description, family, sites)
+
+    # Its tensors, member after member, against the library's own model with the heads that are left.
+    problems = _problems_of_classes(description, family)
     stock = family.build(description.config).state_dict()
     once = sites_stored_once(tensors, family, sites)
     for member in range(len(description.masks)):
@@ -250,17 +279,37 @@ def check_tensors(
         problems += same_names(member_tensors, stock, origin)
         mask = held_mask(description.masks, member, once)
         shapes = _expected_shapes(stock, family, sites, mask)
-        problems += _unfit_tensors(member_tensors, stock, shapes)
-    problems += _misplaced_tensors(tensors, description, family, sites, once)
+        problems += _problems_of_tensors(member_tensors, stock, shapes)
+    problems += _problems_of_sharing(tensors, description, family, sites, once)
     if problems:
         raise InputError(f"{origin} does not hold the weights of {description.arch}", problems=problems[:40])
 
 
-def _unfit_classes(description: Description, family: ModelFamily) -> list[str]:
+def _check_blocks_and_preprocessing(
+    origin: str, description: Description, family: ModelFamily, sites: Sequence[Site]
+) -> None:
+    """Check that a description has the attention blocks of its architecture, and inputs that its model takes.
+
+    Raises:
+        InputError: naming the first of these that does not fit.
+    """
+    heads_of_sites = [(site.path, site.heads) for site in sites]
+    described_heads = list(description.masks[0].heads.items())
+    if heads_of_sites != described_heads:
+        raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
+    shape = family.image_shape(description.config)
+    if shape is not None:
+        size = input_size(description.preprocess)
+        if size != shape:
+            raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
+    family.collate(description.preprocess)  # refuses what it does not understand
+
+
+def _problems_of_classes(description: Description, family: ModelFamily) -> list[str]:
     """List what does not fit the model in its class names and prompts."""
     problems: list[str] = []
     labels = description.labels
-    classes = family.classes(description.config)
+    classes = family.classes(description.config)  # None for a zero-shot model, which takes any number of names
     if labels is not None and classes is not None and len(labels) != classes:
         problems.append(f"{len(labels)} labels for {classes} classes")
     if description.prompt is not None:
@@ -271,18 +320,28 @@ def _unfit_classes(description: Description, family: ModelFamily) -> list[str]:
     return problems
 
 
-def _unfit_tensors(
+def _problems_of_tensors(
     member: MemberTensors, stock: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-    """List the tensors of a member that have other shapes than expected, or no floating point numbers."""
+    """List the tensors of a member that have other shapes than expected, or no floating point numbers.
+
+    Names that only one side has are passed over: they are told elsewhere.
+
+    Args:
+        member: its tensors.
+        stock: those of the library's own model with all heads.
+        shapes: those that are expected with the heads of the member.
+    """
     problems = []
-    common_names = set(member) & set(shapes)
-    for name in sorted(common_names):
+    names_on_both_sides = set(member).intersection(shapes)
+    for name in sorted(names_on_both_sides):
         info = member.info(name)
         expected = shapes[name]
         if info.shape != expected:
             problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(expected)}")
-        if stock[name].is_floating_point() and not torch_dtype(info).is_floating_point:
+        is_to_float = stock[name].is_floating_point()
+        is_float = torch_dtype(info).is_floating_point
+        if is_to_float and not is_float:
             problems.append(f"tensor {name!r} is {info.dtype}, expected a floating point number")
     return problems
 
@@ -291,7 +350,7 @@ _MOST_LISTED = 10
 """How many misplaced tensors of a kind are listed."""
 
 
-def _misplaced_tensors(
+def _problems_of_sharing(
     tensors: TensorSource,
     description: Description,
     family: ModelFamily,
@@ -305,25 +364,31 @@ def _misplaced_tensors(
         once: the sites whose attention stands under stock names, by path.
     """
     names = tensors.names()
-    if description.kind != "fused":
-        of_members = [name for name in names if name.startswith("members.")]
-        return [f"unexpected tensor {name!r}" for name in of_members[:_MOST_LISTED]]
-    read: set[str] = set()
+    if description.kind != "fused":  # all tensors stand under stock names
+        names_of_members = [name for name in names if name.startswith("members.")]
+        return [f"unexpected tensor {name!r}" for name in names_of_members[:_MOST_LISTED]]
+
+    # The stock names that some member reads for itself, and those that some member shares.
+    read_names: set[str] = set()
     names_per_member: set[str] = set()
     shared_names: set[str] = set()
     for member in range(len(description.masks)):
-        for name, stored in MemberTensors(tensors, member).stored.items():
-            read.add(stored)
-            if name == stored:
+        for name, stored_name in MemberTensors(tensors, member).stored.items():
+            read_names.add(stored_name)
+            if name == stored_name:
                 shared_names.add(name)
             else:
                 names_per_member.add(name)
-    unread = [name for name in names if name not in read]
+
+    unread = [name for name in names if name not in read_names]
     mixed_sites = []
     for site in sites:
-        if site.path in once and attention_names(family, names_per_member, sites, site):
+        if site.path not in once:
+            continue
+        if attention_names(family, names_per_member, sites, site):
             mixed_sites.append(site.path)
-    in_both = sorted(names_per_member & shared_names)
+    in_both = sorted(names_per_member.intersection(shared_names))
+
     problems = [f"unexpected tensor {name!r}" for name in unread[:_MOST_LISTED]]
     for path in mixed_sites[:_MOST_LISTED]:
         problems.append(f"the attention of {path} belongs partly to all members and partly to one")
@@ -355,11 +420,14 @@ def check_finite_weights(name: str, tensors: TensorSource) -> None:
         InputError: every number of a file is zero.
     """
     not_finite: Iterable[str]
-    if isinstance(tensors, FileTensors):  # the pass that hashed the file has seen it
-        if tensors.scan().empty:
+    if isinstance(tensors, FileTensors):
+        # The pass that hashed the file has seen all of its numbers.
+        scan = tensors.scan()
+        if scan.empty:
             raise InputError(f"{tensors.path} is damaged: every number in it is zero", hint="restore it from a copy")
-        not_finite = tensors.scan().not_finite
-    else:  # lazily: nothing is read behind the first
+        not_finite = scan.not_finite
+    else:
+        # A generator, so that nothing is read behind the first such tensor.
         not_finite = (other for other in tensors.names() if not is_finite(tensors.read(other)))
     first = next(iter(not_finite), None)
     if first is not None:

@@ -30,8 +30,8 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
     from huggingface_hub import ModelCard, ModelCardData
 
     row = answer.models[index]
-    task = _task(answer, row)
-    results = list(_results(answer, row, task))
+    task = _hub_task(answer, row)
+    results = list(_all_eval_results(answer, row, task))
     model_name = None
     if results:  # the library has a name only with results
         model_name = shown_name(row.name)
@@ -43,7 +43,7 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
         eval_results=results or None,
     )
     page = template("card.md.j2", plain, _FILTERS, keep_trailing_newline=True)
-    text = page.render(_facts(answer, row))
+    text = page.render(_template_values(answer, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
 
 
@@ -69,13 +69,7 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
         card = ModelCard(written)
         data = card.data
         text = card.text.strip()
-    published = description.origin
-    if published:
-        published, _, _ = published.partition("@")
-    said_of_it = {"base_model": published, **said}
-    for key, value in said_of_it.items():
-        known = getattr(data, key, None)
-        setattr(data, key, value or known)
+    _set_given_values(data, {"base_model": _published_model(description), **said})
     facts = {
         "text": Markup(text),
         "repo": repo,
@@ -87,17 +81,35 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
     return f"---\n{data.to_yaml()}\n---\n\n{shown}".encode()
 
 
+def _published_model(description: Description) -> str | None:
+    """Return the repository of the model that this one was made from, without its revision; None or empty without."""
+    published = description.origin
+    if not published:
+        return published
+    return published.partition("@")[0]
+
+
+def _set_given_values(data: CardData, values: Mapping[str, str | None]) -> None:
+    """Set each value that there is, in the place of what the card says; without a value the card's stays, or None."""
+    for key, value in values.items():
+        value_of_card = getattr(data, key, None)
+        setattr(data, key, value or value_of_card)
+
+
 def _model_text(description: Description, repo: str) -> str:
     """Return the text of a card without results: the name of the repository, and what the model is."""
     masks = description.masks
     sites = []
     for path, heads in description.mask.heads.items():
-        kept = [list(mask.kept[path]) for mask in masks]
-        sites.append(SiteHeadsRecord(site=path, heads=heads, kept=kept))
-    sentences = [_kind(len(masks)), *_heads_kept(sites)]
-    about = " ".join(sentences)
+        kept_by_members = [list(mask.kept[path]) for mask in masks]
+        site = SiteHeadsRecord(site=path, heads=heads, kept=kept_by_members)
+        sites.append(site)
+    kind = _kind_sentence(len(masks))
+    sentences = [kind, *_heads_kept_sentences(sites)]
+    about = plain(" ".join(sentences))
     name = repo.rpartition("/")[2]
-    return f"# {plain(name)}\n\n{plain(about)}"
+    title = plain(name)
+    return f"# {title}\n\n{about}"
 
 
 def _tags(fused: bool) -> list[str]:
@@ -110,7 +122,7 @@ def _tags(fused: bool) -> list[str]:
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
-def _task(answer: EvalAnswer, row: EvalRow) -> str:
+def _hub_task(answer: EvalAnswer, row: EvalRow) -> str:
     """Return the Hub's name of the task: for prompts, for texts (they are cut at a length), else for images."""
     if answer.said_of("prompt", row) is not None:
         return "zero-shot-image-classification"
@@ -119,50 +131,77 @@ def _task(answer: EvalAnswer, row: EvalRow) -> str:
     return "image-classification"
 
 
-def _results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult]:
+def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult]:
     """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set."""
     taken: set[str] = set()
     for name in ("id", *row.detection.ood):
-        data = answer.test.get(name)
-        spec = None
-        if data is not None:
-            spec = data.spec
+        spec = _data_spec(answer, name)
+        data_title = shown_name(name)
         if spec:
-            place = data_name(spec)
-        else:
-            place = shown_name(name)
-        kind = _data_type(spec, place)
+            data_title = data_name(spec)
+        data_type = _data_type(spec, data_title)
         # With the same data set and no name of its own, two results would be one.
-        config = None
-        if kind in taken:
-            config = shown_name(name)
-        taken.add(kind)
+        configuration = None
+        if data_type in taken:
+            configuration = shown_name(name)
+        taken.add(data_type)
         if name == "id":
-            yield from _numbers(row, tables.ID_COLUMNS, task, "Classification", (place, kind, config))
+            data_set = _HubDataSet(data_title, data_type, configuration)
+            yield from _eval_results(row, tables.ID_COLUMNS, task, "Classification", data_set)
         else:
+            data_set = _HubDataSet(shown_name(name), data_type, configuration)
             shown = tables.columns(tables.OOD_METRICS, ood_set_place(name))
-            dataset = (shown_name(name), kind, config)
-            yield from _numbers(row, shown, task, "Out-of-distribution detection", dataset)
+            yield from _eval_results(row, shown, task, "Out-of-distribution detection", data_set)
 
 
-def _numbers(
-    row: EvalRow, shown: Sequence[tables.Column], task: str, title: str, dataset: tuple[str, str, str | None]
+def _data_spec(answer: EvalAnswer, name: str) -> str | None:
+    """Return the data spec of a test set; None where it is not known."""
+    data = answer.test.get(name)
+    if data is None:
+        return None
+    return data.spec
+
+
+class _HubDataSet(NamedTuple):
+    """A data set as the Hub's model index names it.
+
+    Attributes:
+        name: what a person reads.
+        kind: the repository, or a name in its form.
+        configuration: tells results on two sets of one kind apart.
+    """
+
+    name: str
+    kind: str
+    configuration: str | None
+
+
+def _eval_results(
+    row: EvalRow, shown: Sequence[tables.Column], task: str, title: str, data_set: _HubDataSet
 ) -> Iterator[EvalResult]:
-    """Yield the numbers of a row on one data set, given by its name, its type and its configuration."""
+    """Yield the numbers of a row on one data set, those that are known.
+
+    Args:
+        row: the model.
+        shown: its numbers on the data set.
+        task: the Hub's name of what the model does.
+        title: what was measured, for a person.
+        data_set: what it was measured on.
+    """
     from huggingface_hub import EvalResult
 
-    name, kind, config = dataset
     for column in shown:
         value = column.value(row)
         if value is None:
             continue
+        key = column.metric.key
         yield EvalResult(
             task_type=task,
             task_name=title,
-            dataset_name=name,
-            dataset_type=kind,
-            dataset_config=config,
-            metric_type=_TYPES.get(column.metric.key, column.metric.key),
+            dataset_name=data_set.name,
+            dataset_type=data_set.kind,
+            dataset_config=data_set.configuration,
+            metric_type=_TYPES.get(key, key),
             metric_name=_sentence(column.words),
             metric_value=value,
         )
@@ -195,10 +234,12 @@ def plain(text: object) -> str:
     return escape(without_markdown, quote=False)
 
 
-def _code(text: str) -> Markup:
+def _markdown_code(text: str) -> Markup:
+    """Return a text as code of Markdown, in which nothing ends the code or the cell of a table."""
     from markupsafe import Markup
 
-    return Markup("`" + visible(text).replace("`", "'").replace("|", "/") + "`")
+    harmless = visible(text).replace("`", "'").replace("|", "/")
+    return Markup("`" + harmless + "`")
 
 
 def _sentence(text: str) -> str:
@@ -211,7 +252,7 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
     "number": number,
     "data_name": data_name,
     "sentence": _sentence,
-    "code": _code,
+    "code": _markdown_code,
 }
 
 
@@ -223,46 +264,47 @@ class _DataLine(NamedTuple):
     fingerprint: str | None
 
 
-def _facts(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
-    """Return everything that the text names."""
-    data = {}
+def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
+    """Return everything that the text of the card names, by the names of its template."""
+    data_lines = {}
     for name, entry in answer.test.items():
-        data[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)
-    inside = answer.test.get("id")
-    id_cells = [(column, _cell(row, column)) for column in tables.ID_COLUMNS]
-    ood_means = [_cell(row, column) for column in tables.OOD_AVERAGE]
+        data_lines[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)
+    id_cells = [(column, _unmarked_cell(row, column)) for column in tables.ID_COLUMNS]
+    ood_means = [_unmarked_cell(row, column) for column in tables.OOD_AVERAGE]
     return {
         "name": row.name,
-        "about": _about(row),
-        "id_spec": inside and inside.spec,
+        "about": _about_model(row),
+        "id_spec": _data_spec(answer, "id"),
         "n": row.id.n,
         "level": tables.level_text(answer),
-        "runs": tables.runs_text(_of_one_row(answer, row)),
+        "runs": tables.runs_text(_answer_of_row(answer, row)),
         "intervals": any(cell.ends for _, cell in id_cells),
         "id_cells": id_cells,
         "score": tables.score_name(answer, row),
         "ood": tables.every_set_table([row]),
         "ood_mean": ood_means,
-        "cost": _costs(row),
+        "cost": _known_costs(row),
         "seen": tables.seen_text(row),
         "note": answer.note,
-        "data": data,
+        "data": data_lines,
         "sha256": row.files,
-        "conventions": _sentences(answer.conventions),
+        "conventions": _single_sentences(answer.conventions),
     }
 
 
-def _of_one_row(answer: EvalAnswer, row: EvalRow) -> EvalAnswer:
+def _answer_of_row(answer: EvalAnswer, row: EvalRow) -> EvalAnswer:
+    """Return an answer of this row alone, as far as the words on its runs need it."""
     return EvalAnswer(models=[row], over=answer.over)
 
 
-def _cell(row: EvalRow, column: tables.Column) -> tables.Cell:
+def _unmarked_cell(row: EvalRow, column: tables.Column) -> tables.Cell:
+    """Return the cell of a column in the table of this row alone: nothing is marked."""
     (cell,) = tables.metric_cells([row], column)
     return cell
 
 
-def _costs(row: EvalRow) -> list[tuple[str, str]]:
-    """Return each cost of a row that is known, and what it is."""
+def _known_costs(row: EvalRow) -> list[tuple[str, str]]:
+    """Return each cost of a row that is known and not 0, and what it is."""
     cost = row.cost
     if cost is None:
         return []
@@ -275,7 +317,7 @@ def _costs(row: EvalRow) -> list[tuple[str, str]]:
     return [(count_text(count), what) for count, what in counts if count]
 
 
-def _sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
+def _single_sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
     """Return the conventions that are of one sentence or number, which is the same for all rows."""
     sentences = {}
     for key, convention in conventions.items():
@@ -284,27 +326,31 @@ def _sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float
     return sentences
 
 
-def _about(row: EvalRow) -> str:
+def _about_model(row: EvalRow) -> str:
     """Say what a row is: of how many members, how it was measured, and which heads it keeps."""
-    parts = [_kind(len(row.members))]
+    kind = _kind_sentence(len(row.members))
     dropout = row.mc_dropout
     if dropout is not None:
-        parts = [f"{dropout.passes} passes of MC dropout (rate {dropout.p}), averaged."]
+        kind = f"{dropout.passes} passes of MC dropout (rate {dropout.p}), averaged."
+    sentences = [kind]
     probe = tables.probe_words(row)
     if probe:
-        parts.append(f"Measured by a probe of its features: {probe}.")
-    parts += _heads_kept(row.heads)
-    return " ".join(parts)
+        sentences.append(f"Measured by a probe of its features: {probe}.")
+    sentences += _heads_kept_sentences(row.heads)
+    return " ".join(sentences)
 
 
-def _kind(members: int) -> str:
+def _kind_sentence(members: int) -> str:
     if members > 1:
         return f"An ensemble of {members} members, averaged."
     return "A single model."
 
 
-def _heads_kept(sites: Sequence[SiteHeadsRecord]) -> list[str]:
-    """Return the sentence on how many heads each member keeps; none where heads are not known."""
+def _heads_kept_sentences(sites: Sequence[SiteHeadsRecord]) -> list[str]:
+    """Return the sentence on how many heads each member keeps; none where heads are not known.
+
+    A site is an attention module of the model.
+    """
     if not sites:
         return []
     members = max(len(site.kept) for site in sites)
@@ -313,5 +359,5 @@ def _heads_kept(sites: Sequence[SiteHeadsRecord]) -> list[str]:
         kept = sum(len(site.kept_by(member)) for site in sites)
         counts.append(str(kept))
     total = sum(site.heads for site in sites)
-    each = " / ".join(counts)
-    return [f"Attention heads kept: {each} of {total}."]
+    kept_by_members = " / ".join(counts)
+    return [f"Attention heads kept: {kept_by_members} of {total}."]

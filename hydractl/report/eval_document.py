@@ -17,7 +17,11 @@ from hydractl.metrics.declaration import MetricKind, metrics
 
 
 def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
-    """Return a field for each metric of a kind, those that other packages declare too."""
+    """Return a field for each metric of a kind, those that other packages declare too.
+
+    Args:
+        facts: of the field of a record that holds metrics: which kind, and whether only those by severity.
+    """
     fields: dict[str, FormField] = {}
     kind = _metric_kind(facts)
     for place, metric in enumerate(metrics(kind)):
@@ -27,12 +31,17 @@ def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
         if metric.parts:
             value = dict[str, Number]
         # By its alias a key may be anything, the names of pydantic's own methods too.
-        fields[f"metric_{place}"] = (value | None, Field(None, alias=metric.key, description=metric.convention))
+        described = Field(None, alias=metric.key, description=metric.convention)
+        fields[f"metric_{place}"] = (value | None, described)
     return fields
 
 
 def _metric_kind(facts: FieldFacts) -> MetricKind:
-    """Return the kind of metrics that a field holds, which a record names in plain text."""
+    """Return the kind of metrics that a field holds, which a record names in plain text.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
     kind: MetricKind
     for kind in get_args(MetricKind):
         if kind == facts.metrics:

@@ -57,23 +57,16 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
     pictures is made where it is missing, and taken away again where nothing is put into it. Other files in that folder
     stay as they are.
 
+    Args:
+        options: what to write.
+        names: of the rows of the eval, in order.
+
     Raises:
-        OutputError: as :class:`hydractl.files.atomic.Output` does, for any of the files.
+        OutputError: a file is there already, or cannot be written.
         UsageError: for a card about a row that is not there.
     """
     card_row = _card_row(options, names)
-    files: dict[str, Path] = {}
-    if options.html is not None:
-        files["html"] = file_path(options.html)
-    if options.card is not None:
-        files["card"] = file_path(options.card)
-    if options.openood_csv is not None:
-        path = file_path(options.openood_csv)
-        for index, name in enumerate(names):
-            path_of_row = path
-            if len(names) > 1:
-                path_of_row = named_apart(path, name)
-            files[_csv_of(index)] = path_of_row
+    files = _single_files(options, names)
     with contextlib.ExitStack() as stack:
         outputs = {}
         for kind, path in files.items():
@@ -86,6 +79,23 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
                 output = Output(folder / name, force=options.force)
                 outputs[name] = stack.enter_context(output)
         yield Reports(outputs, card_row)
+
+
+def _single_files(options: ReportOptions, names: Sequence[str]) -> dict[str, Path]:
+    """Return the files beside the pictures by kind: page, card, and a table of OpenOOD for each row."""
+    files: dict[str, Path] = {}
+    if options.html is not None:
+        files["html"] = file_path(options.html)
+    if options.card is not None:
+        files["card"] = file_path(options.card)
+    if options.openood_csv is not None:
+        path = file_path(options.openood_csv)
+        for index, name in enumerate(names):
+            path_of_row = path
+            if len(names) > 1:
+                path_of_row = named_apart(path, name)
+            files[_csv_kind(index)] = path_of_row
+    return files
 
 
 def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
@@ -107,9 +117,10 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
         card = render_card(answer, reports.card_row)
         written.append(_write_bytes(outputs["card"], card))
     for index, row in enumerate(answer.models):
-        name = _csv_of(index)
-        if name in outputs:
-            written.append(_write_bytes(outputs[name], openood_csv(row)))
+        kind = _csv_kind(index)
+        if kind in outputs:
+            table = openood_csv(row)
+            written.append(_write_bytes(outputs[kind], table))
     has_pictures = any(name.endswith(".png") for name in outputs)
     if has_pictures:
         for name, picture in picture_files(answer):
@@ -119,6 +130,8 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
 
 
 def _write_bytes(output: Output, content: bytes) -> Path:
+    """Write a claimed file, and return its path."""
+
     def write(handle: IO[bytes]) -> None:
         handle.write(content)
 
@@ -128,7 +141,7 @@ def _write_bytes(output: Output, content: bytes) -> Path:
 _MOST_NAMES = 10  # that a hint lists
 
 
-def _csv_of(row: int) -> str:
+def _csv_kind(row: int) -> str:
     return f"openood csv {row}"
 
 
@@ -153,20 +166,30 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
+    """Return the number of the row that the card is about: the one that was asked for, else the last.
+
+    Raises:
+        UsageError: no row has the name that was asked for.
+    """
     wanted = options.card_model
     if options.card is None or wanted is None:
         return len(names) - 1
     if wanted in names:
         return list(names).index(wanted)
-    near = difflib.get_close_matches(wanted, names, n=1)
-    if near:
-        hint = f"did you mean {shown_name(near[0])}?"
-    else:
-        first_ones = ", ".join(map(shown_name, names[:_MOST_NAMES]))
-        hint = f"the rows are: {first_ones}"
-        if len(names) > _MOST_NAMES:
-            hint += ", ..."
+    hint = _hint_for_row(wanted, names)
     raise UsageError(f"--card-model {shown_name(wanted)} is no row", hint=hint)
+
+
+def _hint_for_row(wanted: str, names: Sequence[str]) -> str:
+    """Return the row that was meant, where one has a name like it; else the first rows that there are."""
+    alike = difflib.get_close_matches(wanted, names, n=1)
+    if alike:
+        return f"did you mean {shown_name(alike[0])}?"
+    first_names = ", ".join(map(shown_name, names[:_MOST_NAMES]))
+    hint = f"the rows are: {first_names}"
+    if len(names) > _MOST_NAMES:
+        hint += ", ..."
+    return hint
 
 
 # --- the table of OpenOOD ---------------------------------------------------------------------------------------------
@@ -188,31 +211,34 @@ def openood_csv(row: EvalRow) -> bytes:
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["dataset", *OPENOOD_COLUMNS, "ACC"])
+    titles = ["dataset", *OPENOOD_COLUMNS, "ACC"]
+    table.writerow(titles)
+    keys = OPENOOD_COLUMNS.values()
     accuracy = _percent(row.id.metrics, "accuracy")
     for name, metrics in _openood_lines(row):
-        figures = [_percent(metrics, key) for key in OPENOOD_COLUMNS.values()]
+        figures = [_percent(metrics, key) for key in keys]
         table.writerow([name, *figures, accuracy])
     return text.getvalue().encode()
 
 
 def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
-    """Yield name and metrics of every line."""
+    """Yield name and metrics of every set, group by group, and behind a group that has sets its mean."""
     averages: dict[str, OodAverage] = {"near": "near_avg", "far": "far_avg"}
     for group in ("near", "far", None):
-        is_empty = True
+        has_sets = False
         for name, measured in row.detection.ood.items():
-            if measured.group != group:
-                continue
-            is_empty = False
-            yield name, measured.metrics
-        if group is not None and not is_empty:
+            if measured.group == group:
+                has_sets = True
+                yield name, measured.metrics
+        if has_sets and group is not None:
             means = average_of(row.detection, averages[group])
             yield f"{group}ood", means
 
 
 def _percent(metrics: Metrics, key: str) -> str:
+    """Return a metric in percent to two decimals; empty where it is not known."""
     value = single_number(metrics.get(key))
     if value is None:
         return ""
-    return f"{100 * value:.2f}"
+    percent = 100 * value
+    return f"{percent:.2f}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.files.eval_answer import EvalAnswer, EvalRow
+from hydractl.files.model_records import DataSetRecord
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import comparison_pictures, model_pictures
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
-_HOW = {
+_EXPLANATIONS = {
     "reliability": "Each point is a bin of samples by confidence. On the dashed line, confidence is what it says; "
     "below it the model is overconfident, above it underconfident. Whiskers are 95 % Wilson intervals of the accuracy: "
     "bins with few samples say little. The bars count the samples of each bin.",
@@ -39,7 +41,7 @@ _HOW = {
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _DrawnPicture:
     """A picture as SVG elements."""
 
     kind: str
@@ -58,7 +60,7 @@ class _Section:
     anchor: str
     title: str
     note: str = ""
-    figures: Sequence[_Drawn] = ()
+    figures: Sequence[_DrawnPicture] = ()
     tables: Sequence[tables.Table] = ()
     facts: Sequence[Fact] = ()
 
@@ -77,7 +79,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         answer: of the eval.
         study: that of the study which it is part of: its verdict and its tables come first.
     """
-    page = template("report.html.j2", visible, {"shown": shown_name, "ends": _ends_text}, autoescape=True)
+    page = template("report.html.j2", visible, {"shown": shown_name, "ends": _interval_text}, autoescape=True)
     sections = [section for section in _sections(answer) if not section.is_empty]
     verdict: Sequence[str] = ()
     tables_of_study: Sequence[StudyTable] = ()
@@ -100,6 +102,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
 
 
 def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
+    """Return the title of the page: of the study, of the single model, or of how many models."""
     if study is not None:
         name = shown_name(study.model.name)
         return f"Study of {name}"
@@ -110,7 +113,7 @@ def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
     return f"Evaluation of {name}"
 
 
-def _ends_text(cell: tables.Cell) -> str:
+def _interval_text(cell: tables.Cell) -> str:
     """Return the interval of a number: with a dash, which is short, where no end can be negative."""
     assert cell.ends is not None
     if cell.signed:
@@ -124,25 +127,16 @@ def _ends_text(cell: tables.Cell) -> str:
 
 
 def _sections(answer: EvalAnswer) -> Iterator[_Section]:
-    """Yield every part of the page, in order."""
+    """Yield every part of the page, in order; some of them may be empty."""
     rows = answer.models
-    pictures = _draw(answer)
     marked = ""
     if len(rows) > 1:
         marked = "Bold: best of the column, underlined: second best."
-
-    def part(anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = "") -> _Section:
-        """Return a section with the pictures of a kind, explained where there are some, and tables that have rows."""
-        figures = []
-        if kind:
-            figures = [picture for picture in pictures if picture.kind.startswith(kind)]
-        if figures:
-            note = _HOW[kind]
-        shown = [table for table in under if table.rows]
-        return _Section(anchor, title, note, figures, shown)
-
+    first = shown_name(rows[0].name)
+    pictures = _drawn_pictures(answer)
+    part = partial(_section, pictures)
     yield part("results", "Results", tables.main_table(rows), note=marked)
-    yield part("difference", f"Difference to {shown_name(rows[0].name)}", tables.difference_table(rows))
+    yield part("difference", f"Difference to {first}", tables.difference_table(rows))
     yield part("by-score", "OOD detection, score by score", tables.score_table(rows))
     yield part("errors", "Wrong answers, score by score", tables.error_table(rows))
     yield part("ood", "OOD detection, set by set", *tables.ood_tables(rows))
@@ -157,12 +151,34 @@ def _sections(answer: EvalAnswer) -> Iterator[_Section]:
     yield part("diversity", "Diversity", tables.diversity_table(rows), kind="diversity")
     yield part("corruptions", "Corruptions", *tables.corruption_tables(rows), kind="corruptions")
     yield part("settings", "Calibration, conformal sets and thresholds", tables.settings_table(rows))
-    yield _Section("conventions", "Conventions", facts=list(_conventions(answer)))
-    yield _Section("provenance", "Provenance", facts=list(_provenance(answer)))
+    yield _Section("conventions", "Conventions", facts=list(_convention_facts(answer)))
+    yield _Section("provenance", "Provenance", facts=list(_provenance_facts(answer)))
 
 
-def _draw(answer: EvalAnswer) -> list[_Drawn]:
-    """Draw the pictures of each row, then those that compare all rows."""
+def _section(
+    pictures: Sequence[_DrawnPicture], anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = ""
+) -> _Section:
+    """Return a section with its pictures, explained where there are some, and those of its tables that have rows.
+
+    Args:
+        pictures: all of the page.
+        anchor: names the section in links.
+        title: its heading.
+        under: its tables.
+        kind: what the kind of its pictures begins with; none of them without it.
+        note: what stands below the heading where no picture has to be explained.
+    """
+    figures = []
+    if kind:
+        figures = [picture for picture in pictures if picture.kind.startswith(kind)]
+    if figures:
+        note = _EXPLANATIONS[kind]
+    tables_with_rows = [table for table in under if table.rows]
+    return _Section(anchor, title, note, figures, tables_with_rows)
+
+
+def _drawn_pictures(answer: EvalAnswer) -> list[_DrawnPicture]:
+    """Return the pictures of each row, then those that compare all rows, drawn."""
     from markupsafe import Markup
 
     pictures: list[Picture] = []
@@ -171,37 +187,46 @@ def _draw(answer: EvalAnswer) -> list[_Drawn]:
     pictures += comparison_pictures(answer)
     drawn = []
     for index, picture in enumerate(pictures):
-        svgs = inline_svgs(picture, f"{picture.kind}.{index}")
-        drawn.append(_Drawn(picture.kind, picture.title, [Markup(svg) for svg in svgs]))
+        salt = f"{picture.kind}.{index}"
+        svgs = [Markup(svg) for svg in inline_svgs(picture, salt)]
+        drawn.append(_DrawnPicture(picture.kind, picture.title, svgs))
     return drawn
 
 
-def _conventions(answer: EvalAnswer) -> Iterator[Fact]:
+def _convention_facts(answer: EvalAnswer) -> Iterator[Fact]:
+    """Yield each convention and what it says; one that tells rows apart, row by row."""
     for key, convention in answer.conventions.items():
         text = convention
         if isinstance(convention, dict):
-            parts = [f"{name}: {said}" for name, said in convention.items()]
-            text = "; ".join(parts)
+            sentences = [f"{name}: {said}" for name, said in convention.items()]
+            text = "; ".join(sentences)
         yield key, [text]
 
 
-def _provenance(answer: EvalAnswer) -> Iterator[Fact]:
-    """Yield everything needed to know what was measured on what, in full."""
+def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
+    """Yield everything needed to know what was measured on what, in full: models, data, bootstrap, and the schema."""
     for row in answer.models:
-        yield f"model {row.name}", row.files or ["no sha256"]
+        digests = row.files or ["no sha256"]
+        yield f"model {row.name}", digests
     for name, data in answer.test.items():
-        spec = data.spec or "-"
-        fingerprint = data.fingerprint or "-"
-        facts = f"fingerprint {fingerprint}"
-        if data.n is not None:
-            facts = f"n = {data.n}, {facts}"
-        yield f"data {name}", [spec, facts]
+        yield f"data {name}", _data_lines(data)
     if answer.bootstrap is not None:
         options = []
         for key, value in answer.bootstrap.to_json().items():
             options.append(f"{key} {value}")
-        yield "bootstrap", [", ".join(options)]
+        line = ", ".join(options)
+        yield "bootstrap", [line]
     yield "form", [answer.schema]
+
+
+def _data_lines(data: DataSetRecord) -> list[str]:
+    """Return the spec of a data set, and below it its size, where that is known, and its fingerprint."""
+    spec = data.spec or "-"
+    fingerprint = data.fingerprint or "-"
+    facts = f"fingerprint {fingerprint}"
+    if data.n is not None:
+        facts = f"n = {data.n}, {facts}"
+    return [spec, facts]
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------
@@ -212,54 +237,62 @@ _SEVERAL = 3  # names that a sentence may list
 
 def measured(answer: EvalAnswer) -> list[str]:
     """Say what was measured, in sentences: models, data, and what to be careful about."""
-    sentences = [_inside_words(answer)]
+    sentences = [_id_data_sentence(answer)]
     if tables.ood_names(answer.models):
-        sentences += _outside_words(answer)
+        sentences += _ood_data_sentences(answer)
     else:
         sentences.append("No out-of-distribution data was given.")
-    sentences.append(_interval_words(answer))
-    return sentences + _cautions(answer.models)
+    sentences.append(_interval_sentence(answer))
+    sentences += _caution_sentences(answer.models)
+    return sentences
 
 
-def _inside_words(answer: EvalAnswer) -> str:
+def _id_data_sentence(answer: EvalAnswer) -> str:
     """Say which models were measured on which ID data."""
     rows = answer.models
     models = f"{len(rows)} models were"
     if len(rows) == 1:
         models = f"The model {shown_name(rows[0].name)} was"
+
+    kind = "samples without labels"
+    if any(tables.ACCURACY.value(row) is not None for row in rows):
+        kind = "labelled samples"
+    spec = ""
     data = answer.test.get("id")
-    size: int | str | None = rows[0].id.n
+    if data is not None and data.spec:
+        spec = f" of {shown_name(data.spec)}"
+    return f"{models} measured on {_id_size_words(answer)} {kind}{spec} (in distribution, ID)."
+
+
+def _id_size_words(answer: EvalAnswer) -> str:
+    """Return how many ID samples there are: as the first row says, else as the list of data sets does."""
+    size = answer.models[0].id.n
+    data = answer.test.get("id")
     if size is None and data is not None:
         size = data.n
     if size is None:
-        size = "an unknown number of"
-    spec = ""
-    if data is not None and data.spec:
-        spec = f" of {shown_name(data.spec)}"
-    labelled = any(tables.ACCURACY.value(row) is not None for row in rows)
-    kind = "samples without labels"
-    if labelled:
-        kind = "labelled samples"
-    return f"{models} measured on {size} {kind}{spec} (in distribution, ID)."
+        return "an unknown number of"
+    return str(size)
 
 
-def _outside_words(answer: EvalAnswer) -> list[str]:
+def _ood_data_sentences(answer: EvalAnswer) -> list[str]:
     """Say which OOD sets were told from the ID data, and by which scores."""
     set_texts = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
     sets = "; ".join(set_texts)
-    names: set[str] = set()
-    each = []
+    sentences = [f"Out-of-distribution (OOD) data: {sets}."]
+
+    scores: set[str] = set()
+    scores_of_rows = []
     for row in answer.models:
         score = tables.score_name(answer, row)
         if score:
-            names.add(score)
-            each.append(f"{shown_name(score)} of {shown_name(row.name)}")
-    sentences = [f"Out-of-distribution (OOD) data: {sets}."]
-    if len(names) == 1:
-        (score,) = names
+            scores.add(score)
+            scores_of_rows.append(f"{shown_name(score)} of {shown_name(row.name)}")
+    if len(scores) == 1:
+        (score,) = scores
         sentences.append(f"The OOD score is {shown_name(score)}.")
-    elif names:
-        sentences.append(f"The OOD scores are {', '.join(each)}.")
+    elif scores:
+        sentences.append(f"The OOD scores are {', '.join(scores_of_rows)}.")
     return sentences
 
 
@@ -278,7 +311,10 @@ def _set_text(name: str, answer: EvalAnswer) -> str:
 
 
 def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
-    """Return the size of an OOD set: as the first row says that has it, else as the list of data sets does."""
+    """Return the size of an OOD set: as the first row says that has it, else as the list of data sets does.
+
+    None where neither says it.
+    """
     for row in answer.models:
         if name in row.detection.ood:
             size = row.detection.ood[name].n
@@ -291,7 +327,7 @@ def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
     return None
 
 
-def _interval_words(answer: EvalAnswer) -> str:
+def _interval_sentence(answer: EvalAnswer) -> str:
     """Say what the numbers are means of, or what their intervals cover."""
     runs = tables.runs_text(answer)
     if runs:
@@ -304,7 +340,7 @@ def _interval_words(answer: EvalAnswer) -> str:
     return f"{text}; they do not cover training again with another seed."
 
 
-def _cautions(rows: Sequence[EvalRow]) -> list[str]:
+def _caution_sentences(rows: Sequence[EvalRow]) -> list[str]:
     """Say in sentences what makes numbers look better than they are."""
     sentences = []
     for row in rows:
@@ -325,38 +361,44 @@ def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
     rows = answer.models
     lines = []
     for column in tables.main_columns(rows):
-        metric = column.metric
         values = [column.value(row) for row in rows]
-        best = []
-        second = []
-        for row, mark in zip(rows, tables.marks(values, metric), strict=True):
-            if mark == tables.BEST:
-                best.append(row)
-            elif mark == tables.SECOND:
-                second.append(row)
+        marks = tables.marks(values, column.metric)
+        best = _rows_with_mark(tables.BEST, rows, marks)
         if not best:
             continue
-        text = f"{_names(best)} with {_value(column, best)}"
+        text = _names_with_value(column, best)
+        second = _rows_with_mark(tables.SECOND, rows, marks)
         if second:
-            text += f", then {_names(second)} with {_value(column, second)}"
-        text += _significance(column, best, rows)
-        name = f"{column.words} ({metric.direction} is better)"
+            text += f", then {_names_with_value(column, second)}"
+        text += _significance_words(column, best, rows)
+        name = f"{column.words} ({column.metric.direction} is better)"
         lines.append((name, f"{text}."))
     return lines
 
 
-def _value(column: tables.Column, rows: Sequence[EvalRow]) -> str:
-    """Return the number that these rows have in common, with its interval where it is that of a single row."""
+def _rows_with_mark(mark: str, rows: Sequence[EvalRow], marks: Sequence[str]) -> list[EvalRow]:
+    """Return the rows that bear a mark; ``marks`` has that of each row."""
+    marked = []
+    for row, mark_of_row in zip(rows, marks, strict=True):
+        if mark_of_row == mark:
+            marked.append(row)
+    return marked
+
+
+def _names_with_value(column: tables.Column, rows: Sequence[EvalRow]) -> str:
+    """Return the names of rows, and the number that they have in common; of a single row its interval as well."""
     first = rows[0]
-    text = number(column.value(first))
+    names = _names_in_words(rows)
+    value = number(column.value(first))
     ends = column.interval(first)
     if len(rows) > 1 or ends is None:
-        return text
+        return f"{names} with {value}"
     low, high = map(number, ends)
-    return f"{text} ({low} to {high})"
+    return f"{names} with {value} ({low} to {high})"
 
 
-def _names(rows: Sequence[EvalRow]) -> str:
+def _names_in_words(rows: Sequence[EvalRow]) -> str:
+    """Return the names of rows in words, of many the first of them: ``a, b, c and 2 more``."""
     listed = [shown_name(row.name) for row in rows[:_SEVERAL]]
     rest = len(rows) - len(listed)
     if not rest:
@@ -365,15 +407,15 @@ def _names(rows: Sequence[EvalRow]) -> str:
     return f"{first_ones} and {rest} more"
 
 
-def _significance(column: tables.Column, best: Sequence[EvalRow], rows: Sequence[EvalRow]) -> str:
+def _significance_words(column: tables.Column, best: Sequence[EvalRow], rows: Sequence[EvalRow]) -> str:
     """Say what the paired differences, all to the first row, tell of the best; empty where there are none."""
     reference = rows[0]
     if any(row is reference for row in best):
         winners = {id(row) for row in best}
         others = [row for row in rows if id(row) not in winners]
-        return _significance_of_reference(column, reference, others)
+        return _reference_significance_words(column, reference, others)
     if len(best) > 1:
-        return ""
+        return ""  # each has a difference to the first row, and they may disagree
     difference = column.difference(best[0])
     if difference is None:
         return ""
@@ -388,13 +430,17 @@ def _significance(column: tables.Column, best: Sequence[EvalRow], rows: Sequence
     return f"; {verdict} from {shown_name(reference.name)} ({paired})"
 
 
-def _significance_of_reference(column: tables.Column, reference: EvalRow, others: Sequence[EvalRow]) -> str:
+def _reference_significance_words(column: tables.Column, reference: EvalRow, others: Sequence[EvalRow]) -> str:
     """Say from how many of the others the first row differs; empty where an interval is not known."""
     significant = 0
     for row in others:
         difference = column.difference(row)
-        if difference is None or difference[1] is None:
+        if difference is None:
             return ""
-        significant += tables.excludes_zero(difference[1])
+        _, ends = difference
+        if ends is None:
+            return ""
+        if tables.excludes_zero(ends):
+            significant += 1
     name = shown_name(reference.name)
     return f"; paired differences to {name} are significant for {significant} of {len(others)} others"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from hydractl.files.eval_answer import (
     EvalAnswer,
     EvalRow,
     ReliabilityCurve,
+    RiskCoverageCurve,
     RocCurve,
     ScoreHistograms,
     diversity_place,
@@ -27,14 +29,14 @@ from hydractl.report.eval_tables import (
     DIVERSITY_METRICS,
     OOD_AVERAGE,
     Column,
-    corrupted_samples,
+    corrupted_sizes,
     cost_ratio,
-    each_once,
+    distinct_entries,
     known_interval,
     ood_names,
-    samples,
     score_name,
     single_number,
+    sizes_of_sets,
     sizes_text,
 )
 from hydractl.report.pictures import (
@@ -56,8 +58,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import PathPatch
 
-OF_MODEL = ("reliability", "scores", "roc", "heads", "training")
-OF_ALL = ("risk-coverage", "cost-auroc", "cost-accuracy", "diversity", "corruptions")
+KINDS_OF_A_ROW = ("reliability", "scores", "roc", "heads", "training")
+KINDS_OF_ALL_ROWS = ("risk-coverage", "cost-auroc", "cost-accuracy", "diversity", "corruptions")
 _SITE_LETTERS = 14
 _CELL = 0.18  # inches of one head
 _SEVERITIES = ("1", "2", "3", "4", "5")
@@ -74,23 +76,26 @@ class _Line:
 
 
 def possible_files(names: Sequence[str]) -> list[str]:
-    """Return every file name that pictures of these rows can have; which of them are made, the numbers decide."""
+    """Return every file name that pictures of rows with these names can have.
+
+    Which of them are written depends on the numbers that a row has.
+    """
     files = []
     for part in file_names(names):
-        for kind in OF_MODEL:
+        for kind in KINDS_OF_A_ROW:
             files.append(f"{kind}.{part}.png")
-    for kind in OF_ALL:
+    for kind in KINDS_OF_ALL_ROWS:
         files.append(f"{kind}.png")
     return files
 
 
 def picture_files(answer: EvalAnswer) -> Iterator[tuple[str, Picture]]:
-    """Yield file name and picture for all that this answer has numbers for, those about all rows first."""
+    """Yield file name and picture for all that this answer has numbers for, those that compare all rows first."""
     for picture in comparison_pictures(answer):
         yield f"{picture.kind}.png", picture
     rows = answer.models
-    parts = file_names([row.name for row in rows])
-    for row, part in zip(rows, parts, strict=True):
+    parts_of_names = file_names([row.name for row in rows])
+    for row, part in zip(rows, parts_of_names, strict=True):
         for picture in model_pictures(answer, row):
             name = f"{picture.kind}.{part}.png"
             yield name, picture
@@ -113,7 +118,7 @@ def model_pictures(answer: EvalAnswer, row: EvalRow) -> Iterator[Picture]:
 
 
 def comparison_pictures(answer: EvalAnswer) -> list[Picture]:
-    """Return every picture about all rows that the answer has numbers for, in the order of a report."""
+    """Return every picture that compares all rows and that the answer has numbers for, in the order of a report."""
     rows = answer.models
     names = drawn_names([row.name for row in rows])
     pictures = (
@@ -138,6 +143,7 @@ class _Bin(NamedTuple):
 
 
 def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
+    """Return the bins that hold samples, lowest confidence first."""
     filled = []
     for index, n in enumerate(curve.n):
         confidence = curve.confidence[index]
@@ -145,48 +151,59 @@ def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
         if not n or confidence is None or accuracy is None:
             continue
         interval = (curve.low[index], curve.high[index])
-        ends = known_interval(interval)
-        filled.append(_Bin(confidence, accuracy, ends))
+        filled.append(_Bin(confidence, accuracy, known_interval(interval)))
     return filled
 
 
 def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
-    """Draw a reliability diagram: accuracy over confidence by bin with its interval, and the bins' sample counts."""
-    filled = _filled_bins(curve)
+    """Return the reliability diagram of a row: accuracy over confidence by bin, and below it the counts of samples."""
     n = sum(curve.n)
-
-    def diagram(axes: Axes) -> None:
-        confidences = []
-        accuracies = []
-        intervals = []
-        for filled_bin in filled:
-            confidences.append(filled_bin.confidence)
-            accuracies.append(filled_bin.accuracy)
-            intervals.append(filled_bin.ends)
-        axes.plot([0, 1], [0, 1], **GUIDE)
-        whiskers(axes, confidences, intervals, 0)
-        axes.plot(confidences, accuracies, **point_look(0), **UNCLIPPED)
-        axes.set(xlim=(0, 1), ylim=(0, 1))
-        axes.set_xlabel(f"confidence: mean highest p of a bin (n = {n})")
-        axes.set_ylabel("accuracy of the bin\nwith 95 % Wilson interval")
-
-    def counts(axes: Axes) -> None:
-        left_edges = curve.edges[:-1]
-        widths = [high - low for low, high in pairwise(curve.edges)]
-        labels = [_bin_label(count) for count in curve.n]
-        top = 1.16 * max(curve.n)  # with room for the labels
-        bars = axes.bar(left_edges, curve.n, widths, align="edge", color=colour(0), alpha=0.45)
-        axes.bar_label(bars, labels, fontsize=7, padding=1)
-        axes.set(xlim=(0, 1), ylim=(0, top))
-        axes.set_xlabel(f"confidence: highest p (n = {n})")
-        axes.set_ylabel("samples\nin the bin")
-        count_axis(axes.yaxis)
-
+    bins = _filled_bins(curve)
+    draw_accuracies = partial(_draw_accuracies, bins=bins, n=n)
+    above = Panel(draw_accuracies, "accuracy over confidence")
+    draw_counts = partial(_draw_bin_counts, curve=curve, n=n)
+    below = Panel(draw_counts, "samples in each bin over confidence", height=1.7)
     ece = single_number(row.id.metrics.get("ece"))
     title = f"{shown_name(row.name)}: ECE {number(ece)}"
-    above = Panel(diagram, "accuracy over confidence")
-    below = Panel(counts, "samples in each bin over confidence", height=1.7)
     return Picture("reliability", title, (above, below), stacked=True)
+
+
+def _draw_accuracies(axes: Axes, bins: Sequence[_Bin], n: int) -> None:
+    """Draw the accuracy of each bin with its interval, and the diagonal on which confidence is what it says."""
+    confidences = []
+    accuracies = []
+    intervals = []
+    for filled_bin in bins:
+        confidences.append(filled_bin.confidence)
+        accuracies.append(filled_bin.accuracy)
+        intervals.append(filled_bin.ends)
+    axes.plot([0, 1], [0, 1], **GUIDE)
+    whiskers(axes, confidences, intervals, 0)
+    axes.plot(confidences, accuracies, **point_look(0), **UNCLIPPED)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.set_xlabel(f"confidence: mean highest p of a bin (n = {n})")
+    axes.set_ylabel("accuracy of the bin\nwith 95 % Wilson interval")
+
+
+def _draw_bin_counts(axes: Axes, curve: ReliabilityCurve, n: int) -> None:
+    """Draw how many samples each bin holds, the empty ones without a label."""
+    left_edges = curve.edges[:-1]
+    widths = [high - low for low, high in pairwise(curve.edges)]
+    bars = axes.bar(
+        left_edges,
+        curve.n,
+        widths,
+        align="edge",
+        color=colour(0),
+        alpha=0.45,
+    )
+    labels = [_bin_label(count) for count in curve.n]
+    axes.bar_label(bars, labels, fontsize=7, padding=1)
+    with_room_for_labels = 1.16 * max(curve.n)
+    axes.set(xlim=(0, 1), ylim=(0, with_room_for_labels))
+    axes.set_xlabel(f"confidence: highest p (n = {n})")
+    axes.set_ylabel("samples\nin the bin")
+    count_axis(axes.yaxis)
 
 
 def _bin_label(count: int) -> str:
@@ -207,53 +224,100 @@ def count_axis(axis: Any) -> None:
 
 
 def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Picture:
-    """Draw OOD histograms: where the scores of the ID samples lie, and where those of each OOD set do."""
+    """Return histograms, a panel for each OOD set: where its scores lie, and where those of the ID samples do.
+
+    Args:
+        curve: counts of samples by bin of the OOD score, of the ID data and of each OOD set.
+        row: whose scores they are.
+        score: the name of the score; None where it is not known.
+    """
+    inside_size = sizes_of_sets([row])
+    inside = _Histogram("ID", inside_size, _shares_of_sum(curve.id), series=0)
     names = list(curve.ood)
     labels = drawn_names(names, 18)
     panels = []
     for index, name in enumerate(names):
-        label = labels[index]
-        panel = _score_panel(curve, name, label, row, score, index + 1)
-        panels.append(panel)
+        size = sizes_of_sets([row], [name])
+        shares = _shares_of_sum(curve.ood[name])
+        outside = _Histogram(labels[index], size, shares, series=index + 1)
+        draw = partial(
+            _draw_histograms,
+            inside=inside,
+            outside=outside,
+            edges=curve.edges,
+            score=score,
+            threshold=_threshold_on_score(row, score),
+        )
+        words = f"OOD scores of ID samples and of {outside.label}, {inside_size} and {size}"
+        panels.append(Panel(draw, words, height=2.6))
     return Picture("scores", shown_name(row.name), tuple(panels))
 
 
-def _score_panel(curve: ScoreHistograms, name: str, shown: str, row: EvalRow, score: str | None, index: int) -> Panel:
-    """Return the panel of one OOD set, whose name is shown as ``shown``, as the series of this number."""
-    edges = curve.edges
+class _Histogram(NamedTuple):
+    """The OOD scores of one data set.
+
+    Attributes:
+        label: the name of the set as it is drawn.
+        size: how many samples it has, as in ``n = 497``.
+        shares: the share of its samples in each bin.
+        series: the number of its colour.
+    """
+
+    label: str
+    size: str
+    shares: Sequence[float]
+    series: int
+
+
+def _draw_histograms(
+    axes: Axes,
+    inside: _Histogram,
+    outside: _Histogram,
+    edges: Sequence[float],
+    score: str | None,
+    threshold: float | None,
+) -> None:
+    """Draw the scores of ID samples filled, those of an OOD set as an outline, and the threshold between the edges."""
+    inside_label = f"{inside.label} ({inside.size})"
+    axes.stairs(
+        inside.shares,
+        edges,
+        fill=True,
+        color=colour(inside.series),
+        alpha=0.45,
+        label=inside_label,
+    )
+    outside_label = f"{outside.label} ({outside.size})"
+    axes.stairs(
+        outside.shares,
+        edges,
+        color=colour(outside.series),
+        linewidth=1.5,
+        label=outside_label,
+    )
     first_edge = edges[0]
     last_edge = edges[-1]
-    inside = _shares(curve.id)
-    outside = _shares(curve.ood[name])
-    inside_size = samples([row])
-    outside_size = samples([row], [name])
-    threshold = _threshold_of(row, score)
-
-    def draw(axes: Axes) -> None:
-        axes.stairs(inside, edges, fill=True, color=colour(0), alpha=0.45, label=f"ID ({inside_size})")
-        axes.stairs(outside, edges, color=colour(index), linewidth=1.5, label=f"{shown} ({outside_size})")
-        if threshold is not None and first_edge <= threshold <= last_edge:
-            axes.axvline(threshold, **GUIDE)
-        highest = max(*inside, *outside) or 1
-        axes.set(xlim=(first_edge, last_edge), ylim=(0, 1.08 * highest), title=shown)
-        which = ""
-        if score is not None:
-            which = f" {visible(score)}"
-        axes.set_xlabel(f"OOD score{which}, higher is more OOD")
-        axes.set_ylabel("share of the set's\nsamples per bin")
-
-    words = f"OOD scores of ID samples and of {shown}, {inside_size} and {outside_size}"
-    return Panel(draw, words, height=2.6)
+    if threshold is not None and first_edge <= threshold <= last_edge:
+        axes.axvline(threshold, **GUIDE)
+    highest = max(*inside.shares, *outside.shares)
+    if not highest:
+        highest = 1  # nothing is drawn, and an axis from 0 to 0 cannot be
+    axes.set(xlim=(first_edge, last_edge), ylim=(0, 1.08 * highest), title=outside.label)
+    which = ""
+    if score is not None:
+        which = f" {visible(score)}"
+    axes.set_xlabel(f"OOD score{which}, higher is more OOD")
+    axes.set_ylabel("share of the set's\nsamples per bin")
 
 
-def _threshold_of(row: EvalRow, score: str | None) -> float | None:
+def _threshold_on_score(row: EvalRow, score: str | None) -> float | None:
     """Return the threshold of a row on this score; None where it has none, or one on another score."""
     if row.threshold is None or row.threshold.score != score:
         return None
     return row.threshold.value
 
 
-def _shares(counts: Sequence[int]) -> list[float]:
+def _shares_of_sum(counts: Sequence[int]) -> list[float]:
     """Return counts as shares of their sum, so that sets of different sizes compare."""
     total = sum(counts)
     if not total:
@@ -262,119 +326,185 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
-    """Draw ROC curves: TPR over FPR of each OOD set."""
-    labels = drawn_names(list(curves), 20)
-    inside = samples([row])
-
-    def draw(axes: Axes) -> None:
-        axes.plot([0, 1], [0, 1], **GUIDE)
-        for index, name in enumerate(curves):
-            curve = curves[name]
-            area = Column(ood_set_place(name), AUROC).value(row)
-            size = samples([row], [name])
-            label = f"{labels[index]} ({size}), AUROC {number(area, 3)}"
-            look = line_look(index + 1, len(curve.fpr))
-            axes.plot(curve.fpr, curve.tpr, label=label, **look)
-        axes.set(xlim=(0, 1), ylim=(0, 1))
-        axes.set_xlabel(f"FPR: share of ID samples flagged ({inside})")
-        axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
-
+    """Return the ROC curves of a row: TPR over FPR of each OOD set."""
+    draw = partial(_draw_roc_curves, curves=curves, row=row)
     panel = Panel(draw, "TPR over FPR of each OOD set", height=3.6)
     return Picture("roc", shown_name(row.name), (panel,))
+
+
+def _draw_roc_curves(axes: Axes, curves: Mapping[str, RocCurve], row: EvalRow) -> None:
+    """Draw the ROC curve of each OOD set, and the diagonal of guessing."""
+    axes.plot([0, 1], [0, 1], **GUIDE)
+    names = list(curves)
+    shown_names = drawn_names(names, 20)
+    for index, name in enumerate(names):
+        curve = curves[name]
+        series = index + 1  # 0 is the colour of ID data
+        look = line_look(series, len(curve.fpr))
+        label = _roc_label(name, shown_names[index], row)
+        axes.plot(curve.fpr, curve.tpr, label=label, **look)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    inside_size = sizes_of_sets([row])
+    axes.set_xlabel(f"FPR: share of ID samples flagged ({inside_size})")
+    axes.set_ylabel("TPR: share of OOD samples flagged\n(n in the legend)")
+
+
+def _roc_label(name: str, shown: str, row: EvalRow) -> str:
+    """Return the name of an OOD set as it is drawn, with its size and its AUROC."""
+    column = Column(ood_set_place(name), AUROC)
+    auroc = number(column.value(row), 3)
+    size = sizes_of_sets([row], [name])
+    return f"{shown} ({size}), AUROC {auroc}"
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
 
 
 def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
-    """Draw the heads that every member keeps, site by site: a filled square is kept, an empty one is removed."""
+    """Return a map for each member of its heads, site by site: a filled square is kept, an empty one is removed.
+
+    A site is an attention module of the model.
+    """
     names = _site_names(sites)
-    heads = [site.heads for site in sites]
-    all_heads = sum(heads)
     members = max(len(site.kept) for site in sites)
+    all_heads = sum(site.heads for site in sites)
     panels = []
     for member in range(members):
-        kept = []
-        for site in sites:
-            kept.append(set(site.kept_by(member)))
-        kept_in_all = sum(map(len, kept))
+        lines = _head_lines(sites, names, member)
+        kept_in_all = sum(len(line.kept) for line in lines)
         title = f"{kept_in_all} of {all_heads} heads kept"
         if members > 1:
             title = f"member {member}: {title}"
-        panels.append(_head_map(title, names, heads, kept))
+        panels.append(_head_map(title, lines))
     return Picture("heads", shown_name(row.name), tuple(panels))
 
 
-def _head_map(title: str, names: Sequence[str], heads: Sequence[int], kept: Sequence[set[int]]) -> Panel:
-    """Return the panel of one member: a line for each site, a square for each head."""
-    widest = max(*heads, 1)
+def _head_lines(sites: Sequence[SiteHeadsRecord], names: Sequence[str], member: int) -> list[_HeadLine]:
+    """Return the lines of the map of one member, one for each site, which are called by ``names``."""
+    lines = []
+    for site, name in zip(sites, names, strict=True):
+        kept = set(site.kept_by(member))
+        lines.append(_HeadLine(name, site.heads, kept))
+    return lines
 
-    def draw(axes: Axes) -> None:
-        kept_cells: list[tuple[int, int]] = []
-        removed_cells: list[tuple[int, int]] = []
-        for line, count in enumerate(heads):
-            for head in range(count):
-                cells = removed_cells
-                if head in kept[line]:
-                    cells = kept_cells
-                cells.append((line, head))
-        axes.add_patch(_squares(kept_cells, facecolor=colour(0), linewidth=0))
-        axes.add_patch(_squares(removed_cells, facecolor="none", edgecolor=SOFT, linewidth=0.6))
-        for line, count in enumerate(heads):
-            counts = f"{len(kept[line])}/{count}"
-            axes.text(count - 0.3, line, counts, va="center", fontsize=7, color=SOFT)
-        axes.set(xlim=(-0.6, widest + 1.6), ylim=(len(names) - 0.4, -0.6), xlabel="head")
-        axes.set_aspect("equal", anchor="NW")
-        axes.set_title(title, loc="left")
-        heads_between_ticks = 4
-        if widest <= 12:
-            heads_between_ticks = 1
-        axes.set_xticks(range(0, widest, heads_between_ticks))
-        axes.set_yticks(range(len(names)), names, fontsize=7)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.grid(False)
 
-    width_of_names = INCHES_A_LETTER * max(map(len, names))
-    width_of_map = 0.9 + _CELL * widest + width_of_names
+class _HeadLine(NamedTuple):
+    """A line of a map of heads: the name of a site as it is drawn, how many heads it has, and which are kept."""
+
+    name: str
+    heads: int
+    kept: set[int]
+
+
+def _head_map(title: str, lines: Sequence[_HeadLine]) -> Panel:
+    """Return the panel of one member, wide enough for its names, its heads and its title."""
+    longest_name = max(len(line.name) for line in lines)
+    width_of_names = INCHES_A_LETTER * longest_name
+    width_of_heads = _CELL * _most_heads(lines)
+    width_of_map = 0.9 + width_of_heads + width_of_names
     width_of_title = 0.4 + INCHES_A_LETTER * len(title)
     width = max(width_of_map, width_of_title, 2.4)
-    return Panel(draw, title, width, 1.05 + _CELL * len(names))
+    height_of_heads = _CELL * len(lines)
+    height = 1.05 + height_of_heads
+    draw = partial(_draw_head_map, title=title, lines=lines)
+    return Panel(draw, title, width, height)
+
+
+def _most_heads(lines: Sequence[_HeadLine]) -> int:
+    """Return the number of heads of the site that has most of them; 1 at least, so that there is an axis."""
+    return max(1, *(line.heads for line in lines))
+
+
+def _draw_head_map(axes: Axes, title: str, lines: Sequence[_HeadLine]) -> None:
+    """Draw a line for each site from top to bottom, a square for each head, and behind them how many are kept."""
+    _draw_heads(axes, lines)
+    for place, line in enumerate(lines):
+        behind_heads = line.heads - 0.3
+        kept_of_all = f"{len(line.kept)}/{line.heads}"
+        axes.text(behind_heads, place, kept_of_all, va="center", fontsize=7, color=SOFT)
+    widest = _most_heads(lines)
+    right = widest + 1.6  # with room for the counts
+    bottom = len(lines) - 0.4
+    axes.set(xlim=(-0.6, right), ylim=(bottom, -0.6), xlabel="head")
+    axes.set_aspect("equal", anchor="NW")
+    axes.set_title(title, loc="left")
+    heads_between_ticks = 4
+    if widest <= 12:
+        heads_between_ticks = 1
+    axes.set_xticks(range(0, widest, heads_between_ticks))
+    names = [line.name for line in lines]
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.grid(False)
+
+
+def _draw_heads(axes: Axes, lines: Sequence[_HeadLine]) -> None:
+    """Draw the kept heads of all lines as filled squares, then the removed ones as empty squares."""
+    kept_cells: list[tuple[int, int]] = []
+    removed_cells: list[tuple[int, int]] = []
+    for place, line in enumerate(lines):
+        for head in range(line.heads):
+            cell = (place, head)
+            if head in line.kept:
+                kept_cells.append(cell)
+            else:
+                removed_cells.append(cell)
+    filled = _squares(kept_cells, facecolor=colour(0), linewidth=0)
+    empty = _squares(removed_cells, facecolor="none", edgecolor=SOFT, linewidth=0.6)
+    axes.add_patch(filled)
+    axes.add_patch(empty)
 
 
 def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
-    """Draw one path of a square for each line and column: a page with a shape for each would be long."""
+    """Return a square for each cell, a line and a column, as one path: a page with a shape for each would be long.
+
+    Args:
+        cells: line and column of the middle of each square.
+        looks: colours and widths, as :class:`matplotlib.patches.PathPatch` takes them.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    around = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
+    around_middle = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
     squares = []
-    for line, head in cells:
+    for line, column in cells:
         corners = []
-        for x, y in around:
-            corners.append((head + x, line + y))
+        for x, y in around_middle:
+            corners.append((column + x, line + y))
         squares.append(Path(corners, closed=True))
-    return PathPatch(Path.make_compound_path(*squares), **looks)
+    one_path = Path.make_compound_path(*squares)
+    return PathPatch(one_path, **looks)
 
 
 def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
-    """Return short names of sites, different from each other; with the tower in front where there are several."""
+    """Return a short name for each site, different from each other.
+
+    A model of several towers (an image and a text encoder) has the tower in front of each name; names are shortened
+    within a tower, for those of different towers may be alike.
+    """
     towers = [visible(site.tower or "main") for site in sites]
     paths = [visible(site.site) for site in sites]
-    if len(set(towers)) == 1:
+    different_towers = set(towers)
+    if len(different_towers) == 1:
         return short_names(paths, _SITE_LETTERS)
-    names = [""] * len(sites)
-    for tower in dict.fromkeys(towers):
-        places = []
-        paths_of_tower = []
-        for index, site_tower in enumerate(towers):
-            if site_tower == tower:
-                places.append(index)
-                paths_of_tower.append(paths[index])
+
+    paths_of_tower: dict[str, list[str]] = {}
+    for tower, path in zip(towers, paths, strict=True):
+        its_paths = paths_of_tower.setdefault(tower, [])
+        its_paths.append(path)
+
+    # The short names of a tower are in the order of its sites: each site takes the next one of its tower.
+    names_to_take: dict[str, Iterator[str]] = {}
+    for tower, its_paths in paths_of_tower.items():
         letters = max(_SITE_LETTERS - len(tower) - 1, 4)
-        short = short_names(paths_of_tower, letters)
-        for index, name in zip(places, short, strict=True):
-            names[index] = f"{tower[:_SITE_LETTERS]} {name}"
+        its_names = short_names(its_paths, letters)
+        names_to_take[tower] = iter(its_names)
+    names = []
+    for tower in towers:
+        shown_tower = tower[:_SITE_LETTERS]
+        name = next(names_to_take[tower])
+        names.append(f"{shown_tower} {name}")
     return names
 
 
@@ -382,25 +512,34 @@ def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
 
 
 def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
-    """Draw training curves: loss and validation accuracy over the epochs, a line for each member that was trained."""
+    """Return training curves: loss and validation accuracy over the epochs, a line for each member that was trained.
+
+    A panel without any number is left out; the picture may have none.
+    """
     steps = sizes_text(trained.steps for trained in trainings)
     x_title = f"epoch ({steps} steps)"
-    losses = _epoch_lines(trainings, lambda epoch: epoch.loss)
-    accuracies = _epoch_lines(trainings, lambda epoch: epoch.val_accuracy)
     panels = []
+    losses = _epoch_lines(trainings, lambda epoch: epoch.loss)
     if losses:
         sizes = sizes_text(trained.n for trained in trainings)
-        draw = _lines(losses, x_title, f"training loss, nats\n({sizes})")
-        panels.append(Panel(draw, "training loss, nats over epochs", height=2.2))
+        y_title = f"training loss, nats\n({sizes})"
+        panels.append(_epoch_panel(losses, x_title, y_title, "training loss, nats over epochs"))
+    accuracies = _epoch_lines(trainings, lambda epoch: epoch.val_accuracy)
     if accuracies:
         sizes = sizes_text(trained.n_val for trained in trainings)
-        draw = _lines(accuracies, x_title, f"validation accuracy\n({sizes})")
-        panels.append(Panel(draw, "validation accuracy over epochs", height=2.2))
+        y_title = f"validation accuracy\n({sizes})"
+        panels.append(_epoch_panel(accuracies, x_title, y_title, "validation accuracy over epochs"))
     return Picture("training", shown_name(row.name), tuple(panels), stacked=True)
 
 
+def _epoch_panel(lines: Sequence[_Line], x_title: str, y_title: str, words: str) -> Panel:
+    """Return a low panel of lines over the epochs, described by ``words``."""
+    draw = partial(_draw_lines, lines=lines, x_title=x_title, y_title=y_title)
+    return Panel(draw, words, height=2.2)
+
+
 def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochRecord], float | None]) -> list[_Line]:
-    """Return a number of every epoch that has it, for each training that has any."""
+    """Return a line for each training: a number of its epochs; without those that have none of any epoch."""
     lines = []
     for index, trained in enumerate(trainings):
         points = []
@@ -408,181 +547,259 @@ def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochR
             value = value_of(epoch)
             if epoch.epoch is not None and value is not None:
                 points.append((epoch.epoch, value))
-        if points:
-            label = _weights_words(trained)
-            if len(trainings) > 1:
-                member = "?"
-                if trained.member is not None:
-                    member = str(trained.member)
-                label = f"member {member}: {label}"
-            lines.append(_Line(index, label, points))
+        if not points:
+            continue
+        label = _weights_words(trained)
+        if len(trainings) > 1:
+            label = f"{_member_words(trained)}: {label}"
+        lines.append(_Line(index, label, points))
     return lines
 
 
+def _member_words(trained: TrainingRecord) -> str:
+    if trained.member is None:
+        return "member ?"
+    return f"member {trained.member}"
+
+
 def _weights_words(trained: TrainingRecord) -> str:
-    """Say the weights of which epoch were kept."""
+    """Say the weights of which epoch were kept: ``epoch 3 of 5 kept``."""
     if trained.kept_epoch is None:
         return "weights of several steps"
-    numbers = []
+    last = 0
     for epoch in trained.epochs or ():
         if epoch.epoch is not None:
-            numbers.append(epoch.epoch)
-    last = 0
-    if numbers:
-        last = numbers[-1]
+            last = epoch.epoch
     return f"epoch {trained.kept_epoch} of {last} kept"
 
 
-def _lines(lines: Sequence[_Line], x_title: str, y_title: str) -> Callable[[Axes], None]:
-    """Return a function that draws a few lines over whole numbers."""
-
-    def draw(axes: Axes) -> None:
-        places: list[int] = []
-        for line in lines:
-            x, y = zip(*line.points, strict=True)
-            look = line_look(line.series, len(x))
-            axes.plot(x, y, label=line.label, **look)
-            places += x
-        axes.set(xlabel=x_title, ylabel=y_title)
-        first = min(places)
-        last = max(places)
-        if first == last:
-            axes.set_xlim(first - 0.5, last + 0.5)
-        lowest = axes.get_ylim()[0]
-        axes.set_ylim(bottom=max(lowest, 0))
-        count_axis(axes.xaxis)
-
-    return draw
+def _draw_lines(axes: Axes, lines: Sequence[_Line], x_title: str, y_title: str) -> None:
+    """Draw lines over whole numbers, with a y axis that does not go below 0."""
+    places: list[int] = []
+    for line in lines:
+        x, y = zip(*line.points, strict=True)
+        look = line_look(line.series, len(x))
+        axes.plot(x, y, label=line.label, **look)
+        places += x
+    axes.set(xlabel=x_title, ylabel=y_title)
+    first = min(places)
+    last = max(places)
+    if first == last:
+        axes.set_xlim(first - 0.5, last + 0.5)
+    lowest = axes.get_ylim()[0]
+    axes.set_ylim(bottom=max(lowest, 0))
+    count_axis(axes.xaxis)
 
 
 # --- of all rows ------------------------------------------------------------------------------------------------------
 
 
 def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
-    """Draw risk-coverage curves: the error rate among the most confident samples, over how many of them there are."""
-    curves = [row.curves.risk_coverage for row in rows]
-    highest_of_curves = []
-    for curve in curves:
+    """Return risk-coverage curves, one a row: the error rate among the most confident samples, over their share.
+
+    None where no row has a curve.
+    """
+    curves = []
+    for series, row in enumerate(rows):
+        curve = row.curves.risk_coverage
         if curve is not None and curve.coverage:
-            highest_of_curves.append(max(curve.risk))
-    if not highest_of_curves:
+            curves.append(_RiskCurve(series, names[series], curve))
+    if not curves:
         return None
-    highest = min(max(highest_of_curves), 1)
-    top = 1.06 * max(highest, 0) or 1
-
-    def draw(axes: Axes) -> None:
-        for index, curve in enumerate(curves):
-            if curve is None or not curve.coverage:
-                continue
-            look = line_look(index, len(curve.coverage))
-            axes.plot(curve.coverage, curve.risk, label=names[index], **look)
-        axes.set(xlim=(0, 1), ylim=(0, top))
-        axes.set_ylabel("error rate among\nthe samples kept")
-        axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({samples(rows)})")
-
+    draw = partial(_draw_risk_curves, curves=curves, sizes=sizes_of_sets(rows))
     panel = Panel(draw, "error rate over coverage", height=3.6)
     return Picture("risk-coverage", "Risk and coverage", (panel,))
 
 
-class _CostPoint(NamedTuple):
-    """A row in the picture of costs: its series, its mult-adds over the reference's, and what it reaches."""
+class _RiskCurve(NamedTuple):
+    """The risk-coverage curve of a row, with the number of its series and its label."""
 
     series: int
+    label: str
+    curve: RiskCoverageCurve
+
+
+def _draw_risk_curves(axes: Axes, curves: Sequence[_RiskCurve], sizes: str) -> None:
+    """Draw curves of risk over coverage, on an axis from 0 to a little above the highest risk."""
+    highest = 0.0
+    for series, label, curve in curves:
+        look = line_look(series, len(curve.coverage))
+        axes.plot(curve.coverage, curve.risk, label=label, **look)
+        highest = max(highest, *curve.risk)
+    highest = min(highest, 1)
+    top = 1.06 * highest
+    if not top:
+        top = 1  # without any error: an axis from 0 to 0 cannot be drawn
+    axes.set(xlim=(0, 1), ylim=(0, top))
+    axes.set_ylabel("error rate among\nthe samples kept")
+    axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({sizes})")
+
+
+class _CostPoint(NamedTuple):
+    """A row in the picture of costs: its series and label, its mult-adds over the reference's, and what it reaches."""
+
+    series: int
+    label: str
     ratio: float
     value: float
     ends: tuple[float, float] | None
 
 
 def cost(rows: Sequence[EvalRow], names: Sequence[str], column: Column, kind: str, words: str) -> Picture | None:
-    """Draw a dot plot: what each row costs, and what it reaches, with its interval."""
-    ratios, reference = cost_ratio(rows)
+    """Return a dot plot of what each row costs and what it reaches, with its interval; None without any such row.
+
+    Args:
+        rows: all of an eval.
+        names: of the rows, as they are drawn.
+        column: the number that is reached.
+        kind: names the picture among others.
+        words: say what the column is.
+    """
+    points = _cost_points(rows, names, column)
+    if not points:
+        return None
+    sizes = f"ID {sizes_of_sets(rows)}"
+    if column.place == _AUROC.place:
+        outside = sizes_of_sets(rows, ood_names(rows))
+        sizes += f", OOD {outside}"
+    _, reference = cost_ratio(rows)
+    (reference_label,) = drawn_names([reference])
+    draw = partial(
+        _draw_cost_points,
+        points=points,
+        x_title=f"mult-adds, times those of\n{reference_label}",
+        y_title=f"{words}\n({sizes})",
+    )
+    panel = Panel(draw, f"{words} over mult-adds", height=3.6)
+    return Picture(kind, f"Cost and {words}", (panel,))
+
+
+def _cost_points(rows: Sequence[EvalRow], names: Sequence[str], column: Column) -> list[_CostPoint]:
+    """Return a point for each row whose cost and number are known."""
+    ratios, _ = cost_ratio(rows)
     points = []
     for index, row in enumerate(rows):
         ratio = ratios[index]
         value = column.value(row)
         if ratio is not None and value is not None:
             ends = column.interval(row)
-            points.append(_CostPoint(index, ratio, value, ends))
-    if not points:
-        return None
-    sizes = f"ID {samples(rows)}"
-    if column.place == _AUROC.place:
-        outside = samples(rows, ood_names(rows))
-        sizes += f", OOD {outside}"
-    (reference_label,) = drawn_names([reference])
+            points.append(_CostPoint(index, names[index], ratio, value, ends))
+    return points
 
-    def draw(axes: Axes) -> None:
-        for point in points:
-            series = point.series
-            whiskers(axes, [point.ratio], [point.ends], series)
-            axes.plot(point.ratio, point.value, label=names[series], **point_look(series))
-        axes.margins(0.1)
-        axes.set_xlabel(f"mult-adds, times those of\n{reference_label}")
-        axes.set_ylabel(f"{words}\n({sizes})")
 
-    panel = Panel(draw, f"{words} over mult-adds", height=3.6)
-    return Picture(kind, f"Cost and {words}", (panel,))
+def _draw_cost_points(axes: Axes, points: Sequence[_CostPoint], x_title: str, y_title: str) -> None:
+    for point in points:
+        whiskers(axes, [point.ratio], [point.ends], point.series)
+        axes.plot(point.ratio, point.value, label=point.label, **point_look(point.series))
+    axes.margins(0.1)
+    axes.set_xlabel(x_title)
+    axes.set_ylabel(y_title)
 
 
 _DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs of votes")
 
 
 def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
-    """Draw dot plots: how much the members of each row differ, set by set."""
-    measured = each_once(row.diversity for row in rows)
+    """Return dot plots, one a metric: how much the members of each row differ on each data set.
+
+    None where no row has several members.
+    """
+    measured = distinct_entries(row.diversity for row in rows)
     outside = ood_names(rows)
     sets = [name for name in ("id", *outside) if name in measured]
-    disagreements = [Column(diversity_place(name), DIVERSITY_METRICS[1]) for name in sets]
-    of_several_members = []
+    series = []
     for index, row in enumerate(rows):
-        values = [column.value(row) for column in disagreements]
-        if any(value is not None for value in values):
-            of_several_members.append(index)
-    if not of_several_members:
+        if _has_disagreement(row, sets):
+            series.append(_DiversitySeries(index, names[index], row))
+    if not series:
         return None
-    titles = []
-    for name in sets:
-        titles.append("ID" if name == "id" else name)
-    shown = drawn_names(titles, 14)
-    inches_of_longest = max(map(len, shown)) * INCHES_A_LETTER
-    inches_of_each = (WIDTH - 0.9) / len(shown)
-    crowded = inches_of_longest > inches_of_each
-    height = 2.6
-    rotation = 0
-    side = "center"
-    if crowded:
-        height = 3.4
-        rotation = 45
-        side = "right"
-    sizes = f"ID {samples(rows)}"
+    sizes = f"ID {sizes_of_sets(rows)}"
     if len(sets) > 1:
-        sizes += f", OOD {samples(rows, outside)}"
-
-    def panel(metric: Metric, unit: str) -> Panel:
-        def draw(axes: Axes) -> None:
-            for turn, index in enumerate(of_several_members):
-                # Side by side, not one over the other.
-                place = (turn + 0.5) / len(of_several_members)
-                shift = 0.6 * (place - 0.5)
-                _diversity_points(axes, rows[index], sets, metric, shift, label=names[index], series=index)
-            axes.set(xlim=(-0.5, len(sets) - 0.5), xlabel=f"data set ({sizes})", ylabel=unit)
-            highest = axes.get_ylim()[1]
-            axes.set_ylim(0, max(highest, 1e-9))
-            axes.set_xticks(range(len(sets)), shown, rotation=rotation, ha=side)
-            axes.grid(False, axis="x")
-
-        return Panel(draw, f"{metric.words} over the data sets", height=height)
-
+        sizes += f", OOD {sizes_of_sets(rows, outside)}"
+    shown_sets = _shown_set_names(sets)
+    height = 2.6
+    if _are_crowded(shown_sets):
+        height = 3.4
     panels = []
     for metric, unit in zip(DIVERSITY_METRICS, _DIVERSITY_UNITS, strict=False):
-        panels.append(panel(metric, unit))
+        draw = partial(
+            _draw_diversity,
+            series=series,
+            metric=metric,
+            sets=sets,
+            shown_sets=shown_sets,
+            x_title=f"data set ({sizes})",
+            y_title=unit,
+        )
+        panels.append(Panel(draw, f"{metric.words} over the data sets", height=height))
     return Picture("diversity", "Diversity of the members", tuple(panels))
 
 
-def _diversity_points(
+class _DiversitySeries(NamedTuple):
+    """A row of several members: its number among all rows, its label, and the row."""
+
+    number: int
+    label: str
+    row: EvalRow
+
+
+def _has_disagreement(row: EvalRow, sets: Sequence[str]) -> bool:
+    """Return whether any of the sets has a disagreement of members, which takes two of them."""
+    disagreement = DIVERSITY_METRICS[1]
+    values = [Column(diversity_place(name), disagreement).value(row) for name in sets]
+    return any(value is not None for value in values)
+
+
+def _shown_set_names(sets: Sequence[str]) -> list[str]:
+    """Return the names of data sets as they stand below an axis."""
+    titles = []
+    for name in sets:
+        if name == "id":
+            titles.append("ID")
+        else:
+            titles.append(name)
+    return drawn_names(titles, 14)
+
+
+def _are_crowded(labels: Sequence[str]) -> bool:
+    """Return whether labels side by side below a panel would run into each other."""
+    inches_of_longest = max(map(len, labels)) * INCHES_A_LETTER
+    inches_of_each = (WIDTH - 0.9) / len(labels)
+    return inches_of_longest > inches_of_each
+
+
+def _draw_diversity(
+    axes: Axes,
+    series: Sequence[_DiversitySeries],
+    metric: Metric,
+    sets: Sequence[str],
+    shown_sets: Sequence[str],
+    x_title: str,
+    y_title: str,
+) -> None:
+    """Draw a metric of each row over the data sets, the rows side by side rather than one over the other."""
+    for turn, (series_number, label, row) in enumerate(series):
+        share_of_width = (turn + 0.5) / len(series)
+        shift = 0.6 * (share_of_width - 0.5)
+        _draw_diversity_points(axes, row, sets, metric, shift, label, series_number)
+    right = len(sets) - 0.5
+    axes.set(xlim=(-0.5, right), xlabel=x_title, ylabel=y_title)
+    highest = axes.get_ylim()[1]
+    axes.set_ylim(0, max(highest, 1e-9))
+    rotation = 0
+    alignment = "center"
+    if _are_crowded(shown_sets):
+        rotation = 45
+        alignment = "right"
+    places = range(len(sets))
+    axes.set_xticks(places, shown_sets, rotation=rotation, ha=alignment)
+    axes.grid(False, axis="x")
+
+
+def _draw_diversity_points(
     axes: Axes, row: EvalRow, sets: Sequence[str], metric: Metric, shift: float, label: str, series: int
 ) -> None:
-    """Draw a metric of one row on each data set, beside the place of the set."""
+    """Draw a metric of one row on each data set that has it, ``shift`` beside the place of the set."""
     x = []
     y = []
     for place, name in enumerate(sets):
@@ -595,8 +812,11 @@ def _diversity_points(
 
 
 def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
-    """Draw what corruption of the images does, from none to the hardest."""
-    x_title = f"severity, 0: uncorrupted ({corrupted_samples(rows)})"
+    """Return lines, a panel for each metric: what corruption of the images does, from none to the hardest.
+
+    None where no row was measured on corrupted images.
+    """
+    x_title = f"severity, 0: uncorrupted ({corrupted_sizes(rows)})"
     panels = []
     for metric in CORRUPTION_METRICS:
         lines = []
@@ -607,7 +827,7 @@ def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None
         if not lines:
             continue
         y_title = f"{metric.words}\n({metric.direction} is better)"
-        draw = _lines(lines, x_title, y_title)
+        draw = partial(_draw_lines, lines=lines, x_title=x_title, y_title=y_title)
         panels.append(Panel(draw, f"{metric.words} over severity"))
     if not panels:
         return None
@@ -615,8 +835,10 @@ def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None
 
 
 def _severity_points(row: EvalRow, metric: Metric) -> list[tuple[int, float]]:
-    """Return a metric over the severity of corruptions, that of uncorrupted data at 0."""
-    places = [IN_DISTRIBUTION, *(severity_place(severity) for severity in _SEVERITIES)]
+    """Return each severity of corruptions where a metric is known, with its value; uncorrupted data are severity 0."""
+    places = [IN_DISTRIBUTION]
+    for severity_text in _SEVERITIES:
+        places.append(severity_place(severity_text))
     points = []
     for severity, place in enumerate(places):
         value = Column(place, metric).value(row)

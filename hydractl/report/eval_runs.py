@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hydractl.errors import InputError
 from hydractl.files.eval_answer import EVAL_SCHEMA, Conventions, EvalAnswer, EvalRow
 from hydractl.files.model_records import DataSetRecord
-from hydractl.report.eval_tables import each_once
+from hydractl.report.eval_tables import distinct_entries
 
 Answers = Mapping[str, EvalAnswer]
 """Answers of eval by the name of their file."""
@@ -68,24 +68,24 @@ def means(answers: Answers, over: str) -> EvalAnswer:
         _check_same_data(answers)
     else:
         _check_other_data(answers)
-    runs_of_rows = _runs(answers, over)
-    for name, runs in runs_of_rows.items():
-        _check_alike(name, runs, over)
-    most_runs = max(map(len, runs_of_rows.values()))
+    runs_by_name = _runs_by_row_name(answers, over)
+    for name, runs in runs_by_name.items():
+        _check_same_settings(name, runs, over)
+    most_runs = max(map(len, runs_by_name.values()))
     if most_runs == 1:
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
     rows = []
-    for name, runs in runs_of_rows.items():
+    for name, runs in runs_by_name.items():
         rows.append(mean_row(name, [run.row for run in runs]))
     document: dict[str, object] = {
         "schema": EVAL_SCHEMA,
         "over": over,
         "models": rows,
-        "test": {name: data.to_json() for name, data in _data(answers).items()},
+        "test": {name: data.to_json() for name, data in _test_sets(answers).items()},
         "conventions": _shared_conventions(answers, over),
     }
-    warnings = _warnings(answers)
+    warnings = _all_warnings(answers)
     if warnings:
         document["warnings"] = warnings
     return EvalAnswer.from_json(document)
@@ -97,10 +97,15 @@ def means(answers: Answers, over: str) -> EvalAnswer:
 def _set_names(answers: Answers) -> list[str]:
     """Return the test sets of all answers, in order."""
     tests = [answer.test for answer in answers.values()]
-    return each_once(tests)
+    return distinct_entries(tests)
 
 
 def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
+    """Return the fingerprint of a test set of an answer.
+
+    Raises:
+        InputError: the answer in the file ``path`` has not the set, or holds means over data sets.
+    """
     data = answer.test.get(name)
     if data is not None and data.fingerprint is not None:
         return data.fingerprint
@@ -111,12 +116,16 @@ def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
 
 
 def _check_same_data(answers: Answers) -> None:
+    """Check that all answers have the same test sets, and that none holds means.
+
+    Raises:
+        InputError: a test set is missing or another in some answer, or an answer holds means over runs.
+    """
     first, *others = answers
     for name in dict.fromkeys(["id", *_set_names(answers)]):
-        known = _fingerprint(answers[first], first, name)
+        fingerprint = _fingerprint(answers[first], first, name)
         for path in others:
-            fingerprint = _fingerprint(answers[path], path, name)
-            if fingerprint != known:
+            if _fingerprint(answers[path], path, name) != fingerprint:
                 hint = "of other data sets, take means with --over data"
                 raise InputError(f"the test set {name} of {path} is not that of {first}", hint=hint)
     for path, answer in answers.items():
@@ -126,37 +135,44 @@ def _check_same_data(answers: Answers) -> None:
 
 
 def _check_other_data(answers: Answers) -> None:
+    """Check that each answer has other ID data, and that all have rows of the same names.
+
+    Raises:
+        InputError: two answers have the same ID data, or rows of different names.
+    """
     first, *_ = answers
-    path_of_data: dict[str, str] = {}
     names = [row.name for row in answers[first].models]
+    path_of_data: dict[str, str] = {}
     for path, answer in answers.items():
         fingerprint = _fingerprint(answer, path, "id")
-        same = path_of_data.setdefault(fingerprint, path)
-        if same != path:
+        if fingerprint in path_of_data:
+            earlier = path_of_data[fingerprint]
             hint = "of several seeds, take means with --over seed"
-            raise InputError(f"{path} and {same} have the same ID data", hint=hint)
-        other_names = [row.name for row in answer.models]
-        if set(other_names) != set(names):
-            rows_here = ", ".join(other_names)
+            raise InputError(f"{path} and {earlier} have the same ID data", hint=hint)
+        path_of_data[fingerprint] = path
+        names_here = [row.name for row in answer.models]
+        if set(names_here) != set(names):
+            rows_here = ", ".join(names_here)
             rows_there = ", ".join(names)
             raise InputError(f"the rows of {path} are {rows_here}, and those of {first} {rows_there}")
 
 
-def _runs(answers: Answers, over: str) -> dict[str, list[Run]]:
-    """Group runs by the name of their row."""
-    runs_of_rows: dict[str, list[Run]] = {}
+def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
+    """Return the runs of each row, by the name that they have in common; over seeds each run once."""
+    runs_by_name: dict[str, list[Run]] = {}
     for path, answer in answers.items():
         for row in answer.models:
-            name = _row_name(row.name, over)
-            runs = runs_of_rows.setdefault(name, [])
-            is_known = over == "seed" and any(_is_same_run(row, run.row) for run in runs)
-            if not is_known:
+            name = _shared_name(row.name, over)
+            runs = runs_by_name.setdefault(name, [])
+            # Over data sets the same model is measured on other data, and every row is a run.
+            is_repeated = over == "seed" and any(_is_same_run(row, run.row) for run in runs)
+            if not is_repeated:
                 runs.append(Run(path, row))
-    return runs_of_rows
+    return runs_by_name
 
 
-def _row_name(name: str, over: str) -> str:
-    """Return the name that the runs of a row have in common."""
+def _shared_name(name: str, over: str) -> str:
+    """Return the name that the runs of a row have in common: over seeds what stands before ``#``."""
     if over == "seed":
         return name.partition("#")[0]
     return name
@@ -166,16 +182,20 @@ def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
     """Return whether two rows are of the same files and have equal figures."""
     if row.sha256 != other.sha256:
         return False
-    return _figures(row) == _figures(other)
+    return _figures_as_json(row) == _figures_as_json(other)
 
 
-def _check_alike(name: str, runs: Sequence[Run], over: str) -> None:
-    """Refuse figures that do not mean the same."""
+def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
+    """Refuse to average figures that do not mean the same.
+
+    Raises:
+        InputError: two runs of the row of this name differ in one of :func:`_settings_to_agree_on`.
+    """
     first, *others = runs
-    known = _settings(first.row, over)
+    settings_of_first = _settings_to_agree_on(first.row, over)
     for run in others:
-        settings = _settings(run.row, over)
-        for key, value in known.items():
+        settings = _settings_to_agree_on(run.row, over)
+        for key, value in settings_of_first.items():
             if settings[key] == value:
                 continue
             here = f"{settings[key]!r} in {run.path}"
@@ -206,32 +226,39 @@ _SETTINGS_OF_SEEDS = (
 """Dotted keys of what must be the same as well where runs differ in their seed."""
 
 
-def _settings(row: EvalRow, over: str) -> dict[str, object]:
-    """Return what must be the same in all runs of a row, by what a message calls it."""
+def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
+    """Return what must be the same in all runs of a row, by what a message calls it; None for what a run has not."""
     document = row.to_json()
-    settings = {key: _value_at(document, key) for key in _SETTINGS}
+    settings: dict[str, object] = {}
+    for key in _SETTINGS:
+        settings[key] = _value_at(document, key)
+
     # A temperature that was fitted is a figure of the run; one that was given is a setting.
+    temperature = None
     was_fitted = _value_at(document, "calibration.fitted_on") is not None
-    settings["calibration.temperature"] = None
     if not was_fitted:
-        settings["calibration.temperature"] = _value_at(document, "calibration.temperature")
+        temperature = _value_at(document, "calibration.temperature")
+    settings["calibration.temperature"] = temperature
+
     settings["the number of members"] = max(1, len(row.members))
-    if over != "seed":
+    if over == "data":
         return settings
+
     # Runs over seeds measure the same data sets; runs over data sets do not.
     for key in _SETTINGS_OF_SEEDS:
         settings[key] = _value_at(document, key)
-    settings["the group of OOD sets"] = {name: measured.group for name, measured in row.detection.ood.items()}
+    groups = {name: measured.group for name, measured in row.detection.ood.items()}
+    settings["the group of OOD sets"] = groups
     return settings
 
 
-def _value_at(document: object, key: str) -> object:
-    """Return the value of a dotted key; None where it is not there."""
+def _value_at(document: object, dotted_key: str) -> object:
+    """Return the value of a dotted key, such as ``probe.name``; None where it is not there."""
     value = document
-    for part in key.split("."):
+    for key in dotted_key.split("."):
         if not isinstance(value, Mapping):
             return None
-        value = value.get(part)
+        value = value.get(key)
     return value
 
 
@@ -239,16 +266,18 @@ def _value_at(document: object, key: str) -> object:
 
 
 def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
-    """Return one row whose figures are the means over runs."""
-    deviations: dict[str, float] = {}
-    averaged = _means_of([_figures(run) for run in runs], (), deviations)
+    """Return one row whose figures are the means over runs, as JSON has it.
+
+    ``std`` has the sample standard deviation of each figure by its dotted key.
+    """
+    averages = _averages([_figures_as_json(run) for run in runs])
     row: dict[str, object] = {
         "name": name,
         "runs": len(runs),
-        "std": deviations,
-        "sha256": _digests(runs),
+        "std": averages.deviations,
+        "sha256": _digests_of_files(runs),
         **_facts_in_common(runs),
-        **averaged,
+        **averages.means,
     }
     seen = _most_seen(runs)
     if seen:
@@ -256,8 +285,8 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
     return row
 
 
-def _digests(runs: Sequence[EvalRow]) -> list[str | None]:
-    """Return the SHA-256 of the files of all runs, of some of which it may not be known."""
+def _digests_of_files(runs: Sequence[EvalRow]) -> list[str | None]:
+    """Return the SHA-256 of the files of all runs; a run of several files may not know that of each."""
     digests: list[str | None] = []
     for run in runs:
         if isinstance(run.sha256, list):
@@ -267,7 +296,7 @@ def _digests(runs: Sequence[EvalRow]) -> list[str | None]:
     return digests
 
 
-def _figures(run: EvalRow) -> dict[str, object]:
+def _figures_as_json(run: EvalRow) -> dict[str, object]:
     """Return the parts of a row that hold figures, as JSON has them."""
     document = run.to_json()
     figures = {}
@@ -301,12 +330,20 @@ def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
     return most
 
 
-def _means_of(runs: Sequence[Figures], place: tuple[str, ...], deviations: dict[str, float]) -> dict[str, object]:
-    """Average every figure that all runs have, and put its deviation under its dotted key into ``deviations``.
+class _Averages(NamedTuple):
+    """Means of figures in the objects in which the figures stood, and their deviations by dotted key."""
 
-    What is no fraction is kept where it is the same in all runs, and left out where it differs.
+    means: dict[str, object]
+    deviations: dict[str, float]
+
+
+def _averages(runs: Sequence[Figures]) -> _Averages:
+    """Average every figure that all runs have, in objects within objects too.
+
+    What is no fraction is kept where it is the same in all runs, and left out where it differs. A single run has no
+    deviations.
     """
-    averaged: dict[str, object] = {}
+    averages = _Averages({}, {})
     for key in runs[0]:
         if not all(key in run for run in runs):
             continue
@@ -314,20 +351,22 @@ def _means_of(runs: Sequence[Figures], place: tuple[str, ...], deviations: dict[
         first = values[0]
         objects = [value for value in values if isinstance(value, Mapping)]
         if len(objects) == len(values):
-            averaged[key] = _means_of(objects, (*place, key), deviations)
+            inner = _averages(objects)
+            averages.means[key] = inner.means
+            for inner_key, deviation in inner.deviations.items():
+                averages.deviations[f"{key}.{inner_key}"] = deviation
             continue
         are_equal = all(value == first for value in values)
         if are_equal and not isinstance(first, float):
-            averaged[key] = first
+            averages.means[key] = first
             continue
         if not _are_fractions(values):
             continue
         numbers = [value for value in values if isinstance(value, (int, float))]
-        averaged[key] = statistics.mean(numbers)
+        averages.means[key] = statistics.mean(numbers)
         if len(numbers) > 1:
-            dotted_key = ".".join((*place, key))
-            deviations[dotted_key] = statistics.stdev(numbers)
-    return averaged
+            averages.deviations[key] = statistics.stdev(numbers)
+    return averages
 
 
 def _are_fractions(values: Sequence[object]) -> bool:
@@ -344,16 +383,14 @@ def _are_fractions(values: Sequence[object]) -> bool:
 # --- the rest of the answer -------------------------------------------------------------------------------------------
 
 
-def _data(answers: Answers) -> dict[str, DataSetRecord]:
-    """Return the test sets of all answers: one that is not the same in all of them has a number behind its name."""
+def _test_sets(answers: Answers) -> dict[str, DataSetRecord]:
+    """Return the test sets of all answers by name; those of one name that differ have a number behind it."""
     sets: dict[str, DataSetRecord] = {}
     for name in _set_names(answers):
-        entries = []
-        for answer in answers.values():
-            if name in answer.test:
-                entries.append(answer.test[name])
+        entries = [answer.test[name] for answer in answers.values() if name in answer.test]
         fingerprints = {entry.fingerprint for entry in entries}
-        if len(fingerprints) == 1:
+        are_the_same = len(fingerprints) == 1
+        if are_the_same:
             sets[name] = entries[0]
             continue
         for place, entry in enumerate(entries):
@@ -362,8 +399,8 @@ def _data(answers: Answers) -> dict[str, DataSetRecord]:
 
 
 def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
-    """Return the sentences that all answers have alike."""
-    renamed = [_conventions(answer.conventions, over) for answer in answers.values()]
+    """Return the sentences that all answers have alike, on rows by the names that these have now."""
+    renamed = [_with_shared_names(answer.conventions, over) for answer in answers.values()]
     first, *others = renamed
     shared = {}
     for key, said in first.items():
@@ -372,27 +409,25 @@ def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
     return shared
 
 
-def _conventions(conventions: Conventions, over: str) -> dict[str, object]:
-    """Return the sentences of an answer, those on single rows by the names that these have now."""
+def _with_shared_names(conventions: Conventions, over: str) -> dict[str, object]:
+    """Return the sentences of an answer, those on single rows by the names that their runs have in common."""
     renamed: dict[str, object] = {}
     for key, said in conventions.items():
         if isinstance(said, Mapping):
-            said = {_row_name(name, over): text for name, text in said.items()}
-        renamed[key] = said
+            renamed[key] = {_shared_name(name, over): text for name, text in said.items()}
+        else:
+            renamed[key] = said
     return renamed
 
 
-def _warnings(answers: Answers) -> list[str]:
+def _all_warnings(answers: Answers) -> list[str]:
     """Return the warnings of all answers, and which test sets are missing where."""
     warnings = []
     for path, answer in answers.items():
         for text in answer.warnings or ():
             warnings.append(f"{path}: {text}")
     for name in _set_names(answers):
-        without = []
-        for path, answer in answers.items():
-            if name not in answer.test:
-                without.append(path)
-        if without:
-            warnings.append(f"{name} is no test set of {', '.join(without)}")
+        paths_without = [path for path, answer in answers.items() if name not in answer.test]
+        if paths_without:
+            warnings.append(f"{name} is no test set of {', '.join(paths_without)}")
     return warnings

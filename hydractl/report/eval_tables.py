@@ -9,7 +9,9 @@ from hydractl.files.eval_answer import (
     IN_DISTRIBUTION,
     EvalAnswer,
     EvalRow,
+    MemberDiversity,
     OodAverage,
+    OodSetMetrics,
     Place,
     average_of,
     average_place,
@@ -111,21 +113,22 @@ def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[C
     return tuple(of_metrics)
 
 
-def _metric(metrics: Sequence[Metric], key: str) -> Metric:
+def _metric_of_key(metrics: Sequence[Metric], key: str) -> Metric:
+    """Return the metric of this key; KeyError where none of them has it."""
     by_key = {metric.key: metric for metric in metrics}
     return by_key[key]
 
 
 def _id_column(key: str) -> Column:
-    metric = _metric(ID_METRICS, key)
+    metric = _metric_of_key(ID_METRICS, key)
     return Column(IN_DISTRIBUTION, metric, metric.words)
 
 
 ID_COLUMNS = columns(ID_METRICS, IN_DISTRIBUTION)
 ACCURACY = _id_column("accuracy")
 AURC = _id_column("aurc")
-AUROC = _metric(OOD_METRICS, "auroc")
-ERROR_AUROC = _metric(table_metrics("errors"), "auroc")
+AUROC = _metric_of_key(OOD_METRICS, "auroc")
+ERROR_AUROC = _metric_of_key(table_metrics("errors"), "auroc")
 OOD_AVERAGE = columns(OOD_METRICS, average_place("ood_avg"), words=", mean over the OOD sets")
 DIVERSITY = columns(DIVERSITY_METRICS, diversity_place("id"))
 
@@ -138,7 +141,7 @@ def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
 
 
 def set_columns(name: str) -> list[Column]:
-    """Return the numbers of one OOD set."""
+    """Return the columns of one OOD set: the metrics of detection, and the mutual information of the members."""
     of_detection = columns(OOD_METRICS, ood_set_place(name))
     place = diversity_place(name)
     mutual_information = Column(place, DIVERSITY_METRICS[0])
@@ -149,13 +152,13 @@ def set_columns(name: str) -> list[Column]:
 
 
 def ood_names(rows: Sequence[EvalRow]) -> list[str]:
-    """Return the OOD sets of all rows, in order."""
+    """Return the names of the OOD sets that any row was measured on, in the order in which they first appear."""
     sets_of_rows = [row.detection.ood for row in rows]
-    return each_once(sets_of_rows)
+    return distinct_entries(sets_of_rows)
 
 
-def each_once(lists: Iterable[Iterable[str]]) -> list[str]:
-    """Return the entries of several lists, each at its first place."""
+def distinct_entries(lists: Iterable[Iterable[str]]) -> list[str]:
+    """Return the entries of several lists without repetition, in the order in which they first appear."""
     entries: dict[str, None] = {}
     for names in lists:
         entries.update(dict.fromkeys(names))
@@ -171,11 +174,15 @@ def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
     return None
 
 
-def samples(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
-    """Return ``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many."""
+def sizes_of_sets(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
+    """Return how many samples the named data sets have in these rows, as text.
+
+    ``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many.
+    """
     sizes = []
     for row in rows:
-        sizes += [sample_count_of(row, name) for name in names]
+        for name in names:
+            sizes.append(sample_count_of(row, name))
     return sizes_text(sizes)
 
 
@@ -190,7 +197,7 @@ def sample_count_of(row: EvalRow, name: str) -> int | None:
 
 
 def sizes_text(sizes: Iterable[int | None]) -> str:
-    """Return the same for any sizes, some of which may not be known."""
+    """Return ``n = 497`` where all known sizes are equal, ``n = 100 to 120`` where not, ``n unknown`` without any."""
     known = {size for size in sizes if size is not None}
     if not known:
         return "n unknown"
@@ -200,7 +207,10 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
 
 
 def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
-    """Return the OOD score of a row; in documents of earlier versions that of all of them."""
+    """Return the name of the OOD score of a row.
+
+    Documents of earlier versions name a score for all rows, among their conventions; None where they name none.
+    """
     if row.ood_score:
         return row.ood_score
     return answer.conventions.get("ood_score")
@@ -291,19 +301,23 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     no better and worse: in a single row, among equal values, and where neither direction is better. ``second`` is the
     next different value, marked among three rows or more.
     """
-    shown = [_as_shown(value, metric) for value in values]
+    unmarked = [""] * len(values)
+    if not metric.direction:
+        return unmarked
+    shown = [_rounded_as_shown(value, metric) for value in values]
     known = [value for value in shown if value is not None]
-    ranked = sorted(set(known), reverse=metric.direction == "higher")
-    if not metric.direction or len(ranked) < 2:
-        return [""] * len(values)
-    mark_of: dict[float | None, str] = {}
-    mark_of[ranked[0]] = BEST
+    higher_is_better = metric.direction == "higher"
+    best_first = sorted(set(known), reverse=higher_is_better)
+    if len(best_first) < 2:
+        return unmarked
+    best, second, *_ = best_first
+    mark_of: dict[float | None, str] = {best: BEST}
     if len(known) > 2:
-        mark_of[ranked[1]] = SECOND
+        mark_of[second] = SECOND
     return [mark_of.get(value, "") for value in shown]
 
 
-def _as_shown(value: float | None, metric: Metric) -> float | None:
+def _rounded_as_shown(value: float | None, metric: Metric) -> float | None:
     """Return the number that a reader of the table sees; None where there is none."""
     if value is None:
         return None
@@ -311,34 +325,35 @@ def _as_shown(value: float | None, metric: Metric) -> float | None:
 
 
 def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
-    """Return the column's number in every row, marked, with its interval."""
-    values = [column.value(row) for row in rows]
+    """Return the column's number in every row, with its deviation over runs and its interval, the best marked."""
     digits = column.metric.digits
+    values = [column.value(row) for row in rows]
+    marks_of_rows = marks(values, column.metric)
     cells = []
-    for row, value, mark in zip(rows, values, marks(values, column.metric), strict=True):
+    for row, value, mark in zip(rows, values, marks_of_rows, strict=True):
         text = number(value, digits)
         deviation = column.std(row)
         if deviation is not None:
             text += f" ± {number(deviation, digits)}"
-        cells.append(Cell(text, mark, column.interval(row)))
+        ends = column.interval(row)
+        cells.append(Cell(text, mark, ends))
     return cells
 
 
 def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], caption: str, title: str = "") -> Table:
-    """Make a table of one line for each model and one column for each number."""
-    cells_of_rows: list[list[Cell]] = [[] for _ in rows]
-    for column in shown:
-        cells_of_column = metric_cells(rows, column)
-        for cells, cell in zip(cells_of_rows, cells_of_column, strict=True):
-            cells.append(cell)
+    """Make a table of one line for each model and one column for each number, the best of each column marked."""
+    # Column by column, for the marks compare the rows; then the cells of a row are put together.
+    cells_of_columns = [metric_cells(rows, column) for column in shown]
     lines = []
-    for row, cells in zip(rows, cells_of_rows, strict=True):
+    for index, row in enumerate(rows):
+        cells = [cells_of_column[index] for cells_of_column in cells_of_columns]
         lines.append((row.name, cells))
     headings = _headings(column.metric for column in shown)
     return Table(caption, headings, lines, title)
 
 
 def _headings(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
+    """Return the heading of each metric: its label, and which direction is better."""
     headings: list[tuple[str, str]] = []
     for metric in metrics:
         headings.append((metric.label, metric.direction))
@@ -346,18 +361,20 @@ def _headings(metrics: Iterable[Metric]) -> list[tuple[str, str]]:
 
 
 def _plain_headings(*labels: str) -> list[tuple[str, str]]:
+    """Return headings of columns in which no direction is better."""
     headings = []
     for label in labels:
         headings.append((label, ""))
     return headings
 
 
-def _numbers(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
-    """Return the numbers of these metrics as cells that bear no mark."""
+def _unmarked_cells(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
+    """Return the numbers of these metrics as cells that bear no mark; a dash where there is none."""
     cells = []
     for metric in metrics:
         value = single_number(values.get(metric.key))
-        cells.append(Cell(number(value, metric.digits)))
+        text = number(value, metric.digits)
+        cells.append(Cell(text))
     return cells
 
 
@@ -366,10 +383,11 @@ def _numbers(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
 
 def main_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of every row with its numbers on ID data and its means over OOD sets."""
-    groups = ""
+    about_groups = ""
     if ood_names(rows):
-        groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;"
-    caption = f"ID {samples(rows)}.{groups} mi (nats) and disagr on ID data. ↑ higher is better, ↓ lower is better."
+        about_groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;"
+    about_members = " mi (nats) and disagr on ID data."
+    caption = f"ID {sizes_of_sets(rows)}.{about_groups}{about_members} ↑ higher is better, ↓ lower is better."
     return metric_table(rows, main_columns(rows), caption)
 
 
@@ -381,100 +399,119 @@ _AVERAGES: tuple[tuple[OodAverage, str, str], ...] = (
 
 
 def ood_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
-    """Yield one table for each OOD set and each average over a group."""
+    """Yield one table for each OOD set, then one for each average over a group that any row has."""
     for name in ood_names(rows):
+        caption = sizes_of_sets(rows, [name])
         group = ood_group(rows, name)
-        size = samples(rows, [name])
-        caption = size
         if group:
-            caption = f"{group} OOD, {size}"
+            caption = f"{group} OOD, {caption}"
         yield metric_table(rows, set_columns(name), caption, shown_name(name))
     for average, title, which in _AVERAGES:
         if any(_has_average(row, average) for row in rows):
-            yield metric_table(
-                rows, columns(OOD_METRICS, average_place(average)), f"unweighted mean over {which}", title
-            )
+            shown = columns(OOD_METRICS, average_place(average))
+            yield metric_table(rows, shown, f"unweighted mean over {which}", title)
 
 
 def _has_average(row: EvalRow, average: OodAverage) -> bool:
+    """Return whether a row has any number of this average."""
     means = average_of(row.detection, average)
     return any(value is not None for value in means.values())
 
 
 def every_set_table(rows: Sequence[EvalRow]) -> Table:
-    """Make a table of a line for each OOD set of each row; marks are within a set."""
-    names = ood_names(rows)
-    tables = {name: metric_table(rows, set_columns(name), "") for name in names}
+    """Make a table of a line for each OOD set of each row; marks compare the rows within a set."""
+    marked_table_of_set = {}
+    for name in ood_names(rows):
+        marked_table_of_set[name] = metric_table(rows, set_columns(name), "")
     lines = []
     for index, row in enumerate(rows):
         for name, measured in row.detection.ood.items():
-            size = "-"
-            if measured.n is not None:
-                size = str(measured.n)
-            group = measured.group or "-"
-            about = [Cell(name, "text"), Cell(group, "text"), Cell(size)]
-            _, cells = tables[name].rows[index]
-            lines.append((row.name, [*about, *cells]))
-    about_sets = _plain_headings("OOD set", "group", "n")
-    numbers = _headings([*OOD_METRICS, DIVERSITY_METRICS[0]])
-    return Table("", [*about_sets, *numbers], lines, "OOD sets")
+            about_set = _cells_about_set(name, measured)
+            marked_table = marked_table_of_set[name]
+            _, numbers = marked_table.rows[index]
+            lines.append((row.name, [*about_set, *numbers]))
+    headings_about_set = _plain_headings("OOD set", "group", "n")
+    metrics = [*OOD_METRICS, DIVERSITY_METRICS[0]]
+    headings_of_numbers = _headings(metrics)
+    return Table("", [*headings_about_set, *headings_of_numbers], lines, "OOD sets")
+
+
+def _cells_about_set(name: str, measured: OodSetMetrics) -> list[Cell]:
+    """Return name, group and size of an OOD set; dashes for what is not known."""
+    group = measured.group or "-"
+    size = "-"
+    if measured.n is not None:
+        size = str(measured.n)
+    return [Cell(name, "text"), Cell(group, "text"), Cell(size)]
 
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
-    return _by_score(rows, score_average_place, AUROC, "mean auroc by OOD score; bold: best of the row")
+    return _table_by_score(rows, score_average_place, AUROC, "mean auroc by OOD score; bold: best of the row")
 
 
 def error_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of the AUROC of wrong answers of every row by each OOD score; marks are within a row."""
     labelled = [row for row in rows if errors_of(row.detection)]
     title = "auroc of wrong answers by OOD score; bold: best of the row"
-    return _by_score(labelled, score_errors_place, ERROR_AUROC, title)
+    return _table_by_score(labelled, score_errors_place, ERROR_AUROC, title)
 
 
-def _by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], metric: Metric, title: str) -> Table:
-    """Make a table of one metric of every row by each OOD score that was asked for; marks are within a row."""
-    scores = _scores_of(rows)
+def _table_by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], metric: Metric, title: str) -> Table:
+    """Make a table of one metric of every row by each OOD score that was asked for; marks are within a row.
+
+    Args:
+        rows: those of the table.
+        place_of: returns the place of the metric by a score, from its name.
+        metric: what is shown.
+        title: that of the table.
+    """
+    scores = _names_of_scores(rows)
     if not scores:
         return Table("", [], [], title)
     shown = [Column(place_of(score), metric) for score in scores]
     lines = []
     for row in rows:
-        best = marks([column.value(row) for column in shown], metric)
+        values = [column.value(row) for column in shown]
+        marks_within_row = marks(values, metric)
         cells = []
-        for column, mark in zip(shown, best, strict=True):
+        for column, mark in zip(shown, marks_within_row, strict=True):
             (cell,) = metric_cells([row], column)
             cells.append(replace(cell, mark=mark))
         lines.append((row.name, cells))
     return Table("", _plain_headings(*scores), lines, title)
 
 
-def _scores_of(rows: Sequence[EvalRow]) -> list[str]:
+def _names_of_scores(rows: Sequence[EvalRow]) -> list[str]:
     """Return the OOD scores that stand beside those of the rows, in the order of the row that has most of them."""
 
     def number_of_scores(row: EvalRow) -> int:
         return len(row.scores)
 
     longest_first = sorted(rows, key=number_of_scores, reverse=True)
-    return each_once(row.scores for row in longest_first)
+    return distinct_entries(row.scores for row in longest_first)
 
 
 def difference_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of every row minus the first, on the same samples: the numbers of the main table."""
-    known = each_once(row.difference for row in rows)
-    shown = [column for column in main_columns(rows) if column.key in known]
+    """Make the table of every row minus the first, on the same samples: the numbers of the main table.
+
+    It has the rows that have differences, and the columns that are among the differences of any row.
+    """
+    keys_with_difference = distinct_entries(row.difference for row in rows)
+    shown = [column for column in main_columns(rows) if column.key in keys_with_difference]
     lines = []
     for row in rows:
         if not row.difference or not shown:
             continue
-        cells = [_difference(column, row) for column in shown]
+        cells = [_difference_cell(column, row) for column in shown]
         lines.append((row.name, cells))
     caption = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
     headings = _headings(column.metric for column in shown)
     return Table(caption, headings, lines)
 
 
-def _difference(column: Column, row: EvalRow) -> Cell:
+def _difference_cell(column: Column, row: EvalRow) -> Cell:
+    """Return the difference of a row to the first with its interval and sign, marked where it is significant."""
     difference = column.difference(row)
     if difference is None:
         return Cell("-")
@@ -486,11 +523,12 @@ def _difference(column: Column, row: EvalRow) -> Cell:
 
 
 def excludes_zero(ends: tuple[float, float] | None) -> bool:
-    """Return whether a difference with this interval is significant."""
+    """Return whether a difference with this interval is significant; one without an interval is not."""
     if ends is None:
         return False
     low, high = ends
-    return not low <= 0 <= high
+    holds_zero = low <= 0 <= high
+    return not holds_zero
 
 
 def signed_number(value: float) -> str:
@@ -505,32 +543,37 @@ def signed_number(value: float) -> str:
 
 
 def members_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of the members alone, below the row they make up."""
+    """Make the table of the members of each row: first all together, then each alone; no line for a single model."""
     lines = []
     for row in rows:
         if not row.members:
             continue
-        measured = [("together", row.id.metrics)]
+        together = _member_cells("together", row.id.metrics)
+        lines.append((row.name, together))
         for index, member in enumerate(row.members):
-            measured.append((f"member {index}", member.metrics))
-        for title, metrics in measured:
-            numbers = _numbers(metrics, ID_METRICS)
-            lines.append((row.name, [Cell(title, "text"), *numbers]))
+            alone = _member_cells(f"member {index}", member.metrics)
+            lines.append((row.name, alone))
     heads = [*_plain_headings(""), *_headings(ID_METRICS)]
-    return Table(f"ID {samples(rows)}", heads, lines)
+    return Table(f"ID {sizes_of_sets(rows)}", heads, lines)
+
+
+def _member_cells(title: str, metrics: Metrics) -> list[Cell]:
+    """Return the cells of a line with this title and the metrics on ID data."""
+    numbers = _unmarked_cells(metrics, ID_METRICS)
+    return [Cell(title, "text"), *numbers]
 
 
 def selective_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of accuracy among the most confident samples."""
+    """Make the table of accuracy among the most confident samples, by their share; without rows where none is known."""
+    caption = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
     place = parts_place("accuracy_at")
-    levels = sorted(each_once(place.metrics(row) for row in rows))
+    levels = sorted(distinct_entries(place.metrics(row) for row in rows))
+    if not levels:
+        return metric_table([], [AURC], caption)
     shown = []
     for level in levels:
         metric = replace(ACCURACY.metric, key=level, label=f"acc at {level}")
         shown.append(Column(place, metric))
-    caption = f"Accuracy among that share of the samples, the most confident ones; ID {samples(rows)}"
-    if not levels:
-        return metric_table([], [AURC], caption)
     return metric_table(rows, [*shown, AURC], caption)
 
 
@@ -540,40 +583,42 @@ def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
     The reference is the row's own single model with all heads where every row that has a cost names it, else the first
     row that has one.
     """
-    known = [row for row in rows if row.macs]
-    if not known:
+    with_cost = [row for row in rows if row.macs]
+    if not with_cost:
         return [None] * len(rows), ""
     ratios = []
-    if all(row.single_macs for row in known):
+    if all(row.single_macs for row in with_cost):
         for row in rows:
             ratios.append(_ratio(row.macs, row.single_macs))
         return ratios, "the single model, all heads"
-    first = known[0]
+    reference = with_cost[0]
     for row in rows:
-        ratios.append(_ratio(row.macs, first.macs))
-    return ratios, first.name
+        ratios.append(_ratio(row.macs, reference.macs))
+    return ratios, reference.name
 
 
-def _ratio(macs: int | None, reference: int | None) -> float | None:
-    if not macs or not reference:
+def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
+    if not macs or not reference_macs:
         return None
-    return macs / reference
+    return macs / reference_macs
 
 
 def cost_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of what every row costs for one sample."""
+    """Make the table of what every row costs for one sample; without lines where no row has a cost."""
     ratios, reference = cost_ratio(rows)
+    caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
+    headings = _plain_headings("parameters", "mult-adds", "ratio")
+    if all(row.cost is None for row in rows):
+        return Table(caption, headings, [])
     lines = []
     for row, ratio in zip(rows, ratios, strict=True):
-        cost = row.cost or CostRecord()
+        cost = row.cost
+        if cost is None:
+            cost = CostRecord()  # of which nothing is known: the line is dashes
         parameters = params_text(cost.params, cost.params_nonzero)
         mult_adds = count_text(cost.macs)
         cells = [Cell(parameters), Cell(mult_adds), Cell(number(ratio, 3))]
         lines.append((row.name, cells))
-    if all(row.cost is None for row in rows):
-        lines = []
-    caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
-    headings = _plain_headings("parameters", "mult-adds", "ratio")
     return Table(caption, headings, lines)
 
 
@@ -582,15 +627,9 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row in rows:
         for name, measured in row.diversity.items():
-            measured_of = []
-            has_several = measured.metrics.get("disagreement") is not None
-            if row.members or has_several:
-                measured_of.append(("all", measured.metrics))
-            for pair in measured.pairs or ():
-                measured_of.append((f"{pair.a} and {pair.b}", pair.metrics))
             set_cell = Cell(set_title(name), "text")
-            for members, metrics in measured_of:
-                numbers = _numbers(metrics, DIVERSITY_METRICS)
+            for members, metrics in _metrics_of_members(row, measured):
+                numbers = _unmarked_cells(metrics, DIVERSITY_METRICS)
                 cells = [set_cell, Cell(members, "text"), *numbers]
                 lines.append((row.name, cells))
     heads = [*_plain_headings("data set", "members"), *_headings(DIVERSITY_METRICS)]
@@ -598,73 +637,99 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
     return Table(caption, heads, lines)
 
 
+def _metrics_of_members(row: EvalRow, measured: MemberDiversity) -> Iterator[tuple[str, Metrics]]:
+    """Yield which members, in words, and how much they differ: all of them, then each pair.
+
+    A single model has mutual information of its passes but no members that differ: it has no line of all.
+    """
+    disagreement = measured.metrics.get("disagreement")
+    if row.members or disagreement is not None:
+        yield "all", measured.metrics
+    for pair in measured.pairs or ():
+        yield f"{pair.a} and {pair.b}", pair.metrics
+
+
 # --- corruptions ------------------------------------------------------------------------------------------------------
 
 
 def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
     """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
-    caption = f"by severity; {corrupted_samples(rows)}"
-    for kind in each_once(row.corruptions for row in rows):
-        severities = each_once(row.corruptions.get(kind, {}) for row in rows)
-        places = []
+    caption = f"by severity; {corrupted_sizes(rows)}"
+    for kind in distinct_entries(row.corruptions for row in rows):
+        places = {}
+        severities = distinct_entries(row.corruptions.get(kind, {}) for row in rows)
         for severity in sorted(severities):
-            places.append((severity, corruption_place(kind, severity)))
+            places[severity] = corruption_place(kind, severity)
         shown = _severity_columns(places)
         if shown:
             yield metric_table(rows, shown, caption, shown_name(kind))
-    severities = each_once(row.corruption_avg for row in rows)
-    places = []
+    places = {}
+    severities = distinct_entries(row.corruption_avg for row in rows)
     for severity in sorted(severities):
-        places.append((severity, severity_place(severity)))
+        places[severity] = severity_place(severity)
     shown = _severity_columns(places)
     if shown:
         yield metric_table(rows, shown, caption, "Mean over the corruptions")
 
 
-def _severity_columns(places: Sequence[tuple[str, Place]]) -> list[Column]:
-    """Return the columns of each metric at each severity."""
+def _severity_columns(place_of_severity: Mapping[str, Place]) -> list[Column]:
+    """Return the columns of each metric at each severity: first all of accuracy, then those of the next metric."""
     shown = []
     for metric in CORRUPTION_METRICS:
-        for severity, place in places:
+        for severity, place in place_of_severity.items():
             labelled = replace(metric, label=f"{metric.label} {severity}")
             shown.append(Column(place, labelled))
     return shown
 
 
 def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of accuracy of every row under each corruption, by severity: one line each."""
-    severities: set[str] = set()
-    for row in rows:
-        for by_severity in row.corruptions.values():
-            severities.update(by_severity)
-    in_order = sorted(severities)
+    """Make the table of accuracy under corruptions: a line for each corruption of each row, a column for each severity.
+
+    A corruption under which no accuracy of a row is known has no line.
+    """
+    severities = _severities(rows)
     lines = []
     for row in rows:
         for kind in row.corruptions:
-            accuracies = [_accuracy_under(row, kind, severity) for severity in in_order]
+            accuracies = [_accuracy_under(row, kind, severity) for severity in severities]
             if all(accuracy is None for accuracy in accuracies):
                 continue
             cells = [Cell(shown_name(kind), "text")]
             for accuracy in accuracies:
                 cells.append(Cell(number(accuracy)))
             lines.append((row.name, cells))
-    title = f"accuracy under corruptions, by severity ({corrupted_samples(rows)})"
-    return Table("", _plain_headings("corruption", *in_order), lines, title)
+    title = f"accuracy under corruptions, by severity ({corrupted_sizes(rows)})"
+    return Table("", _plain_headings("corruption", *severities), lines, title)
+
+
+def _severities(rows: Sequence[EvalRow]) -> list[str]:
+    """Return the severities that any corruption of any row was measured at, in order."""
+    severities: set[str] = set()
+    for row in rows:
+        for by_severity in row.corruptions.values():
+            severities.update(by_severity)
+    return sorted(severities)
 
 
 def _accuracy_under(row: EvalRow, kind: str, severity: str) -> float | None:
+    """Return the accuracy of a row under a corruption at a severity; None where it was not measured there."""
     place = corruption_place(kind, severity)
     column = Column(place, ACCURACY.metric)
     return column.value(row)
 
 
-def corrupted_samples(rows: Sequence[EvalRow]) -> str:
-    """Return ``n = 497 each``: how many samples every corruption is measured on at every severity."""
+def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
+    """Return ``n = 497 each``: how many samples every corruption is measured on at every severity.
+
+    Without ``each`` where the sizes differ or are not known.
+    """
     sizes: list[int | None] = []
     for row in rows:
         for by_severity in row.corruptions.values():
-            sizes += [measured.n for measured in by_severity.values()]
-        sizes += [means.n for means in row.corruption_avg.values()]
+            for measured in by_severity.values():
+                sizes.append(measured.n)
+        for means in row.corruption_avg.values():
+            sizes.append(means.n)
     text = sizes_text(sizes)
     if "to" in text or "unknown" in text:
         return text
@@ -679,11 +744,11 @@ def settings_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for row in rows:
         facts = {
-            "MC dropout": _passes(row),
+            "MC dropout": _dropout_words(row),
             "probe": probe_words(row),
-            "calibration": _calibration(row),
-            "conformal sets": _conformal(row),
-            "threshold": _threshold(row),
+            "calibration": _calibration_words(row),
+            "conformal sets": _conformal_words(row),
+            "threshold": _threshold_words(row),
         }
         for what, text in facts.items():
             if text:
@@ -693,7 +758,8 @@ def settings_table(rows: Sequence[EvalRow]) -> Table:
     return Table("Fitted on other samples, or given", headings, lines)
 
 
-def _passes(row: EvalRow) -> str:
+def _dropout_words(row: EvalRow) -> str:
+    """Say how a row was measured by MC dropout; empty where it was not."""
     dropout = row.mc_dropout
     if dropout is None:
         return ""
@@ -709,12 +775,12 @@ def probe_words(row: EvalRow) -> str:
     if probe.c:
         strengths = [f"C = {value:g}" for value in probe.c]
         name = f"{name} ({', '.join(strengths)})"
-    parts = [name, *_fitted_on(probe.fitted_on)]
+    parts = [name, *_fitted_on_words(probe.fitted_on)]
     return "; ".join(parts)
 
 
-def _fitted_on(data: DataSetRecord | None) -> list[str]:
-    """Return the samples that something was fitted to, as a part of a text; nothing where they are not known."""
+def _fitted_on_words(data: DataSetRecord | None) -> list[str]:
+    """Return the samples that something was fitted to, as a part of a text; no part where they are not known."""
     if data is None or not data.spec:
         return []
     size = ""
@@ -723,7 +789,8 @@ def _fitted_on(data: DataSetRecord | None) -> list[str]:
     return [f"fitted on {data.spec}{size}"]
 
 
-def _calibration(row: EvalRow) -> str:
+def _calibration_words(row: EvalRow) -> str:
+    """Say how the logits of a row were calibrated; empty where they were not."""
     calibration = row.calibration
     if calibration is None:
         return ""
@@ -736,10 +803,12 @@ def _calibration(row: EvalRow) -> str:
         parts.append(f"{len(calibration.scale)} numbers of scale")
     if calibration.bias:
         parts.append(f"{len(calibration.bias)} numbers of bias")
-    return "; ".join([*parts, *_fitted_on(calibration.fitted_on)])
+    parts += _fitted_on_words(calibration.fitted_on)
+    return "; ".join(parts)
 
 
-def _conformal(row: EvalRow) -> str:
+def _conformal_words(row: EvalRow) -> str:
+    """Say how well the conformal sets of a row keep to what was wanted; empty where it has none."""
     sets = row.conformal
     if sets is None:
         return ""
@@ -750,21 +819,22 @@ def _conformal(row: EvalRow) -> str:
     if sets.n_val is not None:
         size = f" from n = {sets.n_val} validation samples"
     return (
-        f"{sets.method or 'sets'}: {_share(sets.coverage)} of the sets hold the label, "
-        f"wanted {_share(wanted)}; mean size "
-        f"{number(sets.mean_size, 2)} classes, {_share(sets.empty)} are empty; "
+        f"{sets.method or 'sets'}: {_percent(sets.coverage)} of the sets hold the label, "
+        f"wanted {_percent(wanted)}; mean size "
+        f"{number(sets.mean_size, 2)} classes, {_percent(sets.empty)} are empty; "
         f"qhat {number(sets.qhat)}{size}"
     )
 
 
-def _threshold(row: EvalRow) -> str:
+def _threshold_words(row: EvalRow) -> str:
+    """Say what the threshold of a row is, and which share of each data set it flags; empty where it has none."""
     threshold = row.threshold
     if threshold is None:
         return ""
-    flagged = [f"{_share(threshold.id_flagged)} of ID"]
+    flagged = [f"{_percent(threshold.id_flagged)} of ID"]
     ood_flagged = threshold.ood_flagged or {}
     for name, share in ood_flagged.items():
-        flagged.append(f"{_share(share)} of {name}")
+        flagged.append(f"{_percent(share)} of {name}")
     rule = ""
     if threshold.rule:
         rule = f" (rule {threshold.rule})"
@@ -773,8 +843,8 @@ def _threshold(row: EvalRow) -> str:
     return f"{score} at least {value}{rule} flags {', '.join(flagged)}"
 
 
-def _share(value: float | None) -> str:
-    if value is None:
+def _percent(share: float | None) -> str:
+    if share is None:
         return "-"
-    percent = 100 * value
+    percent = 100 * share
     return f"{percent:.1f} %"

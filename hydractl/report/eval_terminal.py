@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
@@ -15,10 +16,11 @@ from hydractl.report.rich_parts import known_columns, table
 from hydractl.report.texts import drawn_names
 
 _STYLES = {tables.BEST: "bold", tables.SECOND: "underline"}
-_NAMES = (40, 24, 14)  # letters of a name, the more the better
-_OTHERS = 47  # columns of the OOD sets' table beside its names
+_LETTERS_OF_NAME = (40, 24, 14)  # the more the better
+_BESIDE_NAMES = 47  # characters of a line of the OOD sets' table without its names
 _ANY_WIDTH = Console(width=10**4)
-_Part = tuple[str, Sequence[tables.Column]]  # a title and what stands under it
+_Part = tuple[str, Sequence[tables.Column]]
+"""A table of the main numbers: its title, and the columns under it."""
 
 
 def eval_table(answer: EvalAnswer, width: int) -> RenderableType:
@@ -30,48 +32,82 @@ def eval_table(answer: EvalAnswer, width: int) -> RenderableType:
     main = _main_tables(rows, width)
     shown: list[RenderableType] = [*main]
     if tables.ood_names(rows):
-        shown.append(_ood(rows, width))
-    shown += _asked_for(rows, width)
+        shown.append(_ood_table(rows, width))
+    shown += _optional_tables(rows, width)
     parts: list[RenderableType] = []
     for part in shown:
         parts += [part, Text("")]
-    return Group(*parts, _Note(answer, with_intervals=_shows_intervals(main)))
+    footnote = _Footnote(answer, with_intervals=_shows_intervals(main))
+    return Group(*parts, footnote)
+
+
+class _Layout(NamedTuple):
+    """A way to lay out the main numbers.
+
+    Attributes:
+        parts: of each table its title and its columns.
+        intervals: whether numbers have their intervals below them.
+        letters: of the longest name.
+    """
+
+    parts: Sequence[_Part]
+    intervals: bool
+    letters: int
 
 
 def _main_tables(rows: Sequence[EvalRow], width: int) -> list[Table]:
-    """Return all columns in one table, else in two; with intervals if possible, and names as long as possible."""
-    size = rows[0].id.n
-    inside = "in distribution (n = -)"
-    if size is not None:
-        inside = f"in distribution (n = {size})"
-    if tables.ood_names(rows):
-        together: list[_Part] = [(f"{inside}, OOD averages", tables.main_columns(rows))]
-        second: _Part = ("OOD averages, and diversity in distribution", [*tables.OOD_AVERAGE, *tables.DIVERSITY])
-    else:
-        together = [(inside, tables.main_columns(rows))]
-        second = ("diversity in distribution", tables.DIVERSITY)
-    apart: list[_Part] = [(inside, tables.ID_COLUMNS), second]
+    """Return the main numbers in the best layout that fits the width; in the narrowest where none does."""
     drawn: list[Table] = []
-    for parts, intervals, letters in _tries(together, apart):
+    for layout in _layouts(_parts_together(rows), _parts_apart(rows)):
         drawn = []
-        for title, columns in parts:
-            drawn.append(_rich(tables.metric_table(rows, columns, "", title), letters, intervals))
+        for title, columns in layout.parts:
+            shown = tables.metric_table(rows, columns, "", title)
+            drawn.append(_terminal_table(shown, layout.letters, layout.intervals))
         if _fit(drawn, width):
             break
     return drawn
 
 
-def _tries(together: list[_Part], apart: list[_Part]) -> Iterator[tuple[list[_Part], bool, int]]:
-    """Yield the ways to lay the columns out, the best first: the parts, whether with intervals, letters of a name."""
+def _parts_together(rows: Sequence[EvalRow]) -> list[_Part]:
+    """Return all main columns as one part."""
+    title = _in_distribution_title(rows)
+    if tables.ood_names(rows):
+        title = f"{title}, OOD averages"
+    return [(title, tables.main_columns(rows))]
+
+
+def _parts_apart(rows: Sequence[EvalRow]) -> list[_Part]:
+    """Return the main columns as two parts: the metrics of ID data, and the rest."""
+    in_distribution: _Part = (_in_distribution_title(rows), tables.ID_COLUMNS)
+    rest: _Part = ("diversity in distribution", tables.DIVERSITY)
+    if tables.ood_names(rows):
+        rest = ("OOD averages, and diversity in distribution", [*tables.OOD_AVERAGE, *tables.DIVERSITY])
+    return [in_distribution, rest]
+
+
+def _in_distribution_title(rows: Sequence[EvalRow]) -> str:
+    size = rows[0].id.n
+    if size is None:
+        return "in distribution (n = -)"
+    return f"in distribution (n = {size})"
+
+
+def _layouts(together: Sequence[_Part], apart: Sequence[_Part]) -> Iterator[_Layout]:
+    """Yield the ways to lay the columns out, the best first.
+
+    Intervals are worth more than one table, and one table more than long names; only without intervals may names be
+    cut to the shortest.
+    """
     for parts in (together, apart):
-        for letters in _NAMES[:2]:
-            yield parts, True, letters
+        for letters in _LETTERS_OF_NAME[:2]:
+            yield _Layout(parts, True, letters)
     for parts in (together, apart):
-        for letters in _NAMES:
-            yield parts, False, letters
+        for letters in _LETTERS_OF_NAME:
+            yield _Layout(parts, False, letters)
 
 
 def _fit(drawn: Iterable[Table], width: int) -> bool:
+    """Return whether none of the tables would be cut at this width."""
     widths = [_ANY_WIDTH.measure(part).maximum for part in drawn]
     return max(widths, default=0) <= width
 
@@ -85,24 +121,27 @@ def _shows_intervals(drawn: Sequence[Table]) -> bool:
     return False
 
 
-def _asked_for(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
-    """Yield paired differences, corruptions, and what was fitted or given: each where it was asked for."""
+def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
+    """Yield scores, paired differences, corruptions, and what was fitted or given: each where a row has it."""
     scores = tables.score_table(rows)
     if scores.rows:
         yield from _in_parts(scores, width)
     errors = tables.error_table(rows)
     if errors.rows:
         yield from _in_parts(errors, width)
+
     differences = tables.difference_table(rows)
     if differences.rows:
-        (first,) = drawn_names([rows[0].name], _NAMES[-1])
+        (first,) = drawn_names([rows[0].name], _LETTERS_OF_NAME[-1])
         titled = replace(differences, title=f"paired difference to {first}")
         yield from _in_parts(titled, width)
+
     corrupted = tables.corrupted_accuracy(rows)
     if corrupted.rows:
-        yield _rich(corrupted, _NAMES[-1], left=2)
+        yield _terminal_table(corrupted, _LETTERS_OF_NAME[-1], left=2)
         *_, mean = tables.corruption_tables(rows)
         yield from _in_parts(mean, width)
+
     fitted = []
     for name, cells in tables.settings_table(rows).rows:
         texts = _texts(cells)
@@ -115,11 +154,12 @@ def _in_parts(shown: tables.Table, width: int) -> list[Table]:
     """Split a table with its intervals into as many parts of its columns as the width asks for, one below another."""
     drawn: list[Table] = []
     columns = len(shown.heads)
-    for size in range(columns, 0, -1):
+    # As many columns a part as fit; where not even one does, each stands alone and is cut.
+    for columns_of_part in range(columns, 0, -1):
         drawn = []
-        for start in range(0, columns, size):
-            part = _some_columns(shown, start, start + size)
-            drawn.append(_rich(part, _NAMES[-1], intervals=True))
+        for start in range(0, columns, columns_of_part):
+            part = _some_columns(shown, start, start + columns_of_part)
+            drawn.append(_terminal_table(part, _LETTERS_OF_NAME[-1], intervals=True))
         if _fit(drawn, width):
             break
     return drawn
@@ -136,10 +176,16 @@ def _some_columns(shown: tables.Table, start: int, stop: int) -> tables.Table:
     return replace(shown, title=title, heads=shown.heads[start:stop], rows=rows)
 
 
-def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
-    """Make a table for the terminal, with names of so many letters."""
-    names = list(dict.fromkeys(name for name, _ in shown.rows))
-    short = dict(zip(names, drawn_names(names, letters), strict=True))
+def _terminal_table(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
+    """Make a table for the terminal; columns of dashes alone are left out.
+
+    Args:
+        shown: the table.
+        letters: that a name may have; longer ones are cut.
+        intervals: whether numbers have their intervals below them.
+        left: columns, that of the names among them, that are aligned to the left.
+    """
+    short_names = _short_names(shown, letters)
     texts = [_texts(cells) for _, cells in shown.rows]
     known = known_columns(texts, len(shown.heads))
     titles = ["model"]
@@ -148,70 +194,77 @@ def _rich(shown: tables.Table, letters: int, intervals: bool = False, left: int 
         titles.append(label)
     drawn = table(shown.title, titles, [], left=left)
     for name, cells in shown.rows:
-        known_cells = [_text(cells[index], intervals) for index in known]
-        drawn.add_row(Text(short[name]), *known_cells)
+        short_name = Text(short_names[name])
+        known_cells = [_cell_text(cells[index], intervals) for index in known]
+        drawn.add_row(short_name, *known_cells)
     return drawn
+
+
+def _short_names(shown: tables.Table, letters: int) -> dict[str, str]:
+    """Return each name of a table as it is drawn with so many letters, different from the others."""
+    different_names = dict.fromkeys(name for name, _ in shown.rows)
+    names = list(different_names)
+    short_names = drawn_names(names, letters)
+    return dict(zip(names, short_names, strict=True))
 
 
 def _texts(cells: Sequence[tables.Cell]) -> list[str]:
     return [cell.text for cell in cells]
 
 
-def _text(cell: tables.Cell, intervals: bool) -> Text:
-    """Return a number with its mark, and its interval on a second line."""
+def _cell_text(cell: tables.Cell, intervals: bool) -> Text:
+    """Return a number in the style of its mark, with its interval on a second line where that is wanted and known."""
     deviation_below = cell.text.replace(" ± ", "\n± ")  # for the width
     text = Text(deviation_below, _STYLES.get(cell.mark, ""))
     if not intervals or cell.ends is None:
         return text
-    low, high = map(_short, cell.ends)
+    low, high = map(_short_number, cell.ends)
     between = "-"
     if cell.signed:
-        between = " to "
-    return Text.assemble(text, "\n", (f"{low}{between}{high}", "not bold not underline"))
+        between = " to "  # a dash would look like the sign of the second number
+    interval = f"{low}{between}{high}"
+    return Text.assemble(text, "\n", (interval, "not bold not underline"))
 
 
-def _short(value: float) -> str:
-    """Format to three digits with no nought before the point: an interval is read beside its number."""
+def _short_number(value: float) -> str:
+    """Format to three decimals with no nought before the point: an interval is read beside its number."""
     text = f"{value:.3f}"
     if -1 < value < 1:
         return text.replace("0.", ".", 1)
     return text
 
 
-def _ood(rows: Sequence[EvalRow], width: int) -> Table:
-    """Return the table of every OOD set of every row."""
+def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
+    """Return the table of every OOD set of every row, with names of models as long as the width leaves room for."""
     every = tables.every_set_table(rows)
     sets = tables.ood_names(rows)
     short_names = drawn_names(sets, 16)
-    short = dict(zip(sets, short_names, strict=True))
+    short_name_of_set = dict(zip(sets, short_names, strict=True))
     lines = []
-    for name, (ood_set, *cells) in every.rows:
-        set_cell = tables.Cell(short[ood_set.text])
-        lines.append((name, [set_cell, *cells]))
-    longest = max(map(len, short_names))
-    left_over = width - _OTHERS - longest
-    letters = min(_NAMES[0], left_over)
+    for model_name, (set_cell, *cells) in every.rows:
+        short_name = short_name_of_set[set_cell.text]
+        short_cell = tables.Cell(short_name)
+        lines.append((model_name, [short_cell, *cells]))
     with_short_names = tables.Table("", every.heads, lines, every.title)
-    return _rich(with_short_names, max(_NAMES[-1], letters), left=3)
+
+    longest_set = max(map(len, short_names))
+    left_for_models = width - _BESIDE_NAMES - longest_set
+    letters = min(_LETTERS_OF_NAME[0], left_for_models)
+    letters = max(_LETTERS_OF_NAME[-1], letters)
+    return _terminal_table(with_short_names, letters, left=3)
 
 
-class _Note:
+class _Footnote:
     """The meaning of the marks and second lines, or where intervals are to be had; of marks only where they show."""
 
     def __init__(self, answer: EvalAnswer, with_intervals: bool) -> None:
         rows = answer.models
-        level = tables.level_text(answer)
-        intervals = "interval"
-        if level:
-            intervals = f"{level} interval"
         self.marks = ""
         if len(rows) > 1:
             self.marks = "bold: best of the column, underlined: second best"
         self.intervals = ""
         if any(_has_interval(row) for row in rows):
-            self.intervals = f"{intervals}s: --json, or a wider terminal"
-            if with_intervals:
-                self.intervals = f"below a number: its {intervals}"
+            self.intervals = _interval_words(answer, with_intervals)
         self.runs = tables.runs_text(answer)
         self.significant = ""
         if any(row.difference for row in rows):
@@ -230,6 +283,18 @@ class _Note:
                 yield Text(line)
 
 
+def _interval_words(answer: EvalAnswer, are_shown: bool) -> str:
+    """Say where the intervals stand, or where they are to be had if they are not shown."""
+    interval = "interval"
+    level = tables.level_text(answer)
+    if level:
+        interval = f"{level} interval"
+    if are_shown:
+        return f"below a number: its {interval}"
+    return f"{interval}s: --json, or a wider terminal"
+
+
 def _has_interval(row: EvalRow) -> bool:
+    """Return whether both ends of any interval of a row are known."""
     intervals = map(tables.known_interval, row.ci.values())
     return any(interval is not None for interval in intervals)

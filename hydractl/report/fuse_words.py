@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hydractl.files.fuse_answer import (
     AnswersRecord,
     AveragingRecord,
@@ -28,19 +26,20 @@ def averaging_words(answer: FuseAnswer) -> str | None:
     if averaging is None or averaging.asked != "auto":
         return None
     parts = ",".join(averaging.parts)
-    if not max(averaging.distance):
+    are_equal = not max(averaging.distance)
+    if are_equal:
         return f"--merge auto averages {parts}, which are equal in all members: nothing changes"
     if averaging.done:
         advice = ""
         if answer.on_data is None:
             advice = "; --val SPEC measures it on data"
-        return f"--merge auto averages {parts}: {_effect(averaging, 'moves')}{advice}"
+        effect = _effect_words(averaging, "moves")
+        return f"--merge auto averages {parts}: {effect}{advice}"
+    effect = _effect_words(averaging, "would move")
     kept_whole = count_text(answer.cost.fused.params)
     averaged = count_text(averaging.parameters)
-    return (
-        f"--merge auto keeps members whole: {_effect(averaging, 'would move')}; this costs {kept_whole} parameters "
-        f"instead of {averaged}"
-    )
+    cost = f"this costs {kept_whole} parameters instead of {averaged}"
+    return f"--merge auto keeps members whole: {effect}; {cost}"
 
 
 def warnings_of(answer: FuseAnswer) -> list[str]:
@@ -49,7 +48,8 @@ def warnings_of(answer: FuseAnswer) -> list[str]:
     averaging = answer.averaging
     if averaging is not None and averaging.done and averaging.harmful:
         parts = ",".join(averaging.parts)
-        warnings.append(f"--merge {parts} destroys what members learnt: {_effect(averaging, 'moves')}; {_WHOLE}")
+        effect = _effect_words(averaging, "moves")
+        warnings.append(f"--merge {parts} destroys what members learnt: {effect}; {_WHOLE}")
     data = answer.on_data
     if data is not None:
         before = data.before.ensemble
@@ -62,19 +62,26 @@ def warnings_of(answer: FuseAnswer) -> list[str]:
     return warnings
 
 
-def _effect(averaging: AveragingRecord, moves: str) -> str:
-    """Say how far apart the weights of members lie, and what averaging does, or would do, to answers."""
-    distance = f"{max(averaging.distance):.2g} of their size from their mean (limit {averaging.limits.distance:g})"
+def _effect_words(averaging: AveragingRecord, moves: str) -> str:
+    """Say how far apart the weights of members lie, and what averaging does to answers on random inputs.
+
+    Args:
+        averaging: the parts that are, or would be, averaged; the shift of features is known of all models, those of
+            log probabilities and answers only of models that classify.
+        moves: ``moves``, or ``would move`` for averaging that was not done.
+    """
+    limits = averaging.limits
+    largest_distance = max(averaging.distance)
+    distance = f"{largest_distance:.2g} of their size from their mean (limit {limits.distance:g})"
+    start = f"weights lie up to {distance}, and averaging {moves}"
     if averaging.merge_log_p is None or averaging.merge_agreement is None:
-        shift = f"{max(averaging.merge_max_abs):.2g}"
-        return f"weights lie up to {distance}, and averaging {moves} features on random inputs by up to {shift}"
-    shift = f"{max(averaging.merge_log_p):.2g} nats (limit {averaging.limits.log_p:g})"
-    changed = 1 - min(averaging.merge_agreement)
-    return (
-        f"weights lie up to {distance}, and "
-        f"averaging {moves} log p on random inputs by up to {shift} and up to {changed:.0%} "
-        "of the answers"
-    )
+        largest_shift = max(averaging.merge_max_abs)
+        return f"{start} features on random inputs by up to {largest_shift:.2g}"
+    largest_shift = max(averaging.merge_log_p)
+    shift = f"{largest_shift:.2g} nats (limit {limits.log_p:g})"
+    lowest_agreement = min(averaging.merge_agreement)
+    most_changed = 1 - lowest_agreement
+    return f"{start} log p on random inputs by up to {shift} and up to {most_changed:.0%} of the answers"
 
 
 def data_words(data: OnDataRecord) -> str:
@@ -88,14 +95,10 @@ def data_words(data: OnDataRecord) -> str:
 
 
 def _accuracies(answers: AnswersRecord) -> str:
-    members = _numbers(answers.members)
+    """Return the accuracy of each member and of the ensemble, in words."""
+    members = ", ".join(map(number, answers.members))
     ensemble = number(answers.ensemble)
     return f"members {members}, ensemble {ensemble}"
-
-
-def _numbers(values: Sequence[float]) -> str:
-    texts = [number(value) for value in values]
-    return ", ".join(texts)
 
 
 # --- cascades ---------------------------------------------------------------------------------------------------------
@@ -103,16 +106,27 @@ def _numbers(values: Sequence[float]) -> str:
 
 def cascade_words(cascade: FittedCascadeRecord) -> str:
     """Say who answers alone, for how many samples, and what that saves and loses on the validation data."""
-    first = cascade.first_macs
-    of_all = (first + cascade.rest_macs) / first
+    rule = f"its {cascade.score} is below {cascade.value:.4g}"
+    answering = f"member {cascade.member} answers alone where {rule}"
+    samples = cascade.fitted_on.n
+    going_on = f"{cascade.share:.1%} of {samples} samples go on"
+    cost = _cascade_cost_words(cascade)
     losses = []
     for name, loss in cascade.losses.items():
-        losses.append(f"{name} {number(loss.value)} (at most {number(loss.upper)})")
-    return (
-        f"cascade: member {cascade.member} answers alone where its {cascade.score} is below "
-        f"{cascade.value:.4g}; {cascade.share:.1%} of {cascade.fitted_on.n} samples go on: "
-        f"{cascade.macs / first:.2f} times its mult-adds, or {of_all:.2f} if all did; lost: {', '.join(losses)}"
-    )
+        value = number(loss.value)
+        upper = number(loss.upper)
+        losses.append(f"{name} {value} (at most {upper})")
+    lost = ", ".join(losses)
+    return f"cascade: {answering}; {going_on}: {cost}; lost: {lost}"
+
+
+def _cascade_cost_words(cascade: FittedCascadeRecord) -> str:
+    """Say what a sample costs, over the first member alone: in the mean, and if every sample went on."""
+    first = cascade.first_macs
+    if_all_go_on = first + cascade.rest_macs
+    mean_ratio = cascade.macs / first
+    highest_ratio = if_all_go_on / first
+    return f"{mean_ratio:.2f} times its mult-adds, or {highest_ratio:.2f} if all did"
 
 
 def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
@@ -128,29 +142,36 @@ def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
 
 def sharing_words(answer: FuseAnswer) -> str:
     """Say what is stored and run once, and the cost against one model and against the members run separately."""
+    stored = _stored_once_words(answer)
+    parts_run_once = [_once_words(tower) for tower in answer.shared]
+    run = "; ".join(parts_run_once)
     sizes = answer.cost
-    assert sizes.fused.params is not None and sizes.fused.macs is not None  # of a checkpoint both are known
-    stored_once = answer.parameters["averaged"] + answer.parameters.get("equal", 0)
-    share_stored_once = stored_once / sizes.fused.params
-    runs = "; ".join(_once_words(tower) for tower in answer.shared)
-    mult_adds = _ratios(sizes.fused.macs, sizes.dense_macs, sizes.members.macs)
-    parameters = _ratios(sizes.fused.params, sizes.dense_params, sizes.members.params)
-    return (
-        f"stored once: {share_stored_once:.0%} of the parameters; run once: {runs}; "
-        f"mult-adds {mult_adds}; parameters {parameters}"
-    )
+    mult_adds = _ratios_words(sizes.fused.macs, sizes.dense_macs, sizes.members.macs)
+    parameters = _ratios_words(sizes.fused.params, sizes.dense_params, sizes.members.params)
+    return f"{stored}; run once: {run}; mult-adds {mult_adds}; parameters {parameters}"
+
+
+def _stored_once_words(answer: FuseAnswer) -> str:
+    """Say which share of the parameters is stored once: those that are averaged, and those equal in all members."""
+    all_parameters = answer.cost.fused.params
+    assert all_parameters is not None  # known of a checkpoint
+    averaged = answer.parameters["averaged"]
+    equal = answer.parameters.get("equal", 0)
+    share = (averaged + equal) / all_parameters
+    return f"stored once: {share:.0%} of the parameters"
 
 
 def _once_words(tower: SharedTower) -> str:
+    """Name the parts of a tower, an encoder of the model, that run once for all members."""
     once = ", ".join(tower.once) or "nothing"
     if tower.tower == "main":
         return once
     return f"of the {tower.tower} tower {once}"
 
 
-def _ratios(fused: int, single: int | None, members: int | None) -> str:
+def _ratios_words(fused: int | None, single: int | None, members: int | None) -> str:
     """Return a cost of the fused model over that of the single model, and over that of the separate members."""
-    assert single is not None and members is not None  # both are counted with it
+    assert fused is not None and single is not None and members is not None  # all are counted of a checkpoint
     over_single = fused / single
     over_members = fused / members
     return f"{over_single:.2f} times the single model's, {over_members:.2f} times the separate members'"

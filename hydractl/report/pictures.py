@@ -115,21 +115,19 @@ class Picture:
 
 
 def colour(index: int) -> str:
-    """Return the colour of the series of this number."""
+    """Return the colour of the series of this number; after the last one they start again."""
     turn = index % len(COLOURS)
     return COLOURS[turn]
 
 
 def line_look(index: int, count: int) -> LineLook:
-    """Return colour, dashes and markers of a line of ``count`` points: a marker at each of a few, else at five."""
+    """Return colour, dashes and markers of the line of this number, which has ``count`` points.
+
+    Every point of a short line bears a marker, and five points of a long one.
+    """
     marked = list(range(count))
     if count > 12:
-        last = count - 1
-        first = (index * 7 % 18) / 100 + 0.02  # apart from those of other lines
-        marked = []
-        for step in range(5):
-            share = first + 0.2 * step
-            marked.append(round(share * last))
+        marked = _five_points(index, count)
     points = point_look(index)
     turn = index % len(_DASHES)
     return LineLook(
@@ -142,14 +140,25 @@ def line_look(index: int, count: int) -> LineLook:
     )
 
 
+def _five_points(index: int, count: int) -> list[int]:
+    """Return five of ``count`` points, evenly spread, and others for the next line so that its markers stand apart."""
+    last = count - 1
+    first_share = (index * 7 % 18) / 100 + 0.02
+    points = []
+    for step in range(5):
+        share = first_share + 0.2 * step
+        points.append(round(share * last))
+    return points
+
+
 def point_look(index: int) -> PointLook:
-    """Return colour and marker of points."""
+    """Return colour and marker of the points of the series of this number, which no line joins."""
     turn = index % len(_MARKERS)
     return PointLook(color=colour(index), marker=_MARKERS[turn], linestyle="", zorder=3)
 
 
 def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] | None], index: int) -> None:
-    """Draw intervals at some places; none where there is no interval."""
+    """Draw the interval at each place as a line between two bars, in the colour of a series; None is left out."""
     places = []
     lows = []
     highs = []
@@ -198,34 +207,46 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
 
 
 def add_legend(figure: Figure, wide: float) -> None:
-    """Add one entry for each label of all axes, below them, in columns that are as evenly filled as they can be.
+    """Add one entry for each label of all axes, below them, and make the figure taller by as much.
+
+    The entries stand in columns that are as evenly filled as they can be. A figure without labels stays as it is.
 
     Args:
+        figure: with everything drawn.
         wide: inches that the columns have.
     """
-    handle_of_label: dict[str, Artist] = {}
-    for axes in figure.axes:
-        handles, labels = axes.get_legend_handles_labels()
-        for handle, label in zip(handles, labels, strict=True):
-            handle_of_label.setdefault(label, handle)
-    if not handle_of_label:
+    artist_of_label = _labelled_artists(figure)
+    if not artist_of_label:
         return
-    count = len(handle_of_label)
-    letters_of_entry = max(map(len, handle_of_label)) + 7  # with the line before the label
+    count = len(artist_of_label)
+    letters_of_line_before_label = 7
+    letters_of_entry = max(map(len, artist_of_label)) + letters_of_line_before_label
     letters = wide / INCHES_A_LETTER
     most_columns = max(1, int(letters / letters_of_entry))
     fewest_lines = math.ceil(count / most_columns)
+    # As few columns as do with so many lines, so that the last line is not nearly empty.
     columns = math.ceil(count / fewest_lines)
     lines = math.ceil(count / columns)
-    entries = list(handle_of_label)
-    figure.legend(handle_of_label.values(), entries, loc="outside lower center", ncols=columns)
+    labels = list(artist_of_label)
+    figure.legend(artist_of_label.values(), labels, loc="outside lower center", ncols=columns)
     width, height = figure.get_size_inches()
-    with_legend = height + 0.19 * lines + 0.1
+    height_of_legend = 0.19 * lines
+    with_legend = height + height_of_legend + 0.1
     figure.set_size_inches(width, with_legend)
 
 
+def _labelled_artists(figure: Figure) -> dict[str, Artist]:
+    """Return what bears each label: of several that bear the same one, the first."""
+    artist_of_label: dict[str, Artist] = {}
+    for axes in figure.axes:
+        artists, labels = axes.get_legend_handles_labels()
+        for artist, label in zip(artists, labels, strict=True):
+            artist_of_label.setdefault(label, artist)
+    return artist_of_label
+
+
 def lay_out(figure: Figure) -> None:
-    """Find every place once, and not again with every drawing."""
+    """Compute the place of everything in the figure now, and keep it whenever the figure is drawn."""
     engine = figure.get_layout_engine()
     assert engine is not None  # constrained
     engine.execute(figure)
@@ -233,13 +254,10 @@ def lay_out(figure: Figure) -> None:
 
 
 def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
-    """Return a figure with these panels, row by row."""
+    """Return a figure with these panels drawn, ``across`` of them side by side in each row, and one legend below."""
     from matplotlib.figure import Figure
 
-    heights = []
-    for start in range(0, len(panels), across):
-        side_by_side = panels[start : start + across]
-        heights.append(max(panel.height for panel in side_by_side))
+    heights = _heights_of_rows(panels, across)
     widest = max(panel.width for panel in panels)
     wide = across * widest
     tall = sum(heights)
@@ -250,7 +268,8 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     places = list(grid.flat)
     for axes, panel in zip(places, panels, strict=False):
         panel.draw(axes)
-    for axes in places[len(panels) :]:
+    left_over = places[len(panels) :]
+    for axes in left_over:
         axes.set_axis_off()
     if title:
         (drawn_title,) = drawn_names([title], 70)
@@ -258,6 +277,15 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     add_legend(figure, wide)
     lay_out(figure)
     return figure
+
+
+def _heights_of_rows(panels: Sequence[Panel], across: int) -> list[float]:
+    """Return the inches of each row of panels: of its tallest panel."""
+    heights = []
+    for start in range(0, len(panels), across):
+        side_by_side = panels[start : start + across]
+        heights.append(max(panel.height for panel in side_by_side))
+    return heights
 
 
 def save_png(picture: Picture, handle: IO[bytes]) -> None:
@@ -274,50 +302,72 @@ def inline_svgs(picture: Picture, salt: str) -> list[str]:
     """Return the panels of a picture as SVG elements for a page, one each; those that are stacked are one together.
 
     Args:
-        salt: different for each picture of a page.
+        picture: what to draw.
+        salt: different for each picture of a page, so that no two elements of the page have the same identifier.
     """
-    groups = [picture.panels]
-    if not picture.stacked:
-        groups = [(panel,) for panel in picture.panels]
+    groups: list[tuple[Panel, ...]] = [(panel,) for panel in picture.panels]
+    if picture.stacked:
+        groups = [picture.panels]
     elements = []
     for index, panels in enumerate(groups):
         handle = io.BytesIO()
         with styled(f"{salt}.{index}"):
             figure = compose(panels, 1)
             figure.savefig(handle, format="svg", metadata=_NO_METADATA)
-        parts = [f"{picture.title}: {panel.words}" for panel in panels]
-        words = "; ".join(parts).replace("\n", " ")
-        elements.append(_inline(handle.getvalue(), words))
+        descriptions = [f"{picture.title}: {panel.words}" for panel in panels]
+        label = "; ".join(descriptions).replace("\n", " ")
+        elements.append(_svg_element(handle.getvalue(), label))
     return elements
 
 
-def _inline(drawn: bytes, label: str) -> str:
-    """Return an SVG file as an element of a page: without what belongs to a file, names of groups, needless digits."""
-    root = ElementTree.fromstring(drawn)
+def _svg_element(svg_file: bytes, label: str) -> str:
+    """Return an SVG file as an element of a page: without what belongs to a file, names of groups, needless digits.
+
+    Args:
+        svg_file: as matplotlib writes it.
+        label: what a reader of the page hears of it.
+    """
+    root = ElementTree.fromstring(svg_file)
     for element in root.iter():
-        styles = [child for child in element if child.tag.endswith("}style")]
-        for style in styles:
-            element.remove(style)  # it would hold for the whole page, whose own style sheet says the same
-        element.tag = element.tag.partition("}")[2]
-        attributes = {}
-        for name, value in element.attrib.items():
-            name_without_namespace = name.rpartition("}")[2]
-            attributes[name_without_namespace] = _short(value)
-        if element.tag == "g":
-            attributes.pop("id", None)
+        _remove_style_sheets(element)
+        attributes = _short_attributes(element)
         element.attrib.clear()
         element.attrib.update(attributes)
-        element.text = (element.text or "").strip() or None
+        element.tag = _without_namespace(element.tag)
+        text = (element.text or "").strip()
+        element.text = text or None
         element.tail = None
     root.attrib.update({"role": "img", "aria-label": label})
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _remove_style_sheets(element: ElementTree.Element) -> None:
+    """Remove the style sheets in an element: they would hold for the whole page, whose own says the same."""
+    sheets = [child for child in element if child.tag.endswith("}style")]
+    for sheet in sheets:
+        element.remove(sheet)
+
+
+def _short_attributes(element: ElementTree.Element) -> dict[str, str]:
+    """Return the attributes of an element without namespaces, their values short; a group loses its identifier."""
+    attributes = {}
+    for name, value in element.attrib.items():
+        attributes[_without_namespace(name)] = _short_value(value)
+    if _without_namespace(element.tag) == "g":
+        attributes.pop("id", None)
+    return attributes
+
+
+def _without_namespace(name: str) -> str:
+    """Return a name of XML without its namespace: ``href`` of ``{http://...}href``."""
+    return name.rpartition("}")[2]
 
 
 _FONT = re.compile(r"font-family: [^;]*;? ?")
 _LONG_FRACTION = re.compile(r"\d+\.\d{3,}")
 
 
-def _short(value: str) -> str:
+def _short_value(value: str) -> str:
     """Return an attribute with coordinates to a hundredth, on one line, and in the page's font."""
     in_one_line = " ".join(value.split())
     without_font = _FONT.sub("", in_one_line)
@@ -325,6 +375,7 @@ def _short(value: str) -> str:
 
 
 def _to_a_hundredth(match: re.Match[str]) -> str:
+    """Return the fraction of a match rounded to two decimals, without noughts at its end."""
     rounded = f"{float(match[0]):.2f}"
     without_zeros = rounded.rstrip("0")
     return without_zeros.rstrip(".")

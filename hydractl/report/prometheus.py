@@ -50,7 +50,7 @@ class MetricFamily(NamedTuple):
 
 
 def prometheus_text(families: Iterable[MetricFamily]) -> str:
-    """Return metrics, a line each, with a line break at the end."""
+    """Return metrics, a line each, with a line break at the end; a family without samples is left out."""
     lines = []
     for family in families:
         if not family.samples:
@@ -59,49 +59,58 @@ def prometheus_text(families: Iterable[MetricFamily]) -> str:
         lines.append(f"# HELP {name} {family.about}")
         lines.append(f"# TYPE {name} {family.kind}")
         for sample in family.samples:
-            lines.append(f"{name}{sample.suffix}{_labels(sample.labels)} {_number(sample.value)}")
+            labels = _labels_text(sample.labels)
+            value = _number_text(sample.value)
+            lines.append(f"{name}{sample.suffix}{labels} {value}")
     return "\n".join(lines) + "\n"
 
 
 def watch_families(watch: Watch) -> Iterator[MetricFamily]:
     """Yield the counters of a watch, and the gauges of its last complete window where there is one."""
-    predicted = [MetricSample(count, {"class": name}) for name, count in sorted(watch.classes.items())]
-    yield MetricFamily("inputs_total", "counter", "Inputs that were predicted.", [MetricSample(watch.inputs)])
-    yield MetricFamily("flagged_total", "counter", "Inputs that were flagged as OOD.", [MetricSample(watch.flagged)])
+    yield _single("inputs_total", "counter", "Inputs that were predicted.", watch.inputs)
+    yield _single("flagged_total", "counter", "Inputs that were flagged as OOD.", watch.flagged)
+    predicted = []
+    for name, count in sorted(watch.classes.items()):
+        predicted.append(MetricSample(count, {"class": name}))
     yield MetricFamily("predicted_total", "counter", "Inputs by predicted class.", predicted)
-    yield MetricFamily(
-        "windows_total", "counter", "Windows compared with the reference.", [MetricSample(watch.windows)]
-    )
-    yield MetricFamily("alarms_total", "counter", "Windows that raised an alarm.", [MetricSample(watch.alarms)])
+    yield _single("windows_total", "counter", "Windows compared with the reference.", watch.windows)
+    yield _single("alarms_total", "counter", "Windows that raised an alarm.", watch.alarms)
     reference = watch.reference
     if reference is not None:
-        samples = [MetricSample(reference.n)]
-        yield MetricFamily("reference_samples", "gauge", "ID samples that inputs are compared with.", samples)
+        yield _single("reference_samples", "gauge", "ID samples that inputs are compared with.", reference.n)
     if watch.latest is not None:
         yield from _families_of_window(watch.latest)
 
 
+def _single(name: str, kind: str, about: str, value: float) -> MetricFamily:
+    """Return a family of one number without labels."""
+    return MetricFamily(name, kind, about, [MetricSample(value)])
+
+
 def _families_of_window(window: WatchedWindowRecord) -> Iterator[MetricFamily]:
-    """Yield the gauges of a window, each figure with the ends of its 95 % interval."""
-    yield MetricFamily("window_inputs", "gauge", "Inputs of the last complete window.", [MetricSample(window.n)])
+    """Yield the gauges of a window, each figure that was computed with the ends of its 95 % interval."""
+    yield _single("window_inputs", "gauge", "Inputs of the last complete window.", window.n)
     alarms = [MetricSample(name in window.alarms, {"figure": name}) for name in _FIGURES]
     yield MetricFamily("alarm", "gauge", "1 where a figure of the last window raises an alarm.", alarms)
     share = window.share
     if share is not None:
         about = "Share flagged in the last window less that of the reference."
-        yield MetricFamily("flagged_share_difference", "gauge", about, _with_ends(share.difference, share.ci))
+        samples = _with_ends(share.difference, share.ci)
+        yield MetricFamily("flagged_share_difference", "gauge", about, samples)
     auroc = window.auroc
     if auroc is not None:
         about = "AUROC of OOD scores of the last window against the reference."
-        yield MetricFamily("score_shift_auroc", "gauge", about, _with_ends(auroc.auroc, auroc.ci))
+        samples = _with_ends(auroc.auroc, auroc.ci)
+        yield MetricFamily("score_shift_auroc", "gauge", about, samples)
     classes = window.classes
     if classes is not None:
         about = "Total variation of predicted classes of the last window from the reference."
-        yield MetricFamily("class_total_variation", "gauge", about, _with_ends(classes.total_variation, classes.ci))
+        samples = _with_ends(classes.total_variation, classes.ci)
+        yield MetricFamily("class_total_variation", "gauge", about, samples)
 
 
 def _with_ends(value: float, ends: Sequence[float | None]) -> list[MetricSample]:
-    """Return a figure and the ends of its interval."""
+    """Return a figure and the known ends of its interval, told apart by the label ``bound``."""
     samples = [MetricSample(value, {"bound": "estimate"})]
     for bound, end in zip(("low", "high"), ends, strict=True):
         if end is not None:
@@ -109,7 +118,7 @@ def _with_ends(value: float, ends: Sequence[float | None]) -> list[MetricSample]
     return samples
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def _labels_text(labels: Mapping[str, str]) -> str:
     """Return labels in braces, their values escaped; nothing where there are none."""
     if not labels:
         return ""
@@ -120,7 +129,7 @@ def _labels(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(pairs) + "}"
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     """Return a number as short as it can be read back."""
     if value == int(value):
         return str(int(value))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -34,12 +35,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lef
         else:
             drawn.add_column(columns[index], justify="right", no_wrap=True)
     for row in rows:
-        drawn.add_row(*[Text(row[index]) for index in known])
+        cells = [Text(row[index]) for index in known]
+        drawn.add_row(*cells)
     return drawn
 
 
 def known_columns(rows: Sequence[Sequence[str]], count: int) -> list[int]:
-    """Return which of ``count`` columns to show: all but those that hold nothing but dashes."""
+    """Return which of ``count`` columns to show: all but those that hold nothing but dashes; all of an empty table."""
     if not rows:
         return list(range(count))
     known = []
@@ -71,6 +73,20 @@ _LONGEST_SITE = 100
 """Characters that the names of all sites are filled up to, however long one of them is."""
 
 
+class _MapLayout(NamedTuple):
+    """Widths of a map of heads, in characters.
+
+    Attributes:
+        label: of the names of sites.
+        cell: of one head.
+        heads_of_part: how many heads stand side by side.
+    """
+
+    label: int
+    cell: int
+    heads_of_part: int
+
+
 @dataclass(frozen=True)
 class HeatMap:
     """A rich renderable: one shaded cell per head, the site on its left, the number of the head on top.
@@ -98,53 +114,59 @@ class HeatMap:
         has_colors = console.color_system in ("256", "truecolor")
         colored = has_colors and not console.no_color
         lines = self._lines(options.max_width, colored)
-        yield from _as_they_fit(lines, options)
+        yield from _cropped(lines, options)
 
     def _lines(self, width: int, colored: bool) -> Iterator[Text]:
-        """Yield title, legend and the map, in as many parts side by side as heads beyond the width ask for."""
-        values = self._shaded()
+        """Yield title, legend and the map, in parts one below another where a line has no room for all heads."""
+        values = self._values_to_shade()
         yield Text(self.title)
         yield self._legend(values, colored)
         heads = 0
-        longest = 0
-        for name, row in self.rows:
+        for _, row in self.rows:
             heads = max(heads, len(row))
-            longest = max(longest, len(name))
+        layout = self._layout(width, heads)
+        ranks = _rank_of_values(values)
+        step = layout.heads_of_part
+        for start in range(0, max(heads, 1), step):  # one part without any head too
+            stop = min(start + step, heads)
+            yield from self._map_part(start, stop, layout, ranks, colored)
 
-        # Two columns a head where they fit beside names of a few letters, else one.
-        least_label = min(longest, _LEAST_NAME)
-        has_room = 2 * heads + _GAP + least_label <= width
+    def _layout(self, width: int, heads: int) -> _MapLayout:
+        """Return how a map of so many heads is laid out in lines of this width."""
+        longest_name = max((len(name) for name, _ in self.rows), default=0)
+
+        # Two characters a head where they fit beside names of a few letters, else one.
+        shortest_label = min(longest_name, _LEAST_NAME)
+        needed_for_two = 2 * heads + _GAP + shortest_label
         cell = 1
-        if has_room:
+        if needed_for_two <= width:
             cell = 2
-        room_for_label = width - _GAP - cell * heads
-        label = min(longest, max(room_for_label, _LEAST_NAME))
+        room_for_label = max(width - _GAP - cell * heads, _LEAST_NAME)
+        label = min(longest_name, room_for_label)
         room_for_heads = width - _GAP - label
         heads_of_part = max(room_for_heads // cell, 1)
+        return _MapLayout(label, cell, heads_of_part)
 
-        ranks = _ranks(values)
-        for start in range(0, max(heads, 1), heads_of_part):
-            stop = min(start + heads_of_part, heads)
-            yield from self._part(start, stop, label, cell, ranks, colored)
-
-    def _part(
-        self, start: int, stop: int, label: int, cell: int, ranks: Mapping[float, float], colored: bool
+    def _map_part(
+        self, start: int, stop: int, layout: _MapLayout, ranks: Mapping[float, float], colored: bool
     ) -> Iterator[Text]:
-        """Yield the numbers of some heads, then a line for each site with its name and those heads."""
-        margin = " " * (label + _GAP)
+        """Yield the numbers of the heads before ``stop``, then a line for each site with its name and those heads."""
+        cell = layout.cell
+        letters_before_heads = layout.label + _GAP
+        margin = " " * letters_before_heads
         for digits in _column_numbers(start, stop):
-            cells = [digit.ljust(cell) for digit in digits]
-            yield Text(margin + "".join(cells))
+            cells = "".join(digit.ljust(cell) for digit in digits)
+            yield Text(margin + cells)
         names = [name for name, _ in self.rows]
-        short = short_names(names, label)
-        for index, (_, row) in enumerate(self.rows):
-            name = short[index].ljust(label + _GAP)
-            line = Text(name)
-            for value in row[start:stop]:
-                _draw(line, value, ranks, cell, colored)
+        labels = short_names(names, layout.label)
+        for label, (_, values) in zip(labels, self.rows, strict=True):
+            padded = label.ljust(letters_before_heads)
+            line = Text(padded)
+            for value in values[start:stop]:
+                _append_cell(line, value, ranks, cell, colored)
             yield line
 
-    def _shaded(self) -> list[float]:
+    def _values_to_shade(self) -> list[float]:
         """Return the values that are shaded, ascending, each once."""
         values = set()
         for _, row in self.rows:
@@ -154,27 +176,31 @@ class HeatMap:
         return sorted(values)
 
     def _legend(self, values: Sequence[float], colored: bool) -> Text:
+        """Return the scale between its ends, if there are values to shade, and the meaning of the marks in the map."""
         line = Text()
         if values:
-            line.append(f"{self.low} {self.form(values[0])} ")
-            if colored:
-                for place in range(_LEGEND_CELLS):
-                    line.append(" ", _color(place / (_LEGEND_CELLS - 1)))
-            else:
-                line.append(_DIGITS)
-            line.append(f" {self.high} {self.form(values[-1])}")
+            lowest = self.form(values[0])
+            highest = self.form(values[-1])
+            line.append(f"{self.low} {lowest} ")
+            _append_scale(line, colored)
+            line.append(f" {self.high} {highest}")
             line.append("   ")
         marks = []
-        if any(math.inf in row for _, row in self.rows):
+        rows = [row for _, row in self.rows]
+        if any(math.inf in row for row in rows):
             marks.append(f"{_KEPT} kept")
-        if any(None in row for _, row in self.rows):
+        if any(None in row for row in rows):
             marks.append(f"{_GONE} {self.gone}")
         line.append("   ".join(marks))
         return line
 
 
-def _ranks(values: Sequence[float]) -> dict[float, float]:
-    """Return the place of each value among all, from 0 for the lowest to 1 for the highest."""
+def _rank_of_values(values: Sequence[float]) -> dict[float, float]:
+    """Return the place of each value among all, from 0 for the lowest to 1 for the highest.
+
+    Args:
+        values: ascending, each once.
+    """
     if len(values) == 1:
         return {values[0]: 0.5}
     last = len(values) - 1
@@ -184,48 +210,67 @@ def _ranks(values: Sequence[float]) -> dict[float, float]:
     return ranks
 
 
-def _draw(line: Text, value: float | None, ranks: Mapping[float, float], cell: int, colored: bool) -> None:
-    """Append the cell of one head to a line."""
+def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], cell: int, colored: bool) -> None:
+    """Append one head to a line: a mark for one that is gone or stays for good, else a shade for the rank of its value.
+
+    Args:
+        line: what is appended to.
+        value: of the head; None where it is gone, infinity where it stays for good.
+        ranks: of each value, from 0 to 1.
+        cell: characters of a head.
+        colored: whether a shade is a colour; else it is a digit.
+    """
     if value is None:
         line.append(_GONE.ljust(cell))
     elif math.isinf(value):
         line.append(_KEPT.ljust(cell))
     elif colored:
-        line.append(" " * cell, _color(ranks[value]))
+        line.append(" " * cell, _background(ranks[value]))
     else:
         tenth = min(int(10 * ranks[value]), 9)
         line.append(_DIGITS[tenth].ljust(cell))
 
 
-def _color(place: float) -> Style:
-    """Return the background for a place on the scale, from 0 to 1."""
+def _append_scale(line: Text, colored: bool) -> None:
+    """Append all shades from the lowest to the highest to a line."""
+    if not colored:
+        line.append(_DIGITS)
+        return
+    last = _LEGEND_CELLS - 1
+    for place in range(_LEGEND_CELLS):
+        line.append(" ", _background(place / last))
+
+
+def _background(place: float) -> Style:
+    """Return the background for a place on the scale, from 0 to 1: mixed of the two nearest colours of the map."""
     last = len(_VIRIDIS) - 1
-    step, weight = divmod(place * last, 1)
-    index = int(step)
+    steps, weight_of_next = divmod(place * last, 1)
+    index = int(steps)
     here = _VIRIDIS[index]
-    there = _VIRIDIS[min(index + 1, last)]
+    next_index = min(index + 1, last)
+    there = _VIRIDIS[next_index]
     mixed = []
     for level_here, level_there in zip(here, there, strict=True):
         difference = level_there - level_here
-        level = level_here + difference * weight
+        level = level_here + difference * weight_of_next
         mixed.append(round(level))
     color = Color.from_rgb(*mixed)
     return Style(bgcolor=color)
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
-    """Return the numbers of the columns, each written from top to bottom: one list per line."""
+    """Return the numbers of the columns, each written from top to bottom: one list of digits per line."""
     numbers = list(map(str, range(start, stop)))
-    tall = max(map(len, numbers), default=0)
-    right_aligned = [number.rjust(tall) for number in numbers]
+    most_digits = max(map(len, numbers), default=0)
+    right_aligned = [number.rjust(most_digits) for number in numbers]
     lines = []
-    for level in range(tall):
+    for level in range(most_digits):
         lines.append([number[level] for number in right_aligned])
     return lines
 
 
-def _as_they_fit(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
-    """Yield lines that are never wrapped, in ASCII where the terminal can do no more."""
+def _cropped(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
+    """Yield lines that are never wrapped but cut at the width, in ASCII where the terminal can do no more."""
     for line in lines:
         if options.ascii_only:
             line.plain = line.plain.translate(_ASCII)
@@ -242,18 +287,29 @@ class KeptMap:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = self._lines()
-        yield from _as_they_fit(lines, options)
+        yield from _cropped(lines, options)
 
     def _lines(self) -> Iterator[Text]:
-        longest = max((len(site.site) for site in self.sites), default=0)
-        letters = min(_LONGEST_SITE, longest)
+        """Yield the line of each site: its name, its marks, and how many heads of how many are kept."""
+        longest_name = max((len(site.site) for site in self.sites), default=0)
+        letters = min(_LONGEST_SITE, longest_name)
         for site in self.sites:
+            name = site.site.ljust(letters)
             kept = set(site.kept or ())
             marks = ""
-            for head in range(site.heads or 0):
-                marks += _KEPT if head in kept else _GONE
             heads = "?"
             if site.heads is not None:
+                marks = _marks(site.heads, kept)
                 heads = str(site.heads)
-            name = site.site.ljust(letters)
             yield Text(f"{name}  {marks}  {len(kept)}/{heads}")
+
+
+def _marks(heads: int, kept: Collection[int]) -> str:
+    """Return a mark for each head: whether it is kept or removed."""
+    marks = ""
+    for head in range(heads):
+        if head in kept:
+            marks += _KEPT
+        else:
+            marks += _GONE
+    return marks

@@ -32,22 +32,20 @@ class StudyTable:
 
 
 def study_tables(study: StudyAnswer) -> list[StudyTable]:
-    """Return the rows under one score, then each row under its own."""
-    under_one_score = _same_score(study)
-    each_under_its_own = _own_scores(study)
-    return [under_one_score, each_under_its_own]
+    """Return the table of all rows under one score, then that of each row under its own."""
+    return [_table_under_one_score(study), _table_under_own_scores(study)]
 
 
-def _same_score(study: StudyAnswer) -> StudyTable:
+def _table_under_one_score(study: StudyAnswer) -> StudyTable:
     """Return all rows under the score of the single model, behind that model as it is, the row to use marked."""
     baseline = study.baseline
-    figures = [*_id_cells(baseline.id), *_ood_cells(baseline.detection)]
-    rows = [["single, MSP, no temperature", "1.00", *figures]]
+    figures_of_baseline = [*_id_cells(baseline.id), *_ood_cells(baseline.detection)]
+    rows = [["single, MSP, no temperature", "1.00", *figures_of_baseline]]
     for row in study.rows:
         ratio = "-"
         if row.mac_ratio is not None:
             ratio = f"{row.mac_ratio:.2f}"
-        detection = OodDetection()
+        detection = OodDetection()  # dashes for a row that has not the score
         if row.common is not None:
             detection = row.common.detection
         figures = [*_id_cells(row.test.id), *_ood_cells(detection)]
@@ -57,14 +55,14 @@ def _same_score(study: StudyAnswer) -> StudyTable:
     return StudyTable(title, ["", "mult-adds", *_OF_ID, *_OF_OOD], rows)
 
 
-def _own_scores(study: StudyAnswer) -> StudyTable:
+def _table_under_own_scores(study: StudyAnswer) -> StudyTable:
     """Return each row under the score that validation data gave it."""
-    telling = study.choice.telling
     rows = []
     for row in study.rows:
-        auroc = _validation_auroc(row, telling)
+        auroc = _validation_auroc(row, study.choice.telling)
+        auroc_text = number(auroc, DIGITS)
         on_test = _ood_cells(row.test.detection)
-        rows.append([_marked_name(row), row.score, number(auroc, DIGITS), *on_test])
+        rows.append([_marked_name(row), row.score, auroc_text, *on_test])
     titles = ["", "score", "validation AUROC", *_OF_OOD]
     return StudyTable("test data, each row under its own score", titles, rows)
 
@@ -83,6 +81,7 @@ def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
 
 
 def _marked_name(row: StudyRowRecord) -> str:
+    """Return the name of a row, with a mark behind that of the row to use."""
     if row.used:
         return f"{row.name} *"
     return row.name
@@ -98,9 +97,10 @@ def _id_cells(measured: SampleMetrics) -> list[str]:
 
 
 def _ood_cells(detection: OodDetection) -> list[str]:
-    """Return the detection of OOD samples; dashes where a row has not the score."""
+    """Return near, far and mean AUROC and mean FPR95; dashes for what was not measured."""
     cells = []
     for average, key in _OF_OOD.values():
-        value = single_number(average_of(detection, average).get(key))
+        means = average_of(detection, average)
+        value = single_number(means.get(key))
         cells.append(number(value, DIGITS))
     return cells

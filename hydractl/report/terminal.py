@@ -13,12 +13,12 @@ from rich.text import Text
 
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.calibrate_answer import CalibrateAnswer
-from hydractl.files.circuit_answer import CircuitAnswer, MaskSiteRecord, ScoresAnswer, SearchCounts
+from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord, ScoresAnswer, SearchCounts
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.files.export_answer import ExportAnswer
+from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
 from hydractl.files.model_records import ModelSize
-from hydractl.files.predict_answer import PlannedPredictions, PredictAnswer
+from hydractl.files.predict_answer import FlaggedRecord, PlannedPredictions, PredictAnswer
 from hydractl.files.records import Record
 from hydractl.files.verb_answers import (
     CascadeAnswer,
@@ -96,7 +96,7 @@ class _Drawing(Generic[Answer]):
     draw: Callable[[Answer, int], RenderableType]
 
 
-def _lines(parts: Iterable[RenderableType]) -> Group:
+def _spaced(parts: Iterable[RenderableType]) -> Group:
     """Return parts one below another, an empty line between two."""
     spaced: list[RenderableType] = []
     for part in parts:
@@ -109,8 +109,8 @@ def _lines(parts: Iterable[RenderableType]) -> Group:
 # --- file verbs -------------------------------------------------------------------------------------------------------
 
 
-def _costs(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> Table:
-    """Return what two models take, and how that changes."""
+def _cost_table(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> Table:
+    """Return what two models take, and how that changes; a size that is not known of both has no line."""
     sizes = (
         ("parameters", before.params, after.params, count_text),
         ("of these not zero", before.params_nonzero, after.params_nonzero, count_text),
@@ -126,114 +126,135 @@ def _costs(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> Table
     return plain_table("", ("", *names, "change"), rows)
 
 
-def _prune(answer: PruneAnswer, width: int) -> RenderableType:
+def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
+    """Return which heads are kept, as a map where the mask is known, and what that saves."""
     parts: list[RenderableType] = []
     if answer.mask is not None:
-        sites = []
-        for path, site in answer.mask.sites.items():
-            sites.append(KeptSite(site=path, heads=site.heads, kept=site.kept))
-        parts += [KeptMap(sites), Text("")]
+        kept_map = _map_of_mask(answer.mask)
+        parts += [kept_map, Text("")]
     elif answer.heads is not None:
-        parts.append(Text(f"heads kept per site: {', '.join(map(str, answer.heads))}"))
+        counts = ", ".join(map(str, answer.heads))
+        parts.append(Text(f"heads kept per site: {counts}"))
     if answer.note is not None:
         parts.append(Text(answer.note))
-    return Group(*parts, *_saved(answer))
+    return Group(*parts, *_savings(answer))
 
 
-def _prune_weights(answer: PruneWeightsAnswer, width: int) -> RenderableType:
+def _map_of_mask(mask: MaskRecord) -> KeptMap:
+    """Return the map of the heads that a mask keeps."""
+    sites = []
+    for path, site in mask.sites.items():
+        sites.append(KeptSite(site=path, heads=site.heads, kept=site.kept))
+    return KeptMap(sites)
+
+
+def _prune_weights_view(answer: PruneWeightsAnswer, width: int) -> RenderableType:
     weights = answer.weights
     counts = (
         f"{count_text(weights.parameters)} parameters",
         f"{count_text(weights.removable)} removable",
         f"{count_text(weights.removed)} removed",
     )
-    return Group(Text(f"weights: {', '.join(counts)}"), *_saved(answer))
+    return Group(Text(f"weights: {', '.join(counts)}"), *_savings(answer))
 
 
-def _saved(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
+def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
     """Return what pruning saves, as far as that is known, and of a plan the files."""
     parts: list[RenderableType] = []
     if answer.cost is not None:
-        parts.append(_costs(answer.cost.before, answer.cost.after, ("before", "after")))
+        parts.append(_cost_table(answer.cost.before, answer.cost.after, ("before", "after")))
     if answer.files is not None:
-        parts.append(Text(f"would write {', '.join(answer.files)}"))
+        files = ", ".join(answer.files)
+        parts.append(Text(f"would write {files}"))
     return parts
 
 
-def _fuse(answer: FuseAnswer, width: int) -> RenderableType:
-    return _fusion(answer, note=None)
+def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
+    return _fusion_view(answer, note=None)
 
 
-def _planned_fusion(answer: PlannedFusion, width: int) -> RenderableType:
-    return _fusion(answer, answer.note)
+def _planned_fusion_view(answer: PlannedFusion, width: int) -> RenderableType:
+    return _fusion_view(answer, answer.note)
 
 
-def _fusion(answer: FuseAnswer, note: str | None) -> RenderableType:
+def _fusion_view(answer: FuseAnswer, note: str | None) -> RenderableType:
     """Return the members, how they are fused, and what that saves."""
     members = []
     for member in answer.members:
-        members.append((member.name, ", ".join(map(str, member.heads))))
-    facts = [*_averaged(answer), *_shared(answer), *_checked(answer)]
+        heads_of_sites = ", ".join(map(str, member.heads))
+        members.append((member.name, heads_of_sites))
+    facts = [*_averaging_facts(answer), *_sharing_facts(answer), *_check_facts(answer)]
     if answer.cascade is not None:
         facts.append(_cascade_fact(answer.cascade))
     if note is not None:
         facts.append(("note", note))
     sizes = answer.cost
-    return _lines(
+    return _spaced(
         [
             plain_table("", ("member", "heads per site"), members, left=2),
             fact_table(facts),
-            _costs(sizes.single, sizes.fused, ("first member", "fused")),
+            _cost_table(sizes.single, sizes.fused, ("first member", "fused")),
         ]
     )
 
 
-def _averaged(answer: FuseAnswer) -> list[Fact]:
+def _averaging_facts(answer: FuseAnswer) -> list[Fact]:
     """Return which parameters are averaged, equal in all members, and each member's own."""
     counts = answer.parameters
-    merged = ", ".join(answer.merge) or "nothing"
-    facts = [("averaged", f"{merged} ({count_text(counts['averaged'])} parameters)")]
+    parts = ", ".join(answer.merge) or "nothing"
+    averaged = count_text(counts["averaged"])
+    facts = [("averaged", f"{parts} ({averaged} parameters)")]
     if "equal" in counts:
-        facts.append(("equal in all", f"{count_text(counts['equal'])} parameters"))
-    facts.append(("per member", f"{count_text(counts['per_member'])} parameters"))
+        equal = count_text(counts["equal"])
+        facts.append(("equal in all", f"{equal} parameters"))
+    per_member = count_text(counts["per_member"])
+    facts.append(("per member", f"{per_member} parameters"))
     return facts
 
 
-def _shared(answer: FuseAnswer) -> list[Fact]:
-    """Return what runs once for all members, why no more of it, and what the whole costs."""
+def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
+    """Return what runs once for all members, why no more of it, and what the whole costs.
+
+    A tower is an encoder of the model: ``main``, or those of images and of texts.
+    """
     facts = []
     for tower in answer.shared:
         where = ""
         if tower.tower != "main":
             where = f" ({tower.tower} tower)"
-        facts.append((f"run once{where}", ", ".join(tower.once) or "nothing"))
+        once = ", ".join(tower.once) or "nothing"
+        facts.append((f"run once{where}", once))
         if tower.parts_at:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
             facts.append((f"to part later{where}", str(tower.hint)))
     sizes = answer.cost
-    if sizes.mac_ratio is not None and sizes.fused.macs is not None and sizes.members.macs is not None:
-        apart = sizes.fused.macs / sizes.members.macs
-        single = f"{sizes.mac_ratio:.2f} times the single model with all heads"
-        facts.append(("mult-adds", f"{single}, {apart:.2f} times the separate members"))
+    fused = sizes.fused.macs
+    members = sizes.members.macs
+    if sizes.mac_ratio is not None and fused is not None and members is not None:
+        over_members = fused / members
+        single_words = f"{sizes.mac_ratio:.2f} times the single model with all heads"
+        members_words = f"{over_members:.2f} times the separate members"
+        facts.append(("mult-adds", f"{single_words}, {members_words}"))
     return facts
 
 
-def _checked(answer: FuseAnswer) -> list[Fact]:
+def _check_facts(answer: FuseAnswer) -> list[Fact]:
     """Return how far the fused model agrees with its members; of a plan, the file that it would write."""
     facts = []
     check = answer.self_check
     if check is None:
         facts.append(("would write", answer.output))
     else:
-        worst = max(check.member_max_abs)
-        moved = max(check.merge_max_abs)
-        facts.append(("self-check", f"members run alone agree to {worst:.0e}; averaging moved logits by {moved:.2g}"))
+        largest_error = max(check.member_max_abs)
+        largest_shift = max(check.merge_max_abs)
+        agreement = f"members run alone agree to {largest_error:.0e}"
+        facts.append(("self-check", f"{agreement}; averaging moved logits by {largest_shift:.2g}"))
     if answer.on_data is not None:
         facts.append(("on data", data_words(answer.on_data)))
     return facts
 
 
-def _cascade(answer: CascadeAnswer, width: int) -> RenderableType:
+def _cascade_view(answer: CascadeAnswer, width: int) -> RenderableType:
     model = _model_fact(answer.model, answer.arch)
     cascade = _cascade_fact(answer.cascade)
     return fact_table([model, cascade])
@@ -244,43 +265,57 @@ def _model_fact(name: str, arch: str) -> Fact:
 
 
 def _cascade_fact(cascade: FittedCascadeRecord) -> Fact:
+    """Return how a cascade works, without the word that its sentence opens with: that is the name of the fact."""
     sentence = cascade_words(cascade)
     _, _, words = sentence.partition(": ")
     return "cascade", words
 
 
-def _export(answer: ExportAnswer, width: int) -> RenderableType:
+def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
+    """Return each exported file, its size and how well it agrees with the model; of a plan, the files to write."""
     facts = [_model_fact(answer.model, answer.arch), ("members", str(answer.members))]
     for file in answer.exports:
         check = file.check
-        if check is None or file.bytes is None:
+        is_planned = check is None or file.bytes is None
+        if is_planned:
             facts.append(("would write", file.path))
             if file.data is not None:
                 facts.append(("would write", file.data))
-            continue
-        agreement = f"{check.runtime}, weights rounded to 8 bits"
-        if check.tolerance is not None:
-            agreement = f"{check.runtime} agrees with the model to {check.member_logits_max_abs:.0e}"
-        facts.append((file.path, f"{_megabytes(file.bytes)}; {agreement}"))
+        else:
+            facts.append((file.path, _exported_words(file)))
     return fact_table(facts)
+
+
+def _exported_words(file: ExportedFileRecord) -> str:
+    """Say how large a file is, and how well it agrees with the model: rounded weights are not held to agree."""
+    check = file.check
+    assert check is not None and file.bytes is not None  # the file was written
+    size = _megabytes(file.bytes)
+    if check.tolerance is None:
+        return f"{size}; {check.runtime}, weights rounded to 8 bits"
+    return f"{size}; {check.runtime} agrees with the model to {check.member_logits_max_abs:.0e}"
 
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.3g} MB"
 
 
-def _push(answer: PushAnswer, width: int) -> RenderableType:
+def _push_view(answer: PushAnswer, width: int) -> RenderableType:
+    """Return the repository, and of each file its size and what became, or would become, of it."""
     facts = [("repository", answer.repository)]
     for file in answer.files:
-        facts.append((file.path, f"{_megabytes(file.bytes)}; {_fate(answer, file)}"))
+        size = _megabytes(file.bytes)
+        fate = _upload_words(answer, file)
+        facts.append((file.path, f"{size}; {fate}"))
     for file in answer.left_out:
-        facts.append((file.path, f"{_megabytes(file.bytes)}; left out"))
+        size = _megabytes(file.bytes)
+        facts.append((file.path, f"{size}; left out"))
     if answer.pinned is not None:
         facts.append(("pinned", answer.pinned))
     return fact_table(facts)
 
 
-def _fate(answer: PushAnswer, file: PushedFile) -> str:
+def _upload_words(answer: PushAnswer, file: PushedFile) -> str:
     """Say what became, or would become, of a file that is pushed."""
     if answer.dry_run:
         return "would be uploaded"
@@ -289,7 +324,7 @@ def _fate(answer: PushAnswer, file: PushedFile) -> str:
     return "there already"
 
 
-def _list(answer: ListAnswer, width: int) -> RenderableType:
+def _list_view(answer: ListAnswer, width: int) -> RenderableType:
     """Return a line for each entry: name, what it is, and what it needs or how many of its kind there are."""
     rows = []
     for entry in answer.entries:
@@ -300,48 +335,61 @@ def _list(answer: ListAnswer, width: int) -> RenderableType:
     titles = ("name", "", "needs")
     if answer.kind is None:
         titles = ("kind", "", "number")
-    table = plain_table("", titles, rows, left=3)
-    for column in table.columns:
+    drawn = plain_table("", titles, rows, left=3)
+    for column in drawn.columns:
         column.overflow = "fold"
         column.no_wrap = False
-    return table
+    return drawn
 
 
 # --- scores and circuits ----------------------------------------------------------------------------------------------
 
 
-def _three(value: float | None) -> str:
+def _three_digits(value: float | None) -> str:
     """Format to three digits that count: scores of one model may all be large, or all be small."""
     if value is None:
         return "-"
     return f"{value:#.3g}"
 
 
-def _scores(answer: ScoresAnswer, width: int) -> RenderableType:
-    picture = HeatMap(f"importance ({answer.method or 'given'}), shaded by rank", list(answer.sites.items()))
-    widest = max(map(len, answer.sites.values()), default=0)
-    rows = []
-    for site, values in answer.sites.items():
-        missing = widest - len(values)
-        rows.append([site, *map(_three, values), *[""] * missing])
-    columns = ("site", *(f"head {head}" for head in range(widest)))
-    numbers = plain_table("higher = keep", columns, rows)
-    numbers.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns
-    needed = _width_of(numbers)
+def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
+    """Return the importance of the heads as a picture, and as numbers where these fit the width."""
+    title = f"importance ({answer.method or 'given'}), shaded by rank"
+    picture = HeatMap(title, list(answer.sites.items()))
+    numbers = _score_numbers(answer.sites)
+    needed = _needed_width(numbers)
     if needed > width:
         # Cut numbers say nothing, and twice the lines would push the picture off the screen.
         return Group(picture, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
-    return _lines([picture, numbers])
+    return _spaced([picture, numbers])
 
 
-def _width_of(drawn: Table) -> int:
+def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
+    """Return a table of a line for each site, an attention module, and a column for each head."""
+    most_heads = max(map(len, sites.values()), default=0)
+    rows = []
+    for site, values in sites.items():
+        cells = [site]
+        for head in range(most_heads):
+            if head < len(values):
+                cells.append(_three_digits(values[head]))
+            else:
+                cells.append("")
+        rows.append(cells)
+    titles = [f"head {head}" for head in range(most_heads)]
+    table = plain_table("higher = keep", ("site", *titles), rows)
+    table.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns
+    return table
+
+
+def _needed_width(drawn: Table) -> int:
     """Return the columns of a terminal that a table takes where nothing is cut."""
     wide = Console(width=10**4)
     return wide.measure(drawn).maximum
 
 
-def _planned_search(plan: PlannedSearch, width: int) -> RenderableType:
-    """Return what a search would take."""
+def _planned_search_view(plan: PlannedSearch, width: int) -> RenderableType:
+    """Return what a search would take, and the files that it would write."""
     blocks = f"about {plan.sample_blocks:,}, naively {plan.sample_blocks_naive:,}"
     facts = [
         ("model", plan.model),
@@ -354,57 +402,66 @@ def _planned_search(plan: PlannedSearch, width: int) -> RenderableType:
     ]
     if plan.chunks > 1:
         facts.append(("data", f"in {plan.chunks} parts, read anew at every step"))
-    facts.append(("would write", ", ".join(plan.files) or "to standard output"))
+    files = ", ".join(plan.files) or "to standard output"
+    facts.append(("would write", files))
     return fact_table(facts)
 
 
-def _circuit(answer: CircuitAnswer, width: int) -> RenderableType:
+def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
+    """Return when each head was removed, as a map where the sites are known, and the steps where they fit the width."""
     steps = _steps_table(answer)
-    needed = _width_of(steps)
+    needed = _needed_width(steps)
     shown: RenderableType = steps
     if needed > width:
         shown = Text(f"The numbers: --json, or a terminal of {needed} columns.")
     if not answer.sites:
         return shown
-    return _lines([_removal_map(answer, answer.sites), shown])
+    return _spaced([_removal_map(answer, answer.sites), shown])
 
 
 def _steps_table(answer: CircuitAnswer) -> Table:
-    """Return the counts of a search before its first removal and after each."""
+    """Return score, accuracy and AUROC of a search before its first removal and after each."""
     rows = []
     if answer.base is not None:
-        rows.append(["0", "-", "-", *_measured(answer.base)])
+        figures = _step_figures(answer.base)
+        rows.append(["0", "-", "-", *figures])
     for removal in answer.removed:
-        about = [str(removal.step), removal.site, str(removal.head)]
-        rows.append([*about, *_measured(removal)])
+        step = str(removal.step)
+        head = str(removal.head)
+        figures = _step_figures(removal)
+        rows.append([step, removal.site, head, *figures])
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
     return plain_table(f"circuit for {answer.objective}", columns, rows, left=2)
 
 
-def _measured(counts: SearchCounts) -> list[str]:
-    """Return score, accuracy and AUROC of one step."""
+def _step_figures(counts: SearchCounts) -> list[str]:
+    """Return score, accuracy and AUROC of one step as text; a dash for the AUROC of a search without OOD samples."""
     accuracy = counts.correct / counts.n_id
     auroc = None
     if counts.two_u is not None and counts.n_ood is not None:
-        auroc = counts.two_u / (2 * counts.n_id * counts.n_ood)
+        pairs = counts.n_id * counts.n_ood
+        auroc = counts.two_u / (2 * pairs)
     return [number(counts.score), number(accuracy), number(auroc)]
 
 
 def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
-    """Return when each head was removed; infinity for those never removed, None for those gone at the start."""
-    step_of_head = {(removal.site, removal.head): removal.step for removal in answer.removed}
-    start: Mapping[str, MaskSiteRecord] = {}
-    if answer.start_mask is not None:
-        start = answer.start_mask.sites
+    """Return a map of the step at which each head was removed.
+
+    Infinity stands for a head that was never removed, None for one that was gone when the search began.
+
+    Args:
+        answer: of a search.
+        sites: the number of heads of each site, an attention module, by its path.
+    """
+    step_of_head = {}
+    for removal in answer.removed:
+        step_of_head[removal.site, removal.head] = removal.step
     rows = []
     for site, heads in sites.items():
-        if site in start:
-            there = start[site].kept
-        else:
-            there = range(heads)
+        heads_at_start = _heads_at_start(answer, site, heads)
         steps: list[float | None] = []
         for head in range(heads):
-            if head in there:
+            if head in heads_at_start:
                 steps.append(step_of_head.get((site, head), math.inf))
             else:
                 steps.append(None)
@@ -413,9 +470,16 @@ def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
     return HeatMap(title, rows, low="first: step", high="last: step", form=str, gone="removed before")
 
 
-def _circuits(answer: CircuitsAnswer, width: int) -> RenderableType:
-    circuits = [_circuit(circuit, width) for circuit in answer.circuits]
-    return _lines(circuits)
+def _heads_at_start(answer: CircuitAnswer, site: str, heads: int) -> Sequence[int]:
+    """Return the heads of a site that a search began with: those that its start mask keeps, else all."""
+    if answer.start_mask is None or site not in answer.start_mask.sites:
+        return range(heads)
+    return answer.start_mask.sites[site].kept
+
+
+def _circuits_view(answer: CircuitsAnswer, width: int) -> RenderableType:
+    circuits = [_circuit_view(circuit, width) for circuit in answer.circuits]
+    return _spaced(circuits)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -426,57 +490,66 @@ _MOST_ROWS = 200
 _LONGEST_VALUE = 1000  # characters
 _LONGEST_LIST = 12
 
-
 _DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
+"""Keys of a file that are no lines of its facts."""
 
 
-def _info(answer: InfoAnswer, width: int) -> RenderableType:
+def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
+    """Return what a file holds: its facts, then its heads as maps, and what the file was made by."""
     facts = answer.to_json()
     for key in _DRAWN_APART:
         facts.pop(key, None)
-    parts: list[RenderableType] = [fact_table(_few(facts))]
-    parts += _members_drawn(answer.head_maps)
+    table = fact_table(_shortened_facts(facts))
+    parts: list[RenderableType] = [table]
+    parts += _maps_of_members(answer.head_maps)
     if answer.head_map is not None:
         parts += [Text(""), KeptMap(answer.head_map)]
     if answer.overlap is not None:
-        parts += [Text(""), _compared(answer.overlap)]
+        overlap = _overlap_table(answer.overlap)
+        parts += [Text(""), overlap]
     if isinstance(answer.source, dict):
-        parts += [Text("\nmade by"), fact_table(_few(answer.source))]
+        provenance = fact_table(_shortened_facts(answer.source))
+        parts += [Text("\nmade by"), provenance]
     return Group(*parts)
 
 
-def _members_drawn(members: Sequence[Sequence[KeptSite]]) -> list[RenderableType]:
-    """Return the kept heads of each member, as long as they are not too many to draw."""
+def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableType]:
+    """Return the kept heads of each member, as long as they are not too many to draw; then how many more there are."""
     parts: list[RenderableType] = []
-    drawn = 0
+    heads_drawn = 0
     for index, sites in enumerate(members):
-        drawn += sum(site.heads or 0 for site in sites)
-        if drawn > _MOST_DRAWN:
-            parts.append(Text(f"\nand {len(members) - index} more members; --json has all"))
+        heads_drawn += sum(site.heads or 0 for site in sites)
+        if heads_drawn > _MOST_DRAWN:
+            left_out = len(members) - index
+            parts.append(Text(f"\nand {left_out} more members; --json has all"))
             break
         parts += [Text(f"\nmember {index}"), KeptMap(sites)]
     return parts
 
 
-def _few(values: Mapping[str, object]) -> list[Fact]:
+def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:
     """Return the first names and values of a file, which may be any, and of each value its beginning."""
     rows = []
-    for name, value in list(values.items())[:_MOST_ROWS]:
-        text = _short(value)
+    first_values = list(values.items())[:_MOST_ROWS]
+    for name, value in first_values:
+        text = _one_line(value)
         if len(text) > _LONGEST_VALUE:
-            text = f"{text[:_LONGEST_VALUE]}... ({len(text)} characters; --json has all)"
-        rows.append((name[:_LONGEST_VALUE], text))
-    if len(values) > _MOST_ROWS:
-        rows.append(("...", f"{len(values) - _MOST_ROWS} more; --json has all"))
+            beginning = text[:_LONGEST_VALUE]
+            text = f"{beginning}... ({len(text)} characters; --json has all)"
+        shown_name = name[:_LONGEST_VALUE]
+        rows.append((shown_name, text))
+    left_out = len(values) - len(first_values)
+    if left_out:
+        rows.append(("...", f"{left_out} more; --json has all"))
     return rows
 
 
-def _short(value: object) -> str:
+def _one_line(value: object) -> str:
     """Return a value of JSON in one line; of a long list its beginning."""
     if isinstance(value, dict):
         pairs = []
         for key, inner in value.items():
-            pairs.append(f"{key}={_inner(inner)}")
+            pairs.append(f"{key}={_one_line(inner)}")
         return ", ".join(pairs)
     if not isinstance(value, list):
         return str(value)
@@ -486,14 +559,8 @@ def _short(value: object) -> str:
     return ", ".join(map(str, value))
 
 
-def _inner(value: object) -> str:
-    if isinstance(value, (dict, list)):
-        return _short(value)
-    return str(value)
-
-
-def _overlap(answer: OverlapAnswer, width: int) -> RenderableType:
-    return _compared(answer.pairs)
+def _overlap_view(answer: OverlapAnswer, width: int) -> RenderableType:
+    return _overlap_table(answer.pairs)
 
 
 # The overlap of kept heads is left out: it is near 1 wherever most heads are kept.
@@ -506,7 +573,7 @@ _COMPARISONS: tuple[tuple[str, Callable[[ComparedMasks], float | None]], ...] = 
 )
 
 
-def _compared(pairs: Sequence[ComparedMasks]) -> RenderableType:
+def _overlap_table(pairs: Sequence[ComparedMasks]) -> RenderableType:
     """Return how far each two masks keep, and remove, the same heads."""
     rows = []
     for pair in pairs:
@@ -514,21 +581,37 @@ def _compared(pairs: Sequence[ComparedMasks]) -> RenderableType:
         rows.append([pair.a, pair.b, *figures])
     titles = [title for title, _ in _COMPARISONS]
     drawn = plain_table("", ("", "", *titles), rows, left=2)
-    for column in drawn.columns[:2]:
+    columns_of_names = drawn.columns[:2]
+    for column in columns_of_names:
         column.overflow = "fold"  # a name cut short would be another name
-    return Group(Text("overlap of heads (JSD: Jensen-Shannon divergence over the sites, in bits)"), drawn)
+    heading = Text("overlap of heads (JSD: Jensen-Shannon divergence over the sites, in bits)")
+    return Group(heading, drawn)
 
 
 # --- calibrations -----------------------------------------------------------------------------------------------------
 
 
-def _calibrated(answer: CalibrateAnswer, width: int) -> RenderableType:
+def _calibration_view(answer: CalibrateAnswer, width: int) -> RenderableType:
+    """Return what was fitted, and how well each OOD score did where several were compared."""
+    facts = fact_table(_calibration_facts(answer))
+    if not answer.compared:
+        return facts
+    rows = []
+    for name, score in answer.compared.items():
+        rows.append([name, number(score.auroc, 4)])
+    compared = plain_table("", ("OOD score", "mean AUROC\nof --ood-val"), rows, left=1)
+    return Group(facts, Text(""), compared)
+
+
+def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
+    """Return each thing that was fitted, and what it came to."""
     facts = [("model", answer.model.name)]
     calibration = answer.calibration
-    if calibration is not None and calibration.temperature is not None:
-        facts.append(("temperature", number(calibration.temperature, 4)))
-    elif calibration is not None:
-        facts.append(("temperature", "a scale and a bias of each class"))
+    if calibration is not None:
+        temperature = "a scale and a bias of each class"
+        if calibration.temperature is not None:
+            temperature = number(calibration.temperature, 4)
+        facts.append(("temperature", temperature))
     if answer.ood_score is not None:
         facts.append(("OOD score", answer.ood_score))
     threshold = answer.threshold
@@ -536,72 +619,102 @@ def _calibrated(answer: CalibrateAnswer, width: int) -> RenderableType:
         facts.append(("threshold", f"{number(threshold.value, 6)} of {threshold.score} ({threshold.rule})"))
     conformal = answer.conformal
     if conformal is not None:
-        facts.append(("conformal", f"qhat {number(conformal.qhat, 4)} of {conformal.method}, alpha {conformal.alpha}"))
+        quantile = f"qhat {number(conformal.qhat, 4)} of {conformal.method}"
+        facts.append(("conformal", f"{quantile}, alpha {conformal.alpha}"))
     reference = answer.reference
     if reference is not None:
         facts.append(("reference", f"{count_text(reference.n)} ID samples to compare inputs with"))
-    if not answer.compared:
-        return fact_table(facts)
-    rows = []
-    for name, score in answer.compared.items():
-        rows.append([name, number(score.auroc, 4)])
-    compared = plain_table("", ("OOD score", "mean AUROC\nof --ood-val"), rows, left=1)
-    return Group(fact_table(facts), Text(""), compared)
+    return facts
 
 
-def _predictions(answer: PredictAnswer, width: int) -> RenderableType:
-    parts: list[RenderableType] = []
-    if answer.first:
-        parts += [_samples(answer.first), Text("")]
-        left = answer.n - len(answer.first)
-        if left > 0:
-            parts += [Text(f"... and {count_text(left)} more; -o FILE.jsonl keeps all"), Text("")]
-    facts = [("model", answer.model.name), ("inputs", count_text(answer.n))]
+def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:
+    """Return the first predictions, where the answer holds them, and what all of them come to."""
+    facts = fact_table(_prediction_facts(answer))
+    if not answer.first:
+        return facts
+    parts: list[RenderableType] = [_predictions_table(answer.first), Text("")]
+    left_out = answer.n - len(answer.first)
+    if left_out > 0:
+        count = count_text(left_out)
+        note = Text(f"... and {count} more; -o FILE.jsonl keeps all")
+        parts += [note, Text("")]
+    return Group(*parts, facts)
+
+
+def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
+    """Return what was predicted, how sure the model was, and how many inputs are flagged or could not be read."""
+    model = answer.model
+    facts = [("model", model.name), ("inputs", count_text(answer.n))]
     if answer.part is not None:
         facts.append(("part", answer.part))
     if answer.confidence is not None:
-        facts.append(("mean confidence", number(answer.confidence, 4)))
-    threshold = answer.model.threshold
-    if threshold is not None:
-        facts.append(("threshold", f"{number(threshold, 6)} of {answer.model.ood_score}"))
-    flagged = answer.ood
-    if flagged is not None and flagged.share is not None and flagged.ci is not None:
-        low, high = flagged.ci
-        assert low is not None and high is not None  # there are samples
-        facts.append(("flagged as OOD", f"{count_text(flagged.n)}: {flagged.share:.2%} ({low:.2%} to {high:.2%})"))
+        confidence = number(answer.confidence, 4)
+        facts.append(("mean confidence", confidence))
+    if model.threshold is not None:
+        value = number(model.threshold, 6)
+        facts.append(("threshold", f"{value} of {model.ood_score}"))
+    if answer.ood is not None:
+        facts += _flagged_facts(answer.ood)
     if answer.skipped is not None:
-        facts.append(("could not be read", count_text(answer.skipped.n)))
-    most_frequent = []
-    for entry in answer.classes[:_MOST_CLASSES]:
-        most_frequent.append(f"{entry.label}: {count_text(entry.n)}")
-    if len(answer.classes) > _MOST_CLASSES:
-        most_frequent.append(f"and {len(answer.classes) - _MOST_CLASSES} more classes")
-    facts.append(("predicted", ", ".join(most_frequent) or "nothing"))
+        skipped = count_text(answer.skipped.n)
+        facts.append(("could not be read", skipped))
+    facts.append(("predicted", _most_frequent_classes(answer)))
     if answer.watched is not None:
-        facts.append(("beside the reference", answer.watched.whole.advice))
-    return Group(*parts, fact_table(facts))
+        advice = answer.watched.whole.advice
+        facts.append(("beside the reference", advice))
+    return facts
+
+
+def _flagged_facts(flagged: FlaggedRecord) -> list[Fact]:
+    """Return how many inputs are flagged, with their share and its interval; nothing without any input."""
+    if flagged.share is None or flagged.ci is None:
+        return []
+    low, high = flagged.ci
+    assert low is not None and high is not None  # there are samples
+    count = count_text(flagged.n)
+    interval = f"{low:.2%} to {high:.2%}"
+    return [("flagged as OOD", f"{count}: {flagged.share:.2%} ({interval})")]
+
+
+def _most_frequent_classes(answer: PredictAnswer) -> str:
+    """Return the classes that were predicted most often, with their counts, and how many more there are."""
+    words = []
+    for entry in answer.classes[:_MOST_CLASSES]:
+        words.append(f"{entry.label}: {count_text(entry.n)}")
+    left_out = len(answer.classes) - len(words)
+    if left_out:
+        words.append(f"and {left_out} more classes")
+    return ", ".join(words) or "nothing"
 
 
 _MOST_CLASSES = 5
 """Predicted classes that a table names."""
 
 
-def _samples(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of predictions."""
+def _predictions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each prediction; whether it is flagged only where there is a threshold to flag by."""
     has_flags = any("is_ood" in row for row in rows)
     titles = ["input", "predicted", "confidence", "OOD score"]
     if has_flags:
         titles.append("OOD?")
-    cells = []
+    lines = []
     for row in rows:
-        line = [str(row["id"]), str(row["predicted"]), number(row["confidence"], 4), number(row["ood_score"], 4)]
+        confidence = number(row["confidence"], 4)
+        score = number(row["ood_score"], 4)
+        cells = [str(row["id"]), str(row["predicted"]), confidence, score]
         if has_flags:
-            line.append("OOD" if row["is_ood"] else "")
-        cells.append(line)
-    return plain_table("", tuple(titles), cells, left=2)
+            cells.append(_flag(row))
+        lines.append(cells)
+    return plain_table("", tuple(titles), lines, left=2)
 
 
-def _planned_predictions(plan: PlannedPredictions, width: int) -> RenderableType:
+def _flag(row: Mapping[str, Any]) -> str:
+    if row["is_ood"]:
+        return "OOD"
+    return ""
+
+
+def _planned_predictions_view(plan: PlannedPredictions, width: int) -> RenderableType:
     files = ", ".join(plan.files)
     facts = [
         ("model", plan.model),
@@ -615,35 +728,35 @@ def _planned_predictions(plan: PlannedPredictions, width: int) -> RenderableType
 
 _ANSWERS: Mapping[str, _Drawing[Any]] = {
     "hydractl.eval/2": _Drawing(EvalAnswer, eval_table),
-    "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibrated),
-    "hydractl.predict/1": _Drawing(PredictAnswer, _predictions),
+    "hydractl.calibrate/1": _Drawing(CalibrateAnswer, _calibration_view),
+    "hydractl.predict/1": _Drawing(PredictAnswer, _predictions_view),
     TRAFFIC_SCHEMA: _Drawing(TrafficAnswer, traffic_table),
     "hydractl.bench/1": _Drawing(BenchAnswer, bench_table),
-    _PRUNE: _Drawing(PruneAnswer, _prune),
-    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),
-    "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse),
-    "hydractl.cascade/1": _Drawing(CascadeAnswer, _cascade),
-    "hydractl.export/2": _Drawing(ExportAnswer, _export),
-    "hydractl.push/1": _Drawing(PushAnswer, _push),
-    "hydractl.list/1": _Drawing(ListAnswer, _list),
-    "hydractl.scores/1": _Drawing(ScoresAnswer, _scores),
-    "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit),
-    "hydractl.circuits/1": _Drawing(CircuitsAnswer, _circuits),
+    _PRUNE: _Drawing(PruneAnswer, _prune_view),
+    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
+    "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse_view),
+    "hydractl.cascade/1": _Drawing(CascadeAnswer, _cascade_view),
+    "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
+    "hydractl.push/1": _Drawing(PushAnswer, _push_view),
+    "hydractl.list/1": _Drawing(ListAnswer, _list_view),
+    "hydractl.scores/1": _Drawing(ScoresAnswer, _scores_view),
+    "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit_view),
+    "hydractl.circuits/1": _Drawing(CircuitsAnswer, _circuits_view),
     "hydractl.finetune/1": _Drawing(FinetuneAnswer, finetune_table),
     "hydractl.finetunes/1": _Drawing(FinetunesAnswer, finetunes_table),
     "hydractl.study/2": _Drawing(FinishedStudy, study_table),
-    "hydractl.info/1": _Drawing(InfoAnswer, _info),
-    "hydractl.overlap/1": _Drawing(OverlapAnswer, _overlap),
+    "hydractl.info/1": _Drawing(InfoAnswer, _info_view),
+    "hydractl.overlap/1": _Drawing(OverlapAnswer, _overlap_view),
 }
 _PLANS: Mapping[str, _Drawing[Any]] = {
-    "hydractl.predict/1": _Drawing(PlannedPredictions, _planned_predictions),
+    "hydractl.predict/1": _Drawing(PlannedPredictions, _planned_predictions_view),
     "hydractl.bench/1": _Drawing(PlannedBench, planned_bench),
-    _PRUNE: _Drawing(PruneAnswer, _prune),
-    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights),
-    "hydractl.fuse/1": _Drawing(PlannedFusion, _planned_fusion),
-    "hydractl.export/2": _Drawing(ExportAnswer, _export),
-    "hydractl.push/1": _Drawing(PushAnswer, _push),
-    "hydractl.circuit/2": _Drawing(PlannedSearch, _planned_search),
+    _PRUNE: _Drawing(PruneAnswer, _prune_view),
+    _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
+    "hydractl.fuse/1": _Drawing(PlannedFusion, _planned_fusion_view),
+    "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
+    "hydractl.push/1": _Drawing(PushAnswer, _push_view),
+    "hydractl.circuit/2": _Drawing(PlannedSearch, _planned_search_view),
     "hydractl.finetune/1": _Drawing(PlannedTraining, planned_training),
     "hydractl.finetunes/1": _Drawing(PlannedTrainings, planned_trainings),
     "hydractl.study/2": _Drawing(PlannedStudy, planned_study),

@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """Return a fraction or a small quantity as text; a dash where there is none."""
+    """Return a fraction or a small quantity as text; a dash where there is none.
+
+    Args:
+        value: the number.
+        digits: behind the point; fewer for large numbers, and a power of ten for those that would be shown as 0.
+    """
     if value is None:
         return "-"
-    if value != 0 and abs(value) < 10**-digits:
-        return f"{value:.{max(digits - 2, 1)}e}"
+    smallest_shown = 10**-digits
+    if value != 0 and abs(value) < smallest_shown:
+        digits_of_factor = max(digits - 2, 1)
+        return f"{value:.{digits_of_factor}e}"
     if abs(value) < 100:
         return f"{value:.{digits}f}"
     return f"{value:.1f}"
@@ -37,8 +44,10 @@ def program_words() -> list[str]:
     """
     folder = os.path.realpath(os.path.dirname(sys.executable))  # the interpreter itself may be a link out of it
     program = shutil.which("hydractl")
-    if program is not None and os.path.dirname(os.path.realpath(program)) == folder:
-        return ["hydractl"]
+    if program is not None:
+        folder_of_program = os.path.dirname(os.path.realpath(program))
+        if folder_of_program == folder:
+            return ["hydractl"]
     interpreter = Path(sys.executable)
     here = Path.cwd()
     if interpreter.is_relative_to(here):
@@ -104,7 +113,7 @@ def duration_text(seconds: float) -> str:
 def short_count(value: float) -> str:
     """Return a count in four characters or less: 950, 1.2k, 48k, 1.3M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value < size * 0.9995:
+        if value < size * 0.9995:  # 999.4 is shown as 999, 999.5 as 1k
             continue
         scaled = value / size
         if scaled < 9.95:
@@ -128,7 +137,7 @@ def visible(text: object) -> str:
 
 def _visible_character(character: str) -> str:
     if _is_unseen(character):
-        return _code(character)
+        return _escaped(character)
     return character
 
 
@@ -142,7 +151,7 @@ def _is_unseen(character: str) -> bool:
     return unicodedata.category(character) in _UNSEEN_CATEGORIES
 
 
-def _code(character: str) -> str:
+def _escaped(character: str) -> str:
     return f"\\u{ord(character):04x}"
 
 
@@ -151,7 +160,8 @@ def shown_name(name: str) -> str:
     text = visible(name)
     if len(text) <= _LONGEST_SHOWN:
         return text
-    half = _LONGEST_SHOWN // 2 - 5
+    letters_of_mark = 5
+    half = _LONGEST_SHOWN // 2 - letters_of_mark
     beginning = text[:half]
     end = text[-half:]
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -166,43 +176,52 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     """
     names = _without_shared_parts(names, width, _LAST)
     names = _without_shared_parts(names, width, _FIRST)
-    cut = [_cut(name, width) for name in names]
-    different_when_cut = len(set(cut))
-    if different_when_cut == len(set(names)):
+    cut = [_end_of(name, width) for name in names]
+    still_differ = len(set(cut)) == len(set(names))
+    if still_differ:
         return cut
     numbered = []
     for index, name in enumerate(names):
         number = f"{index} "
-        left = width - len(number)
-        numbered.append(number + _cut(name, left))
+        letters_left = width - len(number)
+        numbered.append(number + _end_of(name, letters_left))
     return numbered
 
 
 _FIRST, _LAST = 0, -1
+"""Places of the part of a name that :func:`_without_shared_parts` takes away."""
 
 
-def _longest(parts_of_names: Sequence[Sequence[str]]) -> int:
+def _longest_length(parts_of_names: Sequence[Sequence[str]]) -> int:
     """Return the length of the longest of names that are split at their dots; 0 without any name."""
     lengths = [len(".".join(parts)) for parts in parts_of_names]
     return max(lengths, default=0)
 
 
 def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[str]:
-    """Return names without the dotted parts that all have on one side, as many of them as it takes to fit."""
-    parts = [name.split(".") for name in names]
-    while _longest(parts) > width:
-        ends = {of_name[side] for of_name in parts}
-        if len(ends) > 1:
+    """Return names without the dotted parts that all have on one side, as many of them as it takes to fit.
+
+    Every name keeps one part at least.
+
+    Args:
+        names: any.
+        width: characters that the longest of them shall have.
+        side: ``_FIRST`` or ``_LAST``: where parts are taken away.
+    """
+    parts_of_names = [name.split(".") for name in names]
+    while _longest_length(parts_of_names) > width:
+        parts_on_side = {parts[side] for parts in parts_of_names}
+        if len(parts_on_side) > 1:
+            break  # they differ there
+        if any(len(parts) < 2 for parts in parts_of_names):
             break
-        if any(len(of_name) < 2 for of_name in parts):
-            break
-        for of_name in parts:
-            del of_name[side]
-    return [".".join(of_name) for of_name in parts]
+        for parts in parts_of_names:
+            del parts[side]
+    return [".".join(parts) for parts in parts_of_names]
 
 
-def _cut(name: str, width: int) -> str:
-    """Return a name of at most ``width`` characters: its end, where it is longer."""
+def _end_of(name: str, width: int) -> str:
+    """Return a name of at most ``width`` characters: its end behind a mark, where it is longer."""
     if len(name) <= width:
         return name
     start = len(name) - width + 1
@@ -223,20 +242,28 @@ def file_names(names: Sequence[str]) -> list[str]:
     parts: list[str] = []
     taken: set[str] = set()
     for name in names:
-        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-        base = _UNSAFE.sub("-", plain).strip(".-")[:_LONGEST_FILE_PART] or "model"
-        part = base
+        safe = _safe_part(name)
+        part = safe
         count = 1
         while part.lower() in taken:
             count += 1
-            part = f"{base}-{count}"
+            part = f"{safe}-{count}"
         taken.add(part.lower())
         parts.append(part)
     return parts
 
 
+def _safe_part(name: str) -> str:
+    """Return a name without accents, a dash in the place of what a file name should not hold; ``model`` if empty."""
+    decomposed = unicodedata.normalize("NFKD", name)
+    without_accents = decomposed.encode("ascii", "ignore").decode()
+    without_unsafe = _UNSAFE.sub("-", without_accents).strip(".-")
+    return without_unsafe[:_LONGEST_FILE_PART] or "model"
+
+
 @cache
-def _templates(show: Callable[[object], str], **options: Any) -> Environment:
+def _template_environment(show: Callable[[object], str], **options: Any) -> Environment:
+    """Return the templates of this package, in which ``show`` writes everything that is no markup already."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -253,6 +280,6 @@ def template(
     name: str, show: Callable[[object], str], filters: Mapping[str, Callable[..., object]], **options: Any
 ) -> Template:
     """Return a template in which every text is written by ``show``, so that no text of a document becomes markup."""
-    environment = _templates(show, **options)
+    environment = _template_environment(show, **options)
     environment.filters.update(filters)
     return environment.get_template(name)

@@ -12,7 +12,13 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hydractl.files.watching_records import TrafficAnswer, TrafficFileRecord, WatchedWindowRecord
+from hydractl.files.watching_records import (
+    ReferenceRecord,
+    TrafficAnswer,
+    TrafficFileRecord,
+    WatchedRecord,
+    WatchedWindowRecord,
+)
 from hydractl.report.pictures import GUIDE, Panel, compose, point_look, styled, whiskers
 from hydractl.report.rich_parts import UNKNOWN, table
 from hydractl.report.texts import drawn_names, shown_name
@@ -31,45 +37,78 @@ _CALM, _ALARM = 0, 5  # numbers of colours
 
 
 def traffic_table(answer: TrafficAnswer, width: int) -> RenderableType:
-    """Return a line for each window, or for each file where there are very many, every figure with its interval."""
-    windows = sum(len(file.watched.windows) for file in answer.files)
+    """Return a table with a line for each window of inputs, every figure with its interval.
+
+    A file of several windows has one more line, for all of its inputs. With more windows than ``_MOST_LINES`` in all
+    files together, that line is the only one of each file.
+    """
+    one_line_a_file = _window_count(answer.files) > _MOST_LINES
     rows = []
     for file in answer.files:
-        shown_windows = list(file.watched.windows)
-        if windows > _MOST_LINES or len(shown_windows) > 1:
-            shown_windows.append(file.watched.whole)
-        if windows > _MOST_LINES:
-            shown_windows = [file.watched.whole]
-        for place, window in enumerate(shown_windows):
-            name = shown_name(file.name) if place == 0 else ""
-            rows.append(_cells(name, window))
+        name = shown_name(file.name)
+        for window in _windows_to_show(file.watched, one_line_a_file):
+            rows.append([name, *_window_cells(window)])
+            name = ""  # only the first line of a file bears its name
     columns = ("file", "inputs", "flagged", "less the reference", "AUROC of shift", "classes (TV)", "")
     drawn = table("", columns, rows, left=1)
-    return Group(drawn, Text(""), Text("95 % intervals; AUROC of OOD scores and total variation against the reference"))
+    footnote = Text("95 % intervals; AUROC of OOD scores and total variation against the reference")
+    return Group(drawn, Text(""), footnote)
 
 
-def _cells(name: str, window: WatchedWindowRecord) -> list[str]:
-    """Return the line of one window."""
-    flagged = difference = auroc = classes = UNKNOWN
-    if window.share is not None:
-        flagged = f"{window.share.share:.1%}"
-        difference = _with_interval(window.share.difference, window.share.ci, lambda value: f"{100 * value:+.1f}")
+def _windows_to_show(watched: WatchedRecord, one_line_a_file: bool) -> list[WatchedWindowRecord]:
+    """Return the windows of a file that have a line: each, and all inputs as one where there are several."""
+    if one_line_a_file:
+        return [watched.whole]
+    if len(watched.windows) > 1:
+        return [*watched.windows, watched.whole]
+    return list(watched.windows)
+
+
+def _window_count(files: Sequence[TrafficFileRecord]) -> int:
+    return sum(len(file.watched.windows) for file in files)
+
+
+def _window_cells(window: WatchedWindowRecord) -> list[str]:
+    """Return the cells of one window behind the name of its file; a dash for a figure that was not computed."""
+    first = window.first + 1
+    last = window.first + window.n
+    inputs = f"{first:,}-{last:,}"
+
+    flagged = difference = UNKNOWN
+    share = window.share
+    if share is not None:
+        flagged = f"{share.share:.1%}"
+        difference = _with_interval(share.difference, share.ci, _percentage_points)
+
+    auroc = UNKNOWN
     if window.auroc is not None:
-        auroc = _with_interval(window.auroc.auroc, window.auroc.ci, lambda value: f"{value:.3f}")
+        auroc = _with_interval(window.auroc.auroc, window.auroc.ci, _three_decimals)
+
+    classes = UNKNOWN
     if window.classes is not None:
-        classes = _with_interval(window.classes.total_variation, window.classes.ci, lambda value: f"{value:.3f}")
-    inputs = f"{window.first + 1:,}-{window.first + window.n:,}"
-    verdict = window.verdict
+        classes = _with_interval(window.classes.total_variation, window.classes.ci, _three_decimals)
+
+    verdict: str = window.verdict
     if window.needed_inputs is not None:
-        return [name, inputs, flagged, difference, auroc, classes, f"{verdict}: {window.needed_inputs:,} would"]
-    return [name, inputs, flagged, difference, auroc, classes, verdict]
+        verdict = f"{verdict}: {window.needed_inputs:,} would"
+    return [inputs, flagged, difference, auroc, classes, verdict]
+
+
+def _percentage_points(share: float) -> str:
+    points = 100 * share
+    return f"{points:+.1f}"
+
+
+def _three_decimals(value: float) -> str:
+    return f"{value:.3f}"
 
 
 def _with_interval(value: float, ends: Sequence[float | None], text_of: Callable[[float], str]) -> str:
-    """Return a figure and the ends of its interval as text."""
+    """Return a figure and the ends of its interval as text, each written by ``text_of``."""
     low, high = ends
     assert low is not None and high is not None  # of an interval that was computed
-    return f"{text_of(value)} ({text_of(low)} to {text_of(high)})"
+    interval = f"{text_of(low)} to {text_of(high)}"
+    return f"{text_of(value)} ({interval})"
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
@@ -83,6 +122,22 @@ class _Figure(NamedTuple):
     high: float
 
 
+class _Quantity(NamedTuple):
+    """A quantity that is drawn over the windows.
+
+    Attributes:
+        title: names its axis.
+        words: say what the panel shows, for those who hear a page.
+        figure_of: returns it for a window; None where it was not computed.
+        value_without_shift: returns what it would be if the inputs were as the reference is.
+    """
+
+    title: str
+    words: str
+    figure_of: Callable[[WatchedWindowRecord], _Figure | None]
+    value_without_shift: Callable[[ReferenceRecord], float]
+
+
 def draw_traffic(answer: TrafficAnswer, handle: IO[bytes], form: str) -> None:
     """Draw the share flagged, the AUROC of the shift and the classes by window, with their intervals.
 
@@ -91,45 +146,68 @@ def draw_traffic(answer: TrafficAnswer, handle: IO[bytes], form: str) -> None:
         handle: where the picture goes.
         form: ``.png`` or ``.svg``.
     """
-    windows = sum(len(file.watched.windows) for file in answer.files)
-    width = min(max(6.0, 2.0 + _INCHES_A_WINDOW * windows), _WIDEST)
+    width_for_windows = 2.0 + _INCHES_A_WINDOW * _window_count(answer.files)
+    width = min(max(6.0, width_for_windows), _WIDEST)
     panels = []
-    drawings = (
-        ("flagged", _share, "share of inputs that are flagged"),
-        ("AUROC of shift", _auroc, "AUROC of OOD scores against the reference"),
-        ("classes (total variation)", _variation, "total variation of predicted classes"),
-    )
-    for title, figure_of, words in drawings:
-        draw_on = partial(_draw_figure, answer=answer, title=title, figure_of=figure_of)
-        panels.append(Panel(draw_on, words, width, 2.2))
-    without = "Date" if form == ".svg" else "Software"
+    for quantity in _quantities():
+        draw_on = partial(_draw_quantity, files=answer.files, quantity=quantity)
+        panels.append(Panel(draw_on, quantity.words, width, 2.2))
+    # What would differ from one drawing of the same runs to the next.
+    changing = "Software"
+    if form == ".svg":
+        changing = "Date"
     with styled():
         figure = compose(panels, 1)
-        figure.savefig(handle, format=form.removeprefix("."), metadata={without: None})
+        figure.savefig(handle, format=form.removeprefix("."), metadata={changing: None})
 
 
-def _draw_figure(
-    axes: Axes, answer: TrafficAnswer, title: str, figure_of: Callable[[WatchedWindowRecord], _Figure | None]
-) -> None:
-    """Draw one figure of every window, those with an alarm in another colour and marker."""
-    numbered = list(_numbered(answer.files))
-    for number, label, is_alarm in ((_CALM, "no alarm", False), (_ALARM, "alarm", True)):
-        places = []
-        values = []
-        ends: list[tuple[float, float] | None] = []
-        for place, window in numbered:
-            figure = figure_of(window)
-            if figure is None or (window.verdict == "alarm") != is_alarm:
-                continue
-            places.append(place)
-            values.append(figure.value)
-            ends.append((figure.low, figure.high))
-        if places:
-            whiskers(axes, places, ends, number)
-            axes.plot(places, values, label=label, **point_look(number))
-    _draw_guides(axes, answer.files, figure_of)
-    axes.set_ylabel(title)
-    axes.set_xlim(0.4, len(numbered) + 0.6)
+def _quantities() -> list[_Quantity]:
+    """Return what is drawn, from top to bottom."""
+    return [
+        _Quantity("flagged", "share of inputs that are flagged", _share_figure, _flagged_share_of_reference),
+        _Quantity("AUROC of shift", "AUROC of OOD scores against the reference", _auroc_figure, _auroc_of_guessing),
+        _Quantity(
+            "classes (total variation)",
+            "total variation of predicted classes",
+            _variation_figure,
+            _variation_without_shift,
+        ),
+    ]
+
+
+def _draw_quantity(axes: Axes, files: Sequence[TrafficFileRecord], quantity: _Quantity) -> None:
+    """Draw one quantity of every window, those with an alarm in another colour and marker."""
+    calm = []
+    alarmed = []
+    for place, window in _numbered(files):
+        figure = quantity.figure_of(window)
+        if figure is None:
+            continue
+        if window.verdict == "alarm":
+            alarmed.append((place, figure))
+        else:
+            calm.append((place, figure))
+    _draw_figures(axes, calm, _CALM, "no alarm")
+    _draw_figures(axes, alarmed, _ALARM, "alarm")
+    _draw_values_without_shift(axes, files, quantity)
+    _name_files(axes, files)
+    axes.set_ylabel(quantity.title)
+    axes.set_xlim(0.4, _window_count(files) + 0.6)
+
+
+def _draw_figures(axes: Axes, placed_figures: Sequence[tuple[int, _Figure]], colour_number: int, label: str) -> None:
+    """Draw figures at their places, each with its interval; nothing, not in the legend either, where there are none."""
+    if not placed_figures:
+        return
+    places = []
+    values = []
+    intervals = []
+    for place, figure in placed_figures:
+        places.append(place)
+        values.append(figure.value)
+        intervals.append((figure.low, figure.high))
+    whiskers(axes, places, intervals, colour_number)
+    axes.plot(places, values, label=label, **point_look(colour_number))
 
 
 def _numbered(files: Sequence[TrafficFileRecord]) -> Iterator[tuple[int, WatchedWindowRecord]]:
@@ -141,31 +219,53 @@ def _numbered(files: Sequence[TrafficFileRecord]) -> Iterator[tuple[int, Watched
             yield number, window
 
 
-def _draw_guides(
-    axes: Axes, files: Sequence[TrafficFileRecord], figure_of: Callable[[WatchedWindowRecord], _Figure | None]
-) -> None:
-    """Draw where nothing has shifted, and write below which windows are of which file."""
-    middles = []
+class _Span(NamedTuple):
+    """The part of the x axis that the windows of one file take."""
+
+    start: float
+    stop: float
+
+
+def _spans(files: Sequence[TrafficFileRecord]) -> list[_Span]:
+    """Return the span of each file; a window has its number as its place, half way between two borders."""
+    spans = []
     start = 0.5
     for file in files:
         stop = start + len(file.watched.windows)
-        middles.append((start + stop) / 2)
-        reference = file.watched.reference
-        calm = 0.0
-        if figure_of is _auroc:
-            calm = 0.5
-        elif figure_of is _share and reference.flagged is not None:
-            calm = reference.flagged / reference.n
-        axes.hlines(calm, start, stop, colors=GUIDE["color"], linestyles=GUIDE["linestyle"], linewidth=0.9)
-        if start > 0.5:
-            axes.axvline(start, color=GUIDE["color"], linewidth=0.4)
+        spans.append(_Span(start, stop))
         start = stop
-    axes.set_xticks(middles, drawn_names([file.name for file in files], 14))
+    return spans
+
+
+def _draw_values_without_shift(axes: Axes, files: Sequence[TrafficFileRecord], quantity: _Quantity) -> None:
+    """Draw, file by file, the value of a quantity where nothing has shifted, and a line between two files."""
+    for file, span in zip(files, _spans(files), strict=True):
+        value = quantity.value_without_shift(file.watched.reference)
+        axes.hlines(
+            value,
+            span.start,
+            span.stop,
+            colors=GUIDE["color"],
+            linestyles=GUIDE["linestyle"],
+            linewidth=0.9,
+        )
+        is_first = span.start == 0.5
+        if not is_first:
+            axes.axvline(span.start, color=GUIDE["color"], linewidth=0.4)
+
+
+def _name_files(axes: Axes, files: Sequence[TrafficFileRecord]) -> None:
+    """Write the name of each file below the middle of its windows."""
+    middles = []
+    for span in _spans(files):
+        middles.append((span.start + span.stop) / 2)
+    names = [file.name for file in files]
+    axes.set_xticks(middles, drawn_names(names, 14))
     axes.tick_params(axis="x", length=0)
     axes.grid(False, axis="x")
 
 
-def _share(window: WatchedWindowRecord) -> _Figure | None:
+def _share_figure(window: WatchedWindowRecord) -> _Figure | None:
     """Return the share flagged: its interval is that of the difference, moved up by the share of the reference."""
     share = window.share
     if share is None:
@@ -175,7 +275,8 @@ def _share(window: WatchedWindowRecord) -> _Figure | None:
     return _Figure(share.share, share.reference + low, share.reference + high)
 
 
-def _auroc(window: WatchedWindowRecord) -> _Figure | None:
+def _auroc_figure(window: WatchedWindowRecord) -> _Figure | None:
+    """Return the AUROC of the OOD scores of a window against those of the reference."""
     if window.auroc is None:
         return None
     low, high = window.auroc.ci
@@ -183,9 +284,25 @@ def _auroc(window: WatchedWindowRecord) -> _Figure | None:
     return _Figure(window.auroc.auroc, low, high)
 
 
-def _variation(window: WatchedWindowRecord) -> _Figure | None:
+def _variation_figure(window: WatchedWindowRecord) -> _Figure | None:
+    """Return the total variation of the predicted classes of a window from those of the reference."""
     if window.classes is None:
         return None
     low, high = window.classes.ci
     assert low is not None and high is not None
     return _Figure(window.classes.total_variation, low, high)
+
+
+def _flagged_share_of_reference(reference: ReferenceRecord) -> float:
+    """Return the share of the reference that is flagged; 0 where there is no threshold to flag by."""
+    if reference.flagged is None:
+        return 0.0
+    return reference.flagged / reference.n
+
+
+def _auroc_of_guessing(reference: ReferenceRecord) -> float:
+    return 0.5
+
+
+def _variation_without_shift(reference: ReferenceRecord) -> float:
+    return 0.0

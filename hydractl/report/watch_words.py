@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hydractl.files.records import Interval
 from hydractl.files.watching_records import WatchedRecord, WatchedWindowRecord
 
 _MOST_LINES = 5
@@ -12,51 +13,63 @@ _MOST_LINES = 5
 
 def watch_lines(watched: WatchedRecord) -> list[str]:
     """Return a short line where nothing has shifted; else what has, by its figures, and in which windows."""
+    size = watched.reference.n
+    beside = f"beside {size:,} ID samples"
     whole = watched.whole
-    alarms = [window for window in watched.windows if window.verdict == "alarm"]
-    beside = f"beside {watched.reference.n:,} ID samples"
     lines = [f"{beside}: {whole.advice}"]
     if whole.verdict in ("alarm", "cannot tell"):
-        lines.append(f"{beside}: {figures_in_words(whole)}")
-    if alarms and len(watched.windows) > 1:
-        lines.append(f"{beside}: {len(alarms):,} of {len(watched.windows):,} windows raise an alarm")
+        figures = figures_in_words(whole)
+        lines.append(f"{beside}: {figures}")
+    windows = len(watched.windows)
+    alarms = [window for window in watched.windows if window.verdict == "alarm"]
+    if alarms and windows > 1:  # a single window is the whole
+        lines.append(f"{beside}: {len(alarms):,} of {windows:,} windows raise an alarm")
         lines += _lines_of_windows(alarms)
     return lines
 
 
 def _lines_of_windows(alarms: Sequence[WatchedWindowRecord]) -> list[str]:
-    """Return a line for each of the first windows with an alarm."""
+    """Return a line for each of the first windows with an alarm, and how many more there are."""
     lines = []
     for window in alarms[:_MOST_LINES]:
         lines.append(f"{place_of(window)}: {figures_in_words(window)}")
-    if len(alarms) > _MOST_LINES:
-        lines.append(f"and {len(alarms) - _MOST_LINES:,} more windows with an alarm")
+    left_out = len(alarms) - len(lines)
+    if left_out:
+        lines.append(f"and {left_out:,} more windows with an alarm")
     return lines
 
 
 def place_of(window: WatchedWindowRecord) -> str:
-    """Return which inputs a window holds, counted from 1."""
-    return f"inputs {window.first + 1:,} to {window.first + window.n:,}"
+    """Return which inputs a window holds, counted from 1: ``inputs 1,001 to 2,000``."""
+    first = window.first + 1
+    last = window.first + window.n
+    return f"inputs {first:,} to {last:,}"
 
 
 def figures_in_words(window: WatchedWindowRecord) -> str:
-    """Return the figures of some inputs, each with its 95 % interval."""
+    """Return the figures of a window that were computed, each with its 95 % interval."""
     words = []
     share = window.share
     if share is not None:
         low, high = share.ci
-        difference = f"{_points(share.difference)} points ({_points(low)} to {_points(high)})"
-        words.append(f"{share.share:.1%} flagged, {difference}")
+        interval = f"{_points(low)} to {_points(high)}"
+        difference = _points(share.difference)
+        words.append(f"{share.share:.1%} flagged, {difference} points ({interval})")
     auroc = window.auroc
     if auroc is not None:
-        low, high = auroc.ci
-        words.append(f"AUROC of scores {auroc.auroc:.3f} ({low:.3f} to {high:.3f})")
+        interval = _interval_text(auroc.ci)
+        words.append(f"AUROC of scores {auroc.auroc:.3f} ({interval})")
     classes = window.classes
     if classes is not None:
-        low, high = classes.ci
-        variation = f"total variation {classes.total_variation:.3f} ({low:.3f} to {high:.3f})"
-        words.append(f"classes: {variation}, p = {classes.p:.2g}")
+        interval = _interval_text(classes.ci)
+        words.append(f"classes: total variation {classes.total_variation:.3f} ({interval}), p = {classes.p:.2g}")
     return "; ".join(words)
+
+
+def _interval_text(interval: Interval) -> str:
+    """Return the ends of an interval to three decimals."""
+    low, high = interval
+    return f"{low:.3f} to {high:.3f}"
 
 
 def _points(share: float | None) -> str:

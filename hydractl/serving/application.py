@@ -62,11 +62,11 @@ def application(service: ModelService) -> ASGIApp:
 
     async def health() -> Response:
         if service.healthy:
-            return _json({"status": "ok"})
-        return _json({"status": "failed"}, status=503)
+            return _json_response({"status": "ok"})
+        return _json_response({"status": "failed"}, status=503)
 
     async def about() -> Response:
-        return _json(service.about())
+        return _json_response(service.about())
 
     async def metrics() -> Response:
         return PlainTextResponse(service.prometheus(), media_type=CONTENT_TYPE)
@@ -111,20 +111,21 @@ class _Exchange:
     async def answer(self, form: LineForm) -> Response:
         """Return the answer, whatever it is."""
         try:
-            return await self._predicted(form)
+            return await self._prediction_response(form)
         except RequestRefused as refusal:
-            await self._hear_out()
-            return _refusal(refusal, keeps_open=self._body.complete)
+            await self._discard_rest_of_body()
+            return _refusal_response(refusal, keeps_open=self._body.complete)
         except Disconnected:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
             self._service.log.warn(f"a request failed: {type(error).__name__}")
             self._service.log.detail(traceback.format_exc())
-            return _refusal(RequestRefused(500, "the service failed at this request"), keeps_open=False)
+            return _refusal_response(RequestRefused(500, "the service failed at this request"), keeps_open=False)
         finally:
-            self._service.counts.add_seconds(self._loop.time() - self._began)
+            seconds = self._loop.time() - self._began
+            self._service.counts.add_seconds(seconds)
 
-    async def _predicted(self, form: LineForm) -> Response:
+    async def _prediction_response(self, form: LineForm) -> Response:
         """Return the rows of all inputs.
 
         Raises:
@@ -133,13 +134,13 @@ class _Exchange:
         """
         self._service.enter()
         try:
-            body = await self._read()
-            rows = await self._rows(body, form)
+            body = await self._read_body()
+            rows = await self._rows_in_time(body, form)
         finally:
             self._service.leave()
-        return _json({"predictions": rows})
+        return _json_response({"predictions": rows})
 
-    async def _read(self) -> bytes:
+    async def _read_body(self) -> bytes:
         """Return the body.
 
         Raises:
@@ -149,11 +150,11 @@ class _Exchange:
         limits = self._service.limits
         try:
             async with asyncio.timeout_at(self._deadline):
-                return await self._body.read(limits.max_body, _declared(self._headers))
+                return await self._body.read(limits.max_body, _declared_size(self._headers))
         except TimeoutError:
             raise RequestRefused(408, f"the body was not here within {limits.max_seconds:g} seconds") from None
 
-    async def _rows(self, body: bytes, form: LineForm) -> list[PredictionRow]:
+    async def _rows_in_time(self, body: bytes, form: LineForm) -> list[PredictionRow]:
         """Return the rows, unless the client goes away or time is up before they are there.
 
         Raises:
@@ -162,42 +163,44 @@ class _Exchange:
         """
         content_type = self._headers.get("content-type", "")
         work = self._loop.create_task(self._service.rows_of(body, content_type, form))
-        gone = self._loop.create_task(self._body.disconnected())
+        client_gone = self._loop.create_task(self._body.disconnected())
         try:
-            left = self._deadline - self._loop.time()
-            await asyncio.wait((work, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            seconds_left = self._deadline - self._loop.time()
+            await asyncio.wait((work, client_gone), timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
-            if gone.done():
+            if client_gone.done():
                 raise Disconnected
             seconds = self._service.limits.max_seconds
             raise RequestRefused(503, f"no answer within {seconds:g} seconds; ask again in a moment", retry=True)
         finally:
             work.cancel()
-            gone.cancel()
+            client_gone.cancel()
             # Both end at once; what they raise has been seen, or is of no use any more.
-            await asyncio.gather(work, gone, return_exceptions=True)
+            await asyncio.gather(work, client_gone, return_exceptions=True)
 
-    async def _hear_out(self) -> None:
+    async def _discard_rest_of_body(self) -> None:
         """Let the client send what it is sending, within its time: only then does it listen."""
         with contextlib.suppress(TimeoutError, Disconnected):
             async with asyncio.timeout_at(self._deadline):
                 await self._body.discard(self._service.limits.max_body)
 
 
-def _declared(headers: Mapping[str, str]) -> int | None:
+def _declared_size(headers: Mapping[str, str]) -> int | None:
     """Return the bytes that a body has by its head; None where it does not say."""
     text = headers.get("content-length", "")
-    return int(text) if text.isdecimal() else None
+    if not text.isdecimal():
+        return None
+    return int(text)
 
 
-def _json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def _json_response(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a document as an answer."""
     content = json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8")
     return Response(content, status, dict(headers or {}), media_type="application/json")
 
 
-def _refusal(refusal: RequestRefused, *, keeps_open: bool) -> Response:
+def _refusal_response(refusal: RequestRefused, *, keeps_open: bool) -> Response:
     """Return a refusal as an answer.
 
     Args:
@@ -212,19 +215,21 @@ def _refusal(refusal: RequestRefused, *, keeps_open: bool) -> Response:
     document: dict[str, Any] = {"error": refusal.message}
     if refusal.position is not None:
         document["input"] = refusal.position
-    return _json(document, refusal.status, headers)
+    return _json_response(document, refusal.status, headers)
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
     """Answer a request for a path or with a method that there is not."""
     assert isinstance(error, HTTPException)
     words = {404: "there is no such path", 405: "there is no such method at this path"}
-    return _json({"error": words.get(error.status_code, "this is no request")}, error.status_code)
+    said = words.get(error.status_code, "this is no request")
+    return _json_response({"error": said}, error.status_code)
 
 
 async def _wrong_query(request: Request, error: Exception) -> Response:
     """Answer a request whose query cannot be read."""
-    return _json({"error": f"top is a whole number from 0 to {_MOST_TOP}, and members is true or false"}, 400)
+    said = f"top is a whole number from 0 to {_MOST_TOP}, and members is true or false"
+    return _json_response({"error": said}, 400)
 
 
 class _Counted:

@@ -90,12 +90,12 @@ class Batcher(Generic[InputT, AnswerT]):
         """Run batch after batch, for ever."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._some_wait()
+            await self._until_due()
             batch = self._next_batch()
             if not batch:
                 continue
             contents = [waiting.content for waiting in batch]
-            results = await loop.run_in_executor(self._thread, self._results, contents)
+            results = await loop.run_in_executor(self._thread, self._run_batch, contents)
             self.batches += 1
             for waiting, result in zip(batch, results, strict=True):
                 if waiting.answer.done():  # its client has gone
@@ -105,7 +105,7 @@ class Batcher(Generic[InputT, AnswerT]):
                 else:
                     waiting.answer.set_result(result)
 
-    async def _some_wait(self) -> None:
+    async def _until_due(self) -> None:
         """Return when a batch is full, or its first input has waited long enough for others."""
         loop = asyncio.get_running_loop()
         while True:
@@ -114,11 +114,15 @@ class Batcher(Generic[InputT, AnswerT]):
             if not self._queue:
                 await self._arrived.wait()
                 continue
-            left = self._queue[0].since + self._wait - loop.time()
-            if left <= 0 or len(self._queue) >= self._size:
+            if len(self._queue) >= self._size:
+                return
+            first = self._queue[0]
+            due = first.since + self._wait
+            seconds_left = due - loop.time()
+            if seconds_left <= 0:
                 return
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     await self._arrived.wait()
             except TimeoutError:
                 return
@@ -129,22 +133,26 @@ class Batcher(Generic[InputT, AnswerT]):
             self._queue.popleft()
 
     def _next_batch(self) -> list[_Waiting[InputT, AnswerT]]:
-        """Take the next inputs out of the queue, in their order."""
+        """Take the next inputs out of the queue, in their order: as many as size and weight of a batch allow.
+
+        Those whose client has gone are taken out as well and left out of the batch, which may be empty.
+        """
         batch: list[_Waiting[InputT, AnswerT]] = []
         weight = 0
         while self._queue and len(batch) < self._size:
             waiting = self._queue[0]
-            if batch and weight + waiting.weight > self._weight:
+            weight_with_it = weight + waiting.weight
+            if batch and weight_with_it > self._weight:
                 break
             self._queue.popleft()
             if waiting.answer.done():
                 continue
             batch.append(waiting)
-            weight += waiting.weight
+            weight = weight_with_it
         return batch
 
-    def _results(self, contents: Sequence[InputT]) -> list[AnswerT | _Failed]:
-        """Run a batch, in the thread; where it fails, run each input alone."""
+    def _run_batch(self, contents: Sequence[InputT]) -> list[AnswerT | _Failed]:
+        """Run a batch, in the thread, and return the answer to each input; where it fails, run each input alone."""
         try:
             return list(self._run(contents))
         except Exception as error:
@@ -152,7 +160,7 @@ class Batcher(Generic[InputT, AnswerT]):
                 return [_Failed(error)]
         results: list[AnswerT | _Failed] = []
         for content in contents:
-            results += self._results([content])
+            results += self._run_batch([content])
         return results
 
 

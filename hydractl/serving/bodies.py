@@ -83,6 +83,11 @@ class Body:
                 return
 
     async def _next_chunk(self) -> bytes:
+        """Return the next part of the body, and note whether it is the last.
+
+        Raises:
+            Disconnected: the client went away.
+        """
         self._asked = True
         message = await self._receive()
         if message["type"] == "http.disconnect":
@@ -108,8 +113,9 @@ def form_parts(body: bytes, content_type: str, most: int) -> list[bytes]:
     if not boundary:
         raise RequestRefused(400, _NO_MULTIPART)
     parts: list[bytearray] = []
-    ended = False
+    has_end = False
 
+    # The parser calls these as it meets the beginning of a part, some of its bytes, and the last boundary.
     def on_part_begin() -> None:
         if len(parts) == most:
             raise RequestRefused(413, f"a request has at most {most} inputs")
@@ -119,8 +125,8 @@ def form_parts(body: bytes, content_type: str, most: int) -> list[bytes]:
         parts[-1].extend(data[start:end])
 
     def on_end() -> None:
-        nonlocal ended
-        ended = True
+        nonlocal has_end
+        has_end = True
 
     try:
         parser = MultipartParser(
@@ -130,7 +136,7 @@ def form_parts(body: bytes, content_type: str, most: int) -> list[bytes]:
         parser.finalize()
     except (FormParserError, ValueError):
         raise RequestRefused(400, _NO_MULTIPART) from None
-    if not ended:
+    if not has_end:
         raise RequestRefused(400, _NO_MULTIPART)
     return [bytes(part) for part in parts]
 
@@ -146,16 +152,9 @@ def texts_of(body: bytes, most_inputs: int, most_bytes: int) -> list[str | tuple
     Raises:
         RequestRefused: it is no such body, or has more.
     """
-    try:
-        document = parse_json(body, "the body")
-    except InputError:
-        raise RequestRefused(400, _NO_JSON) from None
-    if not isinstance(document, dict) or document.keys() != {"texts"} or not isinstance(document["texts"], list):
-        raise RequestRefused(400, _NO_JSON)
-    entries = document["texts"]
+    entries = _entries_of(body)
     if len(entries) > most_inputs:
         raise RequestRefused(413, f"a request has at most {most_inputs} inputs")
-
     texts: list[str | tuple[str, str]] = []
     size = 0
     for position, entry in enumerate(entries):
@@ -167,6 +166,24 @@ def texts_of(body: bytes, most_inputs: int, most_bytes: int) -> list[str | tuple
     return texts
 
 
+def _entries_of(body: bytes) -> list[object]:
+    """Return the list that a body holds under ``texts``, its only key.
+
+    Raises:
+        RequestRefused: it is no such body.
+    """
+    try:
+        document = parse_json(body, "the body")
+    except InputError:
+        raise RequestRefused(400, _NO_JSON) from None
+    if not isinstance(document, dict) or document.keys() != {"texts"}:
+        raise RequestRefused(400, _NO_JSON)
+    entries = document["texts"]
+    if not isinstance(entries, list):
+        raise RequestRefused(400, _NO_JSON)
+    return entries
+
+
 def _text_of(entry: object, position: int) -> str | tuple[str, str]:
     """Return one entry of ``texts``.
 
@@ -175,11 +192,11 @@ def _text_of(entry: object, position: int) -> str | tuple[str, str]:
     """
     if isinstance(entry, str):
         return entry
-    is_pair = isinstance(entry, list) and len(entry) == 2 and all(isinstance(text, str) for text in entry)
-    if not is_pair:
-        raise RequestRefused(400, f"input {position} is neither a text nor a pair of texts", position)
-    assert isinstance(entry, list)
-    return entry[0], entry[1]
+    if isinstance(entry, list) and len(entry) == 2:
+        first, second = entry
+        if isinstance(first, str) and isinstance(second, str):
+            return first, second
+    raise RequestRefused(400, f"input {position} is neither a text nor a pair of texts", position)
 
 
 def size_of_text(text: str | tuple[str, str]) -> int:

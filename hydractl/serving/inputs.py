@@ -105,7 +105,11 @@ class ImageInputs:
         first = contents[0]
         if isinstance(first, Tensor):
             return torch.cat(list(contents))
-        return {name: torch.cat([content[name] for content in contents]) for name in first}
+        # A model that looks at the shape of each image takes several tensors by name.
+        batch = {}
+        for name in first:
+            batch[name] = torch.cat([content[name] for content in contents])
+        return batch
 
 
 class TextInputs:

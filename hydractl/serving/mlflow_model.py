@@ -53,10 +53,11 @@ def write_mlflow_model(source: Source, folder: Path) -> None:
         source: the model.
         folder: which is there.
     """
+    # What lies beside the weights in a file, such as what its OOD score was fitted to, goes with them.
+    tensors = with_tensors(source.tensors, beside(source.tensors))
+    description = replace(source.description, layout="sliced")
     with open(folder / CHECKPOINT, "wb") as handle:
-        # What lies beside the weights in a file, such as what its OOD score was fitted to, goes with them.
-        tensors = with_tensors(source.tensors, beside(source.tensors))
-        write_tensors(handle, tensors, replace(source.description, layout="sliced").to_json())
+        write_tensors(handle, tensors, description.to_json())
     model = {
         "flavors": {
             "python_function": {
@@ -67,8 +68,8 @@ def write_mlflow_model(source: Source, folder: Path) -> None:
             }
         },
         "signature": {
-            "inputs": json.dumps(_inputs(source)),
-            "outputs": json.dumps(_outputs(source)),
+            "inputs": json.dumps(_input_columns(source)),
+            "outputs": json.dumps(_output_columns(source)),
             "params": None,
         },
     }
@@ -82,8 +83,8 @@ def _write_yaml(path: Path, document: Mapping[str, object]) -> None:
     path.write_text(yaml.safe_dump(dict(document), sort_keys=True), encoding="utf-8")
 
 
-def _inputs(source: Source) -> list[dict[str, object]]:
-    """Return the columns of the inputs, in MLflow's words."""
+def _input_columns(source: Source) -> list[dict[str, object]]:
+    """Return the columns of the inputs, in MLflow's words: texts and perhaps their pairs, or bytes of images."""
     if source.description.reads == "text":
         return [
             {"type": "string", "name": TEXT_COLUMN, "required": True},
@@ -92,23 +93,29 @@ def _inputs(source: Source) -> list[dict[str, object]]:
     return [{"type": "binary", "name": IMAGE_COLUMN, "required": True}]
 
 
-def _outputs(source: Source) -> list[dict[str, object]]:
-    """Return the columns of the answers, in MLflow's words."""
-    name_type = "string" if source.description.labels else "long"
-    columns: list[dict[str, object]] = [{"type": name_type, "name": "predicted", "required": True}]
-    for name in ("confidence", "entropy", "mi", "ood_score"):
-        columns.append({"type": "double", "name": name, "required": name != "ood_score"})
+def _output_columns(source: Source) -> list[dict[str, object]]:
+    """Return the columns of the answers, in MLflow's words; flags and sets where calibrate made what they need."""
+    class_type = "long"
+    if source.description.labels:
+        class_type = "string"
+    columns: list[dict[str, object]] = [
+        {"type": class_type, "name": "predicted", "required": True},
+        {"type": "double", "name": "confidence", "required": True},
+        {"type": "double", "name": "entropy", "required": True},
+        {"type": "double", "name": "mi", "required": True},
+        {"type": "double", "name": "ood_score", "required": False},
+    ]
     if "threshold" in source.description.extra:
         columns.append({"type": "boolean", "name": "is_ood", "required": False})
     if "conformal" in source.description.extra:
-        set_of_names = {"type": "array", "items": {"type": name_type}}
-        columns.append({**set_of_names, "name": "set", "required": True})
+        columns.append({"type": "array", "items": {"type": class_type}, "name": "set", "required": True})
     return columns
 
 
 def _load_pyfunc(path: str) -> MlflowModel:
     """Open the checkpoint of a folder; MLflow calls this by its name."""
-    return MlflowModel(build_model(open_source(path), "auto"))
+    source = open_source(path)
+    return MlflowModel(build_model(source, "auto"))
 
 
 class MlflowModel:
@@ -134,17 +141,21 @@ class MlflowModel:
         samples = self._samples(inputs)
         rows = []
         for start in range(0, len(samples), BATCH_SIZE):
-            batch = samples[start : start + BATCH_SIZE]
-            rows += self._rows([self._readable(sample, start + number) for number, sample in enumerate(batch)])
+            batch = []
+            for place, sample in enumerate(samples[start : start + BATCH_SIZE], start):
+                batch.append(self._decoded(sample, place))
+            rows += self._predicted_rows(batch)
         return pandas.DataFrame(rows)
 
     def _samples(self, inputs: pandas.DataFrame) -> list[Any]:
-        """Return the inputs of a table, as they are.
+        """Return the inputs of a table, as they are: images, texts, or pairs of texts where there is a second one.
 
         Raises:
             InputError: it has other columns.
         """
-        column = TEXT_COLUMN if self._reads_texts else IMAGE_COLUMN
+        column = IMAGE_COLUMN
+        if self._reads_texts:
+            column = TEXT_COLUMN
         if column not in inputs.columns:
             raise InputError(f"the model takes a column named {column}")
         values = list(inputs[column])
@@ -152,14 +163,17 @@ class MlflowModel:
             return values
         samples: list[Any] = []
         for text, second in zip(values, inputs[PAIR_COLUMN], strict=True):
-            samples.append((text, second) if isinstance(second, str) else text)
+            if isinstance(second, str):
+                samples.append((text, second))
+            else:
+                samples.append(text)  # an empty cell of the second column is NaN or None
         return samples
 
     @property
     def _reads_texts(self) -> bool:
         return self._model.description.reads == "text"
 
-    def _readable(self, sample: Any, position: int) -> Any:
+    def _decoded(self, sample: Any, position: int) -> Any:
         """Return a sample as the model preprocesses it: an image is decoded.
 
         Raises:
@@ -177,12 +191,14 @@ class MlflowModel:
                 f"input {position} is no image that can be decoded, or has more than {MOST_PIXELS:,} pixels"
             ) from None
 
-    def _rows(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
+    def _predicted_rows(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
+        """Predict samples, and return a row for each without what unlabelled inputs say nothing by."""
         inputs = move(self._model.preprocess(list(batch)), self._model.device, self._model.dtype)
         with torch.inference_mode():
             prediction = self._model.predict(inputs)
-        nothing = [""] * len(batch)
-        rows = prediction_rows(prediction, nothing, [None] * len(batch), LineForm())
+        no_names = [""] * len(batch)
+        no_labels = [None] * len(batch)
+        rows = prediction_rows(prediction, no_names, no_labels, LineForm())
         for row in rows:
             for key in _NOT_SHOWN:
                 del row[key]

@@ -41,14 +41,16 @@ class HttpServer:
 
     def __init__(self, service: ModelService, host: str, port: int) -> None:
         self._service = service
-        self._socket = _listening(host, port)
+        self._socket = _listening_socket(host, port)
         port_here = self._socket.getsockname()[1]
-        host_in_url = f"[{host}]" if ":" in host else host
+        host_in_url = host
+        if ":" in host:  # an address of IPv6
+            host_in_url = f"[{host}]"
         self.url = f"http://{host_in_url}:{port_here}"
         seconds = service.limits.max_seconds
         config = uvicorn.Config(
             application(service),
-            http=_protocol(seconds),
+            http=_limited_protocol(seconds),
             ws="none",
             lifespan="on",
             loop="asyncio",
@@ -80,22 +82,27 @@ class HttpServer:
         self._server.should_exit = True
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address."""
+def _listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        OutputError: another process uses the port.
+        UsageError: this machine has no such address, or does not give the port.
+    """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = addresses[0]
         return socket.create_server(address, family=family, backlog=128)
     except (socket.gaierror, UnicodeError):
         raise UsageError(f"--host {host}: there is no such address") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise OutputError(
-                f"port {port} of {host} is in use", hint="choose another one with --port; 0 is a free one"
-            ) from None
+            hint = "choose another one with --port; 0 is a free one"
+            raise OutputError(f"port {port} of {host} is in use", hint=hint) from None
         raise UsageError(f"--host {host} --port {port}: {error.strerror}") from None
 
 
-def _protocol(seconds: float) -> type[H11Protocol]:
+def _limited_protocol(seconds: float) -> type[H11Protocol]:
     """Return the server's protocol with a limit of time for everything that it has none for itself.
 
     Args:
@@ -106,8 +113,8 @@ def _protocol(seconds: float) -> type[H11Protocol]:
     class LimitedProtocol(H11Protocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._limit: asyncio.TimerHandle | None = None
-            self._unread: asyncio.TimerHandle | None = None
+            self._limit: asyncio.TimerHandle | None = None  # of the client's next head
+            self._unread: asyncio.TimerHandle | None = None  # of an answer that the client does not take
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)

@@ -29,12 +29,12 @@ _MOST_THREADS = 4
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AskedInput:
     """One input of a batch.
 
     Attributes:
         prepared: the input.
-        form: the optional parts of its row.
+        form: the optional parts of its row that its client asks for.
     """
 
     prepared: PreparedInput
@@ -81,7 +81,9 @@ class ModelService:
         self.kind = kind_of_inputs(model, limits)
         self._on_window = on_window
         self._decoders = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "hydractl-decode")
-        self._batcher: Batcher[_Asked, PredictionRow] = Batcher(self._rows, batch_size, limits.max_text, wait)
+        self._batcher: Batcher[_AskedInput, PredictionRow] = Batcher(
+            self._predict_batch, batch_size, limits.max_text, wait
+        )
         self._in_hand = 0
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -132,6 +134,8 @@ class ModelService:
     async def rows_of(self, body: bytes, content_type: str, form: LineForm) -> list[PredictionRow]:
         """Return the rows of all inputs of a body, in their order.
 
+        The inputs are decoded by several threads, then queue for batches that they share with those of other requests.
+
         Raises:
             RequestRefused: the body, or one of its inputs, has no answer.
         """
@@ -139,26 +143,27 @@ class ModelService:
         raw_inputs = await loop.run_in_executor(self._decoders, self.kind.inputs_of, body, content_type)
         if not raw_inputs:
             raise RequestRefused(400, "the request has no input")
-        prepared = []
+        preparations = []
         for position, raw in enumerate(raw_inputs):
-            prepared.append(loop.run_in_executor(self._decoders, self.kind.prepared, raw, position))
+            preparations.append(loop.run_in_executor(self._decoders, self.kind.prepared, raw, position))
         answers: list[asyncio.Future[PredictionRow]] = []
         try:
-            for content in await asyncio.gather(*prepared):
-                answers.append(self._batcher.submit(_Asked(content, form), content.weight))
+            for prepared in await asyncio.gather(*preparations):
+                asked = _AskedInput(prepared, form)
+                answers.append(self._batcher.submit(asked, prepared.weight))
             rows = []
             for position, answer in enumerate(answers):
-                rows.append(await self._row(answer, position))
+                rows.append(await self._row_or_refusal(answer, position))
         finally:
             # Of a request that ends early nothing is computed any more.
-            for preparation in prepared:
+            for preparation in preparations:
                 _let_go(preparation)
             for answer in answers:
                 _let_go(answer)
-        self._count(rows)
+        self._count_inputs(rows)
         return rows
 
-    async def _row(self, answer: asyncio.Future[PredictionRow], position: int) -> PredictionRow:
+    async def _row_or_refusal(self, answer: asyncio.Future[PredictionRow], position: int) -> PredictionRow:
         """Return the row of one input, named by its position.
 
         Raises:
@@ -173,27 +178,35 @@ class ModelService:
             raise refusal from None
         return {**row, "id": str(position)}
 
-    def _count(self, rows: Sequence[PredictionRow]) -> None:
-        """Count the answers to one request; called in the loop of the requests, so that one is counted at a time."""
+    def _count_inputs(self, rows: Sequence[PredictionRow]) -> None:
+        """Count the answers to one request, and hand on each window that is full with them.
+
+        It is called in the loop of the requests, so that one is counted at a time.
+        """
         for row in rows:
             window = self.watch.add(row["ood_score"], row.get("is_ood"), row["predicted"], row["confidence"])
             if window is not None and self._on_window is not None:
                 self._on_window(window)
 
-    def _rows(self, batch: Sequence[_Asked]) -> list[PredictionRow]:
-        """Predict a batch; called in the thread of the model."""
+    def _predict_batch(self, batch: Sequence[_AskedInput]) -> list[PredictionRow]:
+        """Predict a batch, and return the row of each input in the form that its client asks for.
+
+        It is called in the thread of the model.
+        """
         contents = [asked.prepared.content for asked in batch]
         inputs = move(self.kind.joined(contents), self.model.device, self.model.dtype)
         with torch.inference_mode():
             prediction = self.model.predict(inputs)
         # Whoever asks for more than others in the same batch gets it, and nobody else.
         rows_by_form: dict[LineForm, list[PredictionRow]] = {}
-        nothing = [""] * len(batch)
+        no_names = [""] * len(batch)
+        no_labels = [None] * len(batch)
         rows = []
-        for number, asked in enumerate(batch):
-            if asked.form not in rows_by_form:
-                rows_by_form[asked.form] = prediction_rows(prediction, nothing, [None] * len(batch), asked.form)
-            rows.append(rows_by_form[asked.form][number])
+        for place, asked in enumerate(batch):
+            form = asked.form
+            if form not in rows_by_form:
+                rows_by_form[form] = prediction_rows(prediction, no_names, no_labels, form)
+            rows.append(rows_by_form[form][place])
         return rows
 
     # --- what it tells of itself --------------------------------------------------------------------------------------
@@ -212,22 +225,24 @@ class ModelService:
 
     def prometheus(self) -> str:
         """Return all metrics in Prometheus' text format."""
-        return prometheus_text(self._families())
+        return prometheus_text(self._metric_families())
 
-    def _families(self) -> Iterator[MetricFamily]:
-        """Yield all metrics."""
+    def _metric_families(self) -> Iterator[MetricFamily]:
+        """Yield the metrics of the requests, the queue, the model and the inputs."""
         yield from self.counts.families()
-        now = [MetricSample(self._in_hand)]
+        in_hand = [MetricSample(self._in_hand)]
+        yield MetricFamily("requests_in_hand", "gauge", "Requests read, decoded or waiting now.", in_hand)
         waiting = [MetricSample(self._batcher.waiting)]
-        batches = [MetricSample(self._batcher.batches)]
-        yield MetricFamily("requests_in_hand", "gauge", "Requests read, decoded or waiting now.", now)
         yield MetricFamily("queue_inputs", "gauge", "Inputs that wait for a batch.", waiting)
+        batches = [MetricSample(self._batcher.batches)]
         yield MetricFamily("batches_total", "counter", "Batches that were run.", batches)
         yield from model_families(self.record)
+        has_threshold = self.record.threshold is not None
         for family in watch_families(self.watch):
             # Without a threshold nothing can be flagged, and a zero would look as if nothing were OOD.
-            if family.name != "flagged_total" or self.record.threshold is not None:
-                yield family
+            if family.name == "flagged_total" and not has_threshold:
+                continue
+            yield family
 
 
 def _let_go(future: asyncio.Future[Any]) -> None:

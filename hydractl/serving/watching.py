@@ -28,15 +28,11 @@ def model_families(model: PredictingModelRecord) -> Iterator[MetricFamily]:
 
 
 class RequestCounts:
-    """Counts requests by the status of their answer, and the seconds that predictions took.
-
-    Attributes:
-        requests: of all.
-    """
+    """Counts requests by the status of their answer, and the seconds that predictions took."""
 
     def __init__(self) -> None:
         self._by_status: Counter[int] = Counter()
-        self._by_bucket = [0] * (len(_SECONDS) + 1)
+        self._by_bucket = [0] * (len(_SECONDS) + 1)  # one more, for what took longer than the last end
         self._seconds = 0.0
 
     @property
@@ -57,19 +53,24 @@ class RequestCounts:
         self._seconds += seconds
 
     def families(self) -> Iterator[MetricFamily]:
-        """Yield what Prometheus is told of them."""
+        """Yield the requests by status, and the histogram of their seconds as Prometheus has it.
+
+        A bucket of such a histogram counts all requests up to its end, those of lower buckets included.
+        """
         by_status = []
         for status, count in sorted(self._by_status.items()):
             by_status.append(MetricSample(count, {"status": str(status)}))
         yield MetricFamily("requests_total", "counter", "Requests by the status of their answer.", by_status)
 
-        buckets = []
-        total = 0
-        for end, count in zip((*_SECONDS, "+Inf"), self._by_bucket, strict=True):
-            total += count
-            buckets.append(MetricSample(total, {"le": str(end)}, "_bucket"))
+        samples = []
+        up_to_end = 0
+        ends = (*_SECONDS, "+Inf")
+        for end, count in zip(ends, self._by_bucket, strict=True):
+            up_to_end += count
+            samples.append(MetricSample(up_to_end, {"le": str(end)}, "_bucket"))
+        samples.append(MetricSample(self._seconds, suffix="_sum"))
+        samples.append(MetricSample(up_to_end, suffix="_count"))
         about = "Seconds from the head of a request for a prediction to its answer."
-        samples = [*buckets, MetricSample(self._seconds, suffix="_sum"), MetricSample(total, suffix="_count")]
         yield MetricFamily("request_seconds", "histogram", about, samples)
 
 
@@ -95,7 +96,7 @@ class WindowLog:
             raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
     def add(self, window: WatchedWindowRecord) -> None:
-        """Take a window; a service goes on where the file cannot be written any more."""
+        """Say how a window compares, and append it to the file; a service goes on where that cannot be written."""
         words = f"{place_of(window)}: {window.advice}"
         if window.verdict == "alarm":
             self._log.warn(f"{words}; {figures_in_words(window)}")
@@ -103,8 +104,9 @@ class WindowLog:
             self._log.info(words)
         if self._path is None:
             return
+        line = canonical_json(window.to_json())
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(canonical_json(window.to_json()) + "\n")
+                file.write(f"{line}\n")
         except OSError as error:
             self._log.warn(f"cannot write {self._path}: {error.strerror}")

@@ -17,14 +17,14 @@ calibrate_option = partial(option, "Calibrating")
 
 
 def _something_to_choose(settings: CalibrateSettings) -> list[str]:
-    """Find a command that chooses nothing."""
+    """Return a problem for a command that chooses nothing."""
     if any(settings.given(name) for name in ("temperature", "threshold", "ood_score", "conformal", "reference")):
         return []
     return ["calibrate needs something to choose: --temperature, --threshold, --conformal, --ood-score or --reference"]
 
 
 def _nothing_of_rows(settings: CalibrateSettings) -> list[str]:
-    """Find values of one row of several, where there is one model."""
+    """Return a problem for values of one row of several, where there is one model."""
     problems = []
     for name in ("temperature", "ood_score"):
         for text in getattr(settings, name):
@@ -34,18 +34,20 @@ def _nothing_of_rows(settings: CalibrateSettings) -> list[str]:
 
 
 def _samples_to_compare_scores_on(settings: CalibrateSettings) -> list[str]:
-    """Find several scores without the samples that one of them is chosen on, and scores without training data."""
+    """Return problems for several scores without samples to choose one on, and for a name that is there twice."""
     problems = []
     names = settings.score_names()
     if len(names) > 1:
-        several = ",".join(names)
+        as_given = ",".join(names)
         if ALL_SCORES in settings.ood_score:
-            several = ALL_SCORES
+            as_given = ALL_SCORES
         for needed in ("val", "ood_val"):
             if not settings.given(needed):
-                problems.append(f"--ood-score {several} needs {settings.called(needed)}, to choose one of them on")
+                called = settings.called(needed)
+                problems.append(f"--ood-score {as_given} needs {called}, to choose one of them on")
     if len(set(names)) < len(names):
-        problems.append(f"--ood-score has a name twice{settings.where('ood_score')}")
+        where = settings.where("ood_score")
+        problems.append(f"--ood-score has a name twice{where}")
     return problems
 
 

@@ -187,14 +187,16 @@ class Common:
         raise_problems(self.verb, problems)
 
     def problems(self) -> list[str]:
-        """List every problem of these settings, after setting aside what does not apply and settling the defaults."""
+        """Set aside what does not apply, settle the defaults, and return every problem of these settings."""
         problems = self._set_aside()
         self.settle()
         for item in options_of(type(self)):
             if item.name in self.unread:
                 continue
-            for complaint in item.complaints(getattr(self, item.name)):
-                problems.append(f"{item.label} {complaint}{self.where(item.name)}")
+            value = getattr(self, item.name)
+            where = self.where(item.name)
+            for complaint in item.complaints(value):
+                problems.append(f"{item.label} {complaint}{where}")
         problems += self._model_problems()
         problems += self._output_problems()
         problems += self.conflicts()
@@ -239,7 +241,7 @@ class Common:
 
     def called(self, name: str) -> str:
         """Return the name of the option in messages."""
-        option = _declared(type(self), name)
+        option = _declaration(type(self), name)
         return option.label
 
     def exactly_one(self, *names: str) -> list[str]:
@@ -254,10 +256,9 @@ class Common:
         given_names = list(filter(self.given, names))
         if len(given_names) < 2:
             return []
-        several = []
-        for name in given_names:
-            several.append(self.called(name) + self.where(name))
-        return [f"give only one of {', '.join(several)}"]
+        called = [self.called(name) + self.where(name) for name in given_names]
+        listed = ", ".join(called)
+        return [f"give only one of {listed}"]
 
     def needs(self, name: str, why: str = "") -> list[str]:
         """Return a problem unless this option was given; ``why`` follows the name of the verb."""
@@ -276,16 +277,22 @@ class Common:
         return [f"{needing} needs {self.called(other)}"]
 
     def twice_named(self, name: str, form: Callable[[str], str] = str) -> list[str]:
-        """Return a problem for each data set of an option that has, in this form, the name of one before it."""
+        """Return a problem for each data set of an option that has the name of one before it.
+
+        Args:
+            name: of the option, whose values are ``NAME=SPEC`` or ``NAME:GROUP=SPEC``.
+            form: brings a value into this form.
+        """
+        called = self.called(name)
+        where = self.where(name)
         problems = []
-        before: set[str] = set()
+        names_before: set[str] = set()
         for text in getattr(self, name):
-            without_spec = form(text).partition("=")[0]
-            set_name = without_spec.partition(":")[0]
-            if set_name in before:
-                where = self.where(name)
-                problems.append(f"{self.called(name)} has the name {set_name!r} twice{where}")
-            before.add(set_name)
+            name_and_group = form(text).partition("=")[0]
+            set_name = name_and_group.partition(":")[0]
+            if set_name in names_before:
+                problems.append(f"{called} has the name {set_name!r} twice{where}")
+            names_before.add(set_name)
         return problems
 
     def one_from_stdin(self, *names: str) -> list[str]:
@@ -296,7 +303,8 @@ class Common:
                 readers.append(self.called(name))
         if len(readers) < 2:
             return []
-        return [f"standard input can be read once, not for {' and '.join(readers)}"]
+        listed = " and ".join(readers)
+        return [f"standard input can be read once, not for {listed}"]
 
     def _set_aside(self) -> list[str]:
         """Put options back to their defaults that a weightier option replaces or makes meaningless.
@@ -305,38 +313,51 @@ class Common:
             A problem for each meaningless option that weighs as much as what makes it so. What a file says for
             every verb is no problem: it is meant for those verbs and modes that have a use for it.
         """
+        # Of alternatives, the weightiest replaces those that somebody gave with less weight.
         for group in self.alternatives:
             weightiest = max(group, key=self._rank)
             for name in group:
                 if 0 < self._rank(name) < self._rank(weightiest):
                     self._put_back(name, weightiest)
+
+        # What means nothing beside another option is a problem, or is put back where a file says it for all verbs.
         problems = []
         for name, cause in self.inapplicable().items():
-            value = getattr(self, cause)
-            if name in self.unread or _declared(type(self), cause).complaints(value):
-                continue  # a misspelt cause is complained about once, as what it is
-            if self._rank(name) >= max(VERB_KEY, self._rank(cause)):
-                beside = self.called(cause)
-                if value is not True:
-                    text = value
-                    if isinstance(value, list):
-                        text = ",".join(value)
-                    beside = f"{beside} {text}"
+            cause_is_misspelt = bool(_declaration(type(self), cause).complaints(getattr(self, cause)))
+            if name in self.unread or cause_is_misspelt:
+                continue  # which is complained about once, as what it is
+            rank = self._rank(name)
+            if rank >= max(VERB_KEY, self._rank(cause)):
+                beside = self._called_with_value(cause)
                 problems.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
-            elif self._rank(name):
+            elif rank > 0:
                 self._put_back(name, cause)
         return problems
 
+    def _called_with_value(self, name: str) -> str:
+        """Return an option with its value as one would write it; a switch that is on, alone."""
+        value = getattr(self, name)
+        if value is True:
+            return self.called(name)
+        text = value
+        if isinstance(value, list):
+            text = ",".join(value)
+        return f"{self.called(name)} {text}"
+
     def _rank(self, name: str) -> int:
-        """Return the rank of an option's source; 0 for a default, a flag's rank in settings built in Python."""
+        """Return how much the source of an option weighs: 0 for a default, up to 5 for a flag.
+
+        In settings built in Python, what is no default weighs as much as a flag.
+        """
         if self.ranks is not None:
             return self.ranks.get(name, 0)
-        if getattr(self, name) == _declared(type(self), name).default:
+        if getattr(self, name) == _declaration(type(self), name).default:
             return 0
         return FLAG
 
     def _put_back(self, name: str, because: str) -> None:
-        option = _declared(type(self), name)
+        """Give an option its default value, and note as its source which other option sets it aside."""
+        option = _declaration(type(self), name)
         setattr(self, name, option.fresh_default())
         if self.ranks is None:
             return
@@ -346,6 +367,7 @@ class Common:
         del self.ranks[name]
 
     def _model_problems(self) -> list[str]:
+        """Return a problem where no MODEL is named, or several where the verb takes one."""
         if "model" in self.unread:
             return []
         if not self.model:
@@ -359,18 +381,20 @@ class Common:
         return False
 
     def _output_problems(self) -> list[str]:
+        """Return the problems of where weights are to be written, and of how much is to be said."""
         problems = []
         where = self.where("output")
-        if self.output == "-" and self.needs_output_file:
+        writes_weights = self.needs_output_file
+        if writes_weights and self.output == "-":
             problems.append(f"--output - is for JSON, {self.verb} writes weights{where}")
-        if self.needs_output_file and self.output is not None and not self.names_export():
-            better = name_for_weights(self.output)
-            if better is not None:
-                problems.append(f"--output {self.output}: {self.verb} writes safetensors, so {better}{where}")
+        if writes_weights and self.output is not None and not self.names_export():
+            advice = name_for_weights(self.output)
+            if advice is not None:
+                problems.append(f"--output {self.output}: {self.verb} writes safetensors, so {advice}{where}")
         if self.quiet and self.verbose:
-            quiet = f"--quiet{self.where('quiet')}"
-            verbose = f"--verbose{self.where('verbose')}"
-            problems.append(f"{quiet} and {verbose} exclude each other")
+            where_quiet = self.where("quiet")
+            where_verbose = self.where("verbose")
+            problems.append(f"--quiet{where_quiet} and --verbose{where_verbose} exclude each other")
         return problems
 
 
@@ -393,7 +417,7 @@ class Requiring:
 
 
 def _jobs_end(settings: SideBySide) -> list[str]:
-    """Find jobs of a cluster that are given no time."""
+    """Return a problem for jobs of a cluster that are given no time."""
     if not settings.slurm:
         return []
     for item in settings.slurm:
@@ -452,7 +476,8 @@ class SideBySide(Batched):
         return unused
 
 
-def _declared(settings_type: type, name: str) -> Option:
+def _declaration(settings_type: type, name: str) -> Option:
+    """Return the declaration of an option of a verb, by the name of its field."""
     for item in options_of(settings_type):
         if item.name == name:
             return item
@@ -465,8 +490,10 @@ def raise_problems(verb: str, problems: list[str]) -> None:
     Raises:
         UsageError: if there is a problem.
     """
+    if not problems:
+        return
     hint = f"hydractl {verb} --help"
     if len(problems) == 1:
-        raise UsageError(problems[0], hint=hint)
-    if problems:
-        raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)
+        (only_problem,) = problems
+        raise UsageError(only_problem, hint=hint)
+    raise UsageError(f"{len(problems)} problems with the options of {verb}", hint=hint, problems=problems)

@@ -59,16 +59,22 @@ def check_temperature(text: str) -> None:
 
 
 def _check_threshold(text: str) -> None:
+    """Refuse a text that is neither ``ood:SHARE`` (of OOD samples to flag) nor ``id:SHARE`` nor a finite number.
+
+    Raises:
+        ValueError: it is not of these forms, or the share is out of its range.
+    """
     rule = _RULE.fullmatch(text)
     if rule is None:
         is_number = _NUMBER.fullmatch(text) and math.isfinite(float(text))
         if not is_number:
             raise ValueError(f"must be ood:SHARE, id:SHARE or a number, not {text!r}")
         return
+    side = rule["side"]
     share = float(rule["share"])
-    if rule["side"] == "ood" and not 0 < share <= 1:
+    if side == "ood" and not 0 < share <= 1:
         raise ValueError(f"ood:SHARE must be above 0 and at most 1, not {text!r}")
-    if rule["side"] == "id" and not 0 <= share < 1:
+    if side == "id" and not 0 <= share < 1:
         raise ValueError(f"id:SHARE must be at least 0 and below 1, not {text!r}")
 
 
@@ -81,14 +87,16 @@ def _check_ood(text: str) -> None:
 
 
 def _val_for_what_is_chosen(settings: Validated) -> list[str]:
-    """Find something that is chosen on validation data where there are none; the first such thing is named."""
+    """Return a problem for the first thing that is to be chosen on validation data where there are none."""
     if settings.val is not None:
         return []
     temperature = settings.temperature_of_all()
+    threshold = settings.threshold or ""
+    side_of_threshold = threshold.partition(":")[0]
     if temperature in ("fit", "vector"):
         chosen = f"--temperature {temperature}"
-    elif settings.threshold is not None and settings.threshold.partition(":")[0] == "id":
-        chosen = f"--threshold {settings.threshold}"
+    elif side_of_threshold == "id":
+        chosen = f"--threshold {threshold}"
     elif settings.conformal is not None:
         chosen = "--conformal"
     else:
@@ -97,7 +105,7 @@ def _val_for_what_is_chosen(settings: Validated) -> list[str]:
 
 
 def _ood_val_for_the_threshold(settings: Validated) -> list[str]:
-    """Find a threshold that is chosen on OOD data where there are none."""
+    """Return a problem for a threshold that is chosen on OOD data where there are none."""
     if settings.threshold is None or settings.ood_val:
         return []
     rule = settings.threshold.partition(":")[0]
@@ -107,7 +115,7 @@ def _ood_val_for_the_threshold(settings: Validated) -> list[str]:
 
 
 def _val_to_make_ood_samples_of(settings: Validated) -> list[str]:
-    """Find OOD samples that are to be made of validation data that are not there."""
+    """Return a problem for OOD samples that are to be made of validation data that are not there."""
     if settings.val is not None:
         return []
     for text in settings.ood_val:
@@ -118,14 +126,16 @@ def _val_to_make_ood_samples_of(settings: Validated) -> list[str]:
 
 
 def _one_temperature_a_row(settings: Validated) -> list[str]:
-    """Find rows that are given two temperatures, or all rows."""
-    rows = [text.rpartition("=")[0] for text in settings.temperature]
+    """Return a problem for rows that are given two temperatures, or all rows."""
+    where = settings.where("temperature")
+    rows = [text.rpartition("=")[0] for text in settings.temperature]  # empty for a temperature of all rows
+    repeated = {row for row in rows if rows.count(row) > 1}
     problems = []
-    for row in sorted({row for row in rows if rows.count(row) > 1}):
+    for row in sorted(repeated):
         of_row = ""
         if row:
             of_row = f" for {row}"
-        problems.append(f"--temperature is given twice{of_row}{settings.where('temperature')}")
+        problems.append(f"--temperature is given twice{of_row}{where}")
     return problems
 
 
@@ -240,28 +250,32 @@ class WithDropout(Validated):
 
 
 def _one_score_for_each(settings: EvalSettings) -> list[str]:
-    """Find a score of all rows, or a row, that has been there before, and ``all`` beside names."""
-    names: list[str] = []
+    """Return a problem for a score of all rows, or a row, that has been there before, and ``all`` beside names."""
+    # A value is ROW=SCORE for one row, or SCORE,SCORE for all.
+    scores_of_all: list[str] = []
     rows: list[str] = []
     for text in settings.ood_score:
-        row, _, rest = text.rpartition("=")
+        row, _, scores = text.rpartition("=")
         if row:
             rows.append(f"{row}=")
         else:
-            names += [name.strip() for name in rest.split(",")]
+            scores_of_all += [score.strip() for score in scores.split(",")]
+
+    where = settings.where("ood_score")
     problems = []
-    before: set[str] = set()
-    for name in names + rows:
-        if name in before:
-            problems.append(f"--ood-score has {name} twice")
-        before.add(name)
-    if ALL_SCORES in names and len(set(names)) > 1:
-        problems.append(f"--ood-score {ALL_SCORES} names every score: leave out the others")
-    return [problem + settings.where("ood_score") for problem in problems]
+    names_before: set[str] = set()
+    for name in scores_of_all + rows:
+        if name in names_before:
+            problems.append(f"--ood-score has {name} twice{where}")
+        names_before.add(name)
+    has_others = len(set(scores_of_all)) > 1
+    if ALL_SCORES in scores_of_all and has_others:
+        problems.append(f"--ood-score {ALL_SCORES} names every score: leave out the others{where}")
+    return problems
 
 
 def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
-    """Find training data that nothing is fitted to."""
+    """Return a problem for training data that nothing is fitted to."""
     if not settings.given("train") or settings.fits_to_training_data():
         return []
     scores = ", ".join(ON_FEATURES)
@@ -270,7 +284,7 @@ def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
 
 
 def a_use_for_words(settings: Any) -> list[str]:
-    """Find words that no score takes; the settings are those of ``eval`` or ``calibrate``."""
+    """Return a problem for words that no score takes; the settings are those of ``eval`` or ``calibrate``."""
     if not settings.given("negative_words"):
         return []
     names: set[str] = set()
@@ -283,7 +297,7 @@ def a_use_for_words(settings: Any) -> list[str]:
 
 
 def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
-    """Find options of a checkpoint beside a probe, which is no part of one."""
+    """Return a problem for options of a checkpoint beside a probe, which is no part of one."""
     if not settings.given("probe"):
         return []
     problems = []
@@ -294,7 +308,7 @@ def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
 
 
 def _features_of_one_pass(settings: EvalSettings) -> list[str]:
-    """Find features that are kept of MC dropout."""
+    """Return a problem for features that are kept of MC dropout."""
     if not settings.given("features") or settings.mc_dropout is None:
         return []
     where = settings.where("features")
@@ -302,14 +316,14 @@ def _features_of_one_pass(settings: EvalSettings) -> list[str]:
 
 
 def _a_folder_for_the_suite(settings: EvalSettings) -> list[str]:
-    """Find a suite of OOD sets whose folder is not named."""
+    """Return a problem for a suite of OOD sets whose folder is not named."""
     if settings.ood_suite is None or settings.given("ood_root"):
         return []
     return [f"--ood-suite {settings.ood_suite} needs --ood-root, the folder of its data"]
 
 
 def _every_corruption_or_some(settings: EvalSettings) -> list[str]:
-    """Find ``all`` beside the names of corruptions."""
+    """Return a problem for ``all`` beside the names of corruptions."""
     names = settings.corruptions
     if _ALL not in names or len(names) < 2:
         return []
@@ -318,22 +332,22 @@ def _every_corruption_or_some(settings: EvalSettings) -> list[str]:
 
 
 def _photographs_for_frost(settings: EvalSettings) -> list[str]:
-    """Find frost without its photographs, or these without frost."""
-    problems = []
+    """Return a problem for frost without its photographs, or these without frost."""
+    names_frost = FROST in settings.corruptions
     has_photographs = settings.given("photographs")
-    if FROST in settings.corruptions and not has_photographs:
+    if names_frost and not has_photographs:
         needed = PHOTOGRAPHS.format("the folder of photographs of frost")
         where = settings.where("corruptions")
-        problems.append(f"--corruptions {FROST}{where} needs --photographs, {needed}")
-    with_frost = _ALL in settings.corruptions or FROST in settings.corruptions
-    if has_photographs and not with_frost:
+        return [f"--corruptions {FROST}{where} needs --photographs, {needed}"]
+    may_have_frost = names_frost or _ALL in settings.corruptions  # all leaves frost out where it has no photographs
+    if has_photographs and not may_have_frost:
         where = settings.where("photographs")
-        problems.append(f"--photographs{where} needs --corruptions {FROST}, or {_ALL}")
-    return problems
+        return [f"--photographs{where} needs --corruptions {FROST}, or {_ALL}"]
+    return []
 
 
 def _corruptions_for_severities(settings: EvalSettings) -> list[str]:
-    """Find severities without corruptions; those of a file may be meant for another command."""
+    """Return a problem for severities without corruptions; those of a file may be meant for another command."""
     if settings.sources.get("severities") != "flag":
         return []
     if settings.given("corruptions"):
@@ -343,7 +357,7 @@ def _corruptions_for_severities(settings: EvalSettings) -> list[str]:
 
 
 def _predictions_to_resume(settings: EvalSettings) -> list[str]:
-    """Find predictions that are resumed or read again, and not kept in the form that allows it."""
+    """Return a problem for predictions that are resumed or read again, and not kept in the form that allows it."""
     keeps_logits = (settings.predictions or "").endswith(".st")
     problems = []
     if settings.resume and not keeps_logits:
@@ -355,7 +369,7 @@ def _predictions_to_resume(settings: EvalSettings) -> list[str]:
 
 
 def _data_to_test_on(settings: EvalSettings) -> list[str]:
-    """Find options that would be ignored where the test sets are those of a predictions file."""
+    """Return a problem for options that would be ignored where the test sets are those of a predictions file."""
     if settings.given("test"):
         return []
     unused = list(filter(settings.given, ("ood", "ood_suite", "corruptions", "train")))

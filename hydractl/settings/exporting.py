@@ -15,7 +15,7 @@ export_option = partial(option, "Exporting")
 
 
 def _rounded_weights_for_data(settings: ExportSettings) -> list[str]:
-    """Find data where no weights are rounded: only what rounding does is measured on them."""
+    """Return a problem for data where no weights are rounded: only what rounding does is measured on them."""
     if settings.rounds_weights:
         return []
     problems = []
@@ -26,7 +26,7 @@ def _rounded_weights_for_data(settings: ExportSettings) -> list[str]:
 
 
 def _samples_to_limit(settings: ExportSettings) -> list[str]:
-    """Find a limit that was given to this verb, and nothing that reads samples."""
+    """Return a problem for a limit that was given to this verb, and nothing that reads samples."""
     if not settings.of_this_verb("limit"):
         return []
     return settings.goes_with("limit", "test")

@@ -75,41 +75,52 @@ class Prescribed(Batched):
         return super()._rank(name)
 
     def take_recipe(self, recipe: str, may_decide: Sequence[Option]) -> list[str]:
-        """Fill in what a recipe says and nobody gave, of the options it may decide; return what is wrong with it."""
+        """Fill in the options that nobody gave with what a recipe says; return what is wrong with the recipe.
+
+        Args:
+            recipe: its name or file.
+            may_decide: the options that it may say something of.
+        """
         source = f"recipe {recipe}"
-        options = {item.key: item for item in may_decide}
-        contents = read_recipe(recipe, options)
+        option_by_key = {item.key: item for item in may_decide}
+        contents = read_recipe(recipe, option_by_key)
         for key, raw in contents.shared.items():
-            name = options[key].name
-            if self._rank(name) > 0 or name in self.unread or self._is_replaced(name):
+            item = option_by_key[key]
+            was_given = self._rank(item.name) > 0 or item.name in self.unread
+            if was_given or self._has_given_alternative(item.name):
                 continue
             try:
-                value = options[key].parse(raw)
+                value = item.parse(raw)
             except ValueError as error:
-                contents.problems.append(f"{options[key].label} {error} ({source})")
+                contents.problems.append(f"{item.label} {error} ({source})")
                 continue
-            setattr(self, name, value)
-            self.from_recipe[name], self.sources[name] = value, source
+            setattr(self, item.name, value)
+            self.from_recipe[item.name] = value
+            self.sources[item.name] = source
             if self.ranks is not None:
-                self.ranks[name] = RECIPE
-        self._pass_over(recipe)
+                self.ranks[item.name] = RECIPE
+        self._pass_over_without_val(recipe)
         return contents.problems
 
-    def _is_replaced(self, name: str) -> bool:
-        """Return whether somebody gave an option that this one would take the place of."""
-        rivals: set[str] = set()
+    def _has_given_alternative(self, name: str) -> bool:
+        """Return whether somebody gave this option or one that it is an alternative to."""
+        alternatives: set[str] = set()
         for group in self.alternatives:
             if name in group:
-                rivals.update(group)
-        return any(self._rank(rival) > RECIPE for rival in rivals)
+                alternatives.update(group)
+        return any(self._rank(alternative) > RECIPE for alternative in alternatives)
 
-    def _pass_over(self, recipe: str) -> None:
-        """Put back what only the recipe says and nothing can be made of without validation data."""
+    def _pass_over_without_val(self, recipe: str) -> None:
+        """Put back what the recipe says of when to stop, where there are no validation data to tell.
+
+        Each such option is told in ``passed_over``.
+        """
         self.passed_over = []
         if self.given("val"):
             return
         for name in ("patience", "min_delta"):
-            if name in self.from_recipe and self._rank(name) == RECIPE:
+            is_of_recipe = name in self.from_recipe and self._rank(name) == RECIPE
+            if is_of_recipe:
                 self._put_back(name, "val")
                 del self.from_recipe[name]
                 self.sources[name] = f"default, as recipe {recipe} needs --val for it"
@@ -120,7 +131,7 @@ class Prescribed(Batched):
 
 
 def _a_log_each(settings: FinetuneSettings) -> list[str]:
-    """Find one log for several trainings."""
+    """Return a problem for one log for several trainings."""
     if not settings.several:
         return []
     if settings.log in (None, "-", "beside"):
@@ -130,7 +141,7 @@ def _a_log_each(settings: FinetuneSettings) -> list[str]:
 
 
 def _a_folder_for_several_models(settings: FinetuneSettings) -> list[str]:
-    """Find several models whose output is no folder."""
+    """Return a problem for several models whose output is no folder."""
     if len(settings.model) < 2 or settings.output is None:
         return []
     if settings.output.endswith("/"):
@@ -141,22 +152,22 @@ def _a_folder_for_several_models(settings: FinetuneSettings) -> list[str]:
 
 
 def _the_loss_of_captions(settings: FinetuneSettings) -> list[str]:
-    """Find captions where classes are needed, and the reverse."""
+    """Return a problem for captions where classes are needed, and the reverse."""
     train = settings.train or ""
     has_captions = train.startswith(CAPTIONS)
-    contrastive = settings.loss == "contrastive"
-    problems = []
-    if has_captions and not contrastive and "loss" not in settings.unread:
+    is_contrastive = settings.loss == "contrastive"
+    loss_is_misspelt = "loss" in settings.unread  # which is a problem of its own
+    if has_captions and not is_contrastive and not loss_is_misspelt:
         where = settings.where("train")
-        problems.append(f"--train {train}{where}: captions need --loss contrastive")
-    if train and contrastive and not has_captions:
+        return [f"--train {train}{where}: captions need --loss contrastive"]
+    if train and is_contrastive and not has_captions:
         where = settings.where("loss")
-        problems.append(f"--loss contrastive{where} needs pairs of images and captions: --train {CAPTIONS}FILE")
-    return problems
+        return [f"--loss contrastive{where} needs pairs of images and captions: --train {CAPTIONS}FILE"]
+    return []
 
 
 def _labels_to_validate_on(settings: FinetuneSettings) -> list[str]:
-    """Find captions as validation data."""
+    """Return a problem for captions as validation data."""
     if not (settings.val or "").startswith(CAPTIONS):
         return []
     where = settings.where("val")
@@ -164,21 +175,21 @@ def _labels_to_validate_on(settings: FinetuneSettings) -> list[str]:
 
 
 def _what_the_ensemble_refuses(settings: FinetuneSettings) -> list[str]:
-    """Find options that do not go with the method that is asked for."""
+    """Return a problem for options that do not go with the method that is asked for."""
     if settings.ensemble is None:
         return []
     return settings.ensemble.conflicts(settings)
 
 
 def _a_new_classifier_for_classes(settings: FinetuneSettings) -> list[str]:
-    """Find a number of classes for a classifier that is not made anew."""
+    """Return a problem for a number of classes for a classifier that is not made anew."""
     if settings.classes is None or settings.new_head:
         return []
     return [f"--classes{settings.where('classes')} needs --reset-head or --init head"]
 
 
 def _data_to_choose_a_rate(settings: FinetuneSettings) -> list[str]:
-    """Find several learning rates, and nothing to choose one by."""
+    """Return a problem for several learning rates, and nothing to choose one by."""
     if len(settings.lr) < 2 or settings.given("val"):
         return []
     where = settings.where("lr")
@@ -186,7 +197,7 @@ def _data_to_choose_a_rate(settings: FinetuneSettings) -> list[str]:
 
 
 def _two_betas(settings: FinetuneSettings) -> list[str]:
-    """Find more or fewer decay rates than adamw has."""
+    """Return a problem for more or fewer decay rates than adamw has."""
     count = len(settings.betas)
     if count == 2:
         return []
@@ -195,7 +206,7 @@ def _two_betas(settings: FinetuneSettings) -> list[str]:
 
 
 def _each_augmentation_once(settings: FinetuneSettings) -> list[str]:
-    """Find a kind of augmentation that is there twice."""
+    """Return a problem for a kind of augmentation that is there twice."""
     kinds = [item.partition(":")[0] for item in settings.augment]
     repeated = {kind for kind in kinds if kinds.count(kind) > 1}
     if not repeated:
@@ -430,19 +441,20 @@ class FinetuneSettings(Prescribed, SideBySide):
         snapshot is chosen, nor an average over part of a training.
         """
         unused = super().inapplicable()
-        of_the_other_optimizer = ["momentum"]
+        of_other_optimizer = ["momentum"]
         if self.optimizer == "sgd":
-            of_the_other_optimizer = ["betas", "eps"]
-        unused |= dict.fromkeys(of_the_other_optimizer, "optimizer")
+            of_other_optimizer = ["betas", "eps"]
+        unused |= dict.fromkeys(of_other_optimizer, "optimizer")
         if self.loss == "contrastive":
-            unused |= dict.fromkeys(("label_smoothing", "reset_head", "compile", "shard"), "loss")
+            of_classes = ("label_smoothing", "reset_head", "compile", "shard")
+            unused |= dict.fromkeys(of_classes, "loss")
         if self.shard:
             unused["compile"] = "shard"
-        is_cosine = self.schedule == "cosine"
+        has_floor = self.schedule == "cosine"
         if self.ensemble is not None:
             unused |= dict.fromkeys(self.ensemble.sets_aside(self), "ensemble")
-            is_cosine = is_cosine or self.ensemble.needs_cosine
-        if not is_cosine:
+            has_floor = has_floor or self.ensemble.needs_cosine
+        if not has_floor:
             unused["lr_floor"] = "schedule"
         return unused
 

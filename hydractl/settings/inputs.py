@@ -22,7 +22,7 @@ def inputs_of(settings: Common) -> list[InputFile]:
     Raises:
         OutputError: an option names as an output what another one names as an input.
     """
-    inputs = list(_inputs(settings))
+    inputs = list(_named_inputs(settings))
     none_replaceable = [replace(read, replaceable=False) for read in inputs]
     with reading(none_replaceable):
         for path in _other_outputs(settings):
@@ -30,16 +30,18 @@ def inputs_of(settings: Common) -> list[InputFile]:
     return inputs
 
 
-def _inputs(settings: Common) -> Iterator[InputFile]:
+def _named_inputs(settings: Common) -> Iterator[InputFile]:
+    """Yield every file that an option names to be read, and ``hydra.yaml`` where it is read without being named."""
     for option in options_of(type(settings)):
-        if option.writes or option.type is not str or option.choices:
+        may_name_inputs = option.type is str and not option.writes and not option.choices
+        if not may_name_inputs:
             continue
         is_model = option.name == "model"
-        replaceable = is_model and settings.needs_output_file
+        is_replaceable = is_model and settings.needs_output_file
         has_samples = option.placeholder().startswith(("SPEC", "NAME=SPEC", "[NAME=]SPEC"))
         for text in _texts(settings, option):
-            for path in _paths(text, members=is_model):
-                yield InputFile(path, option.label, replaceable=replaceable, samples=has_samples)
+            for path in _paths_in(text, has_members=is_model):
+                yield InputFile(path, option.label, replaceable=is_replaceable, samples=has_samples)
     if settings.config is None and os.path.isfile(DEFAULT_NAME):
         yield InputFile(DEFAULT_NAME, "--config")
 
@@ -55,27 +57,38 @@ def _other_outputs(settings: Common) -> Iterator[str]:
 
 
 def _texts(settings: Common, option: Option) -> list[str]:
+    """Return the texts that an option was given, without those that hold an object of a program, which is no file."""
     value = getattr(settings, option.name)
     if value is None:
         return []
-    texts = value if isinstance(value, list) else [value]
-    return [text for text in texts if not isinstance(text, Held)]  # what a program holds is no file
+    texts = [value]
+    if isinstance(value, list):
+        texts = value
+    return [text for text in texts if not isinstance(text, Held)]
 
 
-def _paths(text: str, *, members: bool) -> Iterator[str]:
-    """Yield the paths in a value that are there: of ``NAME=PATH``, ``SCHEME:PATH``, ``PATH?options`` and ``A+B``."""
+def _paths_in(text: str, *, has_members: bool) -> Iterator[str]:
+    """Yield the paths in the value of an option that are there, each once.
+
+    A value may be ``PATH``, ``NAME=PATH``, ``SCHEME:PATH`` or ``NAME=SCHEME:PATH``, each also as ``PATH?options``. As
+    a path may have any of these signs itself, all readings are tried.
+
+    Args:
+        text: the value.
+        has_members: whether it may also be ``A+B``.
+    """
     _, _, unnamed = text.partition("=")
     _, _, without_scheme = text.partition(":")
     _, _, unnamed_without_scheme = unnamed.partition(":")
-    with_options = [text, unnamed, without_scheme, unnamed_without_scheme]
-    pieces = [*with_options]
-    for piece in with_options:
-        without_options, _, _ = piece.partition("?")
-        pieces.append(without_options)
-    of_members: list[str] = []
-    if members:
-        for piece in pieces:
-            of_members += piece.split("+")
-    for piece in dict.fromkeys([*pieces, *of_members]):
-        if piece and piece != "-" and os.path.exists(piece):
-            yield piece
+    readings = [text, unnamed, without_scheme, unnamed_without_scheme]
+    readings_without_options = [reading.partition("?")[0] for reading in readings]
+    candidates = readings + readings_without_options
+    if has_members:
+        members: list[str] = []
+        for candidate in candidates:
+            members += candidate.split("+")
+        candidates += members
+    for candidate in dict.fromkeys(candidates):
+        is_path = candidate not in ("", "-")
+        if is_path and os.path.exists(candidate):
+            yield candidate

@@ -12,6 +12,13 @@ from hydractl.settings.rules import at_most_one, required
 
 laplace_option = partial(option, "Posterior")
 
+_TIMES_OF_PAIRS = 10
+"""How often pairs of images and captions count: the tau of Baumann et al., ``pseudo_data_count`` in their scripts, with
+which 1 is the curvature of all pairs."""
+
+_NUMBER = r"[0-9]{1,9}(\.[0-9]{1,9})?"
+_ZERO = r"0*(\.0*)?x?$"
+
 
 @dataclass(kw_only=True)
 class LaplaceSettings(Batched):
@@ -35,8 +42,26 @@ class LaplaceSettings(Batched):
     prior: float | None = laplace_option(
         "Precision of the prior of the weights, instead of choosing it", metavar="X", above=0, often=True
     )
-    pseudo_data: float | None = laplace_option(
-        "Count the curvature as that of N samples; fewer widen the posterior [samples; default: those of --train]",
-        metavar="N",
-        above=0,
+    pseudo_data: str | None = laplace_option(
+        "Count the curvature as that of N samples, or of K times those of --train; fewer widen the posterior [default: "
+        f"1x, and {_TIMES_OF_PAIRS}x for pairs of images and captions]",
+        metavar="N|Kx",
+        pattern=rf"(?!{_ZERO}){_NUMBER}x?",
+        example="10x",
     )
+
+    def pseudo_samples(self, samples: int, *, are_pairs: bool) -> float:
+        """Return how many samples the curvature counts as.
+
+        Args:
+            samples: the number of training samples.
+            are_pairs: whether they are pairs of images and captions.
+        """
+        asked = self.pseudo_data
+        if asked is None and are_pairs:
+            return _TIMES_OF_PAIRS * samples
+        if asked is None:
+            return samples
+        if asked.endswith("x"):
+            return float(asked[:-1]) * samples
+        return float(asked)

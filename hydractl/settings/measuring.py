@@ -27,14 +27,14 @@ class Measured(Common):
 
 
 def _one_input_for_data(settings: BenchSettings) -> list[str]:
-    """Find samples of one kind for models of several kinds."""
+    """Return a problem for samples of one kind for models of several kinds."""
     if settings.data is None or not settings.unequal_inputs:
         return []
     return ["give only one of --data, --unequal-inputs"]
 
 
 def _compiled_for_a_mode(settings: BenchSettings) -> list[str]:
-    """Find a mode of torch.compile where nothing is compiled."""
+    """Return a problem for a mode of torch.compile where nothing is compiled."""
     if settings.compile_mode is None or settings.compile:
         return []
     return [f"--compile-mode{settings.where('compile_mode')} needs --compile"]

@@ -18,7 +18,7 @@ _ALONE = [name for name, score in SCORES.items() if not score.of_several]
 
 
 def _merges_one_way(settings: FuseSettings) -> list[str]:
-    """Find ``none`` or ``auto`` beside parts that are named."""
+    """Return a problem for ``none`` or ``auto`` beside parts that are named."""
     if len(settings.merge) < 2:
         return []
     for word in ("none", "auto"):
@@ -29,7 +29,7 @@ def _merges_one_way(settings: FuseSettings) -> list[str]:
 
 
 def _a_cascade_for_its_options(settings: FuseSettings) -> list[str]:
-    """Find a cascade without its data, or options of a cascade where none is asked for."""
+    """Return a problem for a cascade without its data, or options of a cascade where none is asked for."""
     if settings.cascade:
         return settings.needs("val", "--cascade") + settings.needs("ood_val", "--cascade")
     problems = []
@@ -40,7 +40,7 @@ def _a_cascade_for_its_options(settings: FuseSettings) -> list[str]:
 
 
 def _samples_to_limit(settings: FuseSettings) -> list[str]:
-    """Find a limit that was given to this verb, and nothing that reads samples."""
+    """Return a problem for a limit that was given to this verb, and nothing that reads samples."""
     if not settings.of_this_verb("limit"):
         return []
     return settings.goes_with("limit", "val")

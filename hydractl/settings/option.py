@@ -134,7 +134,10 @@ class Option:
             return self.metavar
         if self.type is bool:
             return ""
-        return "|".join(self.choices) or {int: "N", float: "X", str: "TEXT"}[self.type]
+        if self.choices:
+            return "|".join(self.choices)
+        placeholder_by_type = {int: "N", float: "X", str: "TEXT"}
+        return placeholder_by_type[self.type]
 
     def default_words(self) -> str:
         """The built-in value in words; empty if there is none."""
@@ -157,7 +160,8 @@ class Option:
             notes.append(f"default: {default}")
         if not notes:
             return text
-        return f"{text} [{'; '.join(notes)}]"
+        joined = "; ".join(notes)
+        return f"{text} [{joined}]"
 
     # --- reading text -------------------------------------------------------------------------------------------------
 
@@ -179,6 +183,11 @@ class Option:
         raise ValueError(f"takes one value, not a {shape}")
 
     def _items(self, raw: str | list[str] | Mapping[str, str]) -> list[str]:
+        """Return the texts of the items of a list: parts between commas, texts of a YAML list, or ``NAME=VALUE``.
+
+        Raises:
+            ValueError: there is none, or a mapping is given to an option whose items have no names.
+        """
         if isinstance(raw, Mapping):
             if not self.names:
                 raise ValueError("takes a list, not a mapping")
@@ -197,6 +206,11 @@ class Option:
         return items
 
     def _parse_item(self, text: str) -> Any:
+        """Return the typed value of the text of one item, or of the only one.
+
+        Raises:
+            ValueError: it cannot be read as a value of this type.
+        """
         if not text.strip():
             raise ValueError("must not be empty")
         if self.type is str:
@@ -212,15 +226,10 @@ class Option:
             if _INTEGER.fullmatch(plain):
                 return int(plain)
             raise ValueError(f"{self._number_rule()}, not {text!r}")
-        try:
-            number = float(plain)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"must be a number, not {text!r}")
-        return number
+        return _parse_finite(plain, text)
 
     def _number_rule(self) -> str:
+        """Return what a value of this type must be, such as ``must be a whole number or auto``."""
         rule = f"must be {_NUMBERS[self.type]}"
         if self.word and self.type is int:
             rule += f" or {self.word}"
@@ -255,8 +264,14 @@ class Option:
         return [self._take_item(item) for item in items]
 
     def _take_item(self, value: object) -> Any:
-        if hasattr(value, "item") and not getattr(value, "ndim", 1):
-            value = value.item()
+        """Return one value of a Python program, or one item of a list, in the type of the option.
+
+        Raises:
+            ValueError: it is of another type.
+        """
+        is_scalar_of_a_library = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+        if is_scalar_of_a_library:  # of numpy or torch
+            value = value.item()  # type: ignore[attr-defined]
         if self.type is bool:
             return _take_switch(value)
         if self.type is str:
@@ -267,6 +282,14 @@ class Option:
             return self.reads(_take_text(value))
         if self.word is not None and value == self.word:
             return value
+        return self._take_number(value)
+
+    def _take_number(self, value: object) -> Any:
+        """Return a number in the type of the option; a whole number will do for any, a switch for none.
+
+        Raises:
+            ValueError: it is no number of this type, or not finite.
+        """
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(self._number_rule())
         if self.type is int and not isinstance(value, int):
@@ -283,7 +306,7 @@ class Option:
         return [refusal.sentence() for refusal in refusals]
 
     def refusals(self, value: Any) -> list[Refusal]:
-        """List the rules that a typed value breaks; None, which is "not given", breaks none."""
+        """Return the rules that a typed value breaks; None, which is "not given", breaks none."""
         if value is None:
             return []
         items = [value]
@@ -291,7 +314,7 @@ class Option:
             items = value
         refusals = []
         for item in items:
-            refusal = self._refusal(item)
+            refusal = self._first_refusal(item)
             if refusal is not None:
                 refusals.append(refusal)
         may_not_repeat = self.many and self.split and not self.repeats
@@ -300,23 +323,20 @@ class Option:
             refusals.append(Refusal(f"lists something twice: {listed}"))
         return refusals
 
-    def _refusal(self, value: Any) -> Refusal | None:
-        """Return the first rule that one value breaks; None where it keeps them all."""
+    def _first_refusal(self, value: Any) -> Refusal | None:
+        """Return the first rule that one value breaks, of choices, pattern, range and ``check``; None for none."""
         if value == self.word:
             return None
         if self.choices and value not in self.choices:
+            listed = ", ".join(self.choices)
             guess = did_you_mean(str(value), self.choices)
-            return Refusal(f"must be one of {', '.join(self.choices)}", repr(value), guess)
+            return Refusal(f"must be one of {listed}", repr(value), guess)
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
-            return Refusal(f"must be {self.placeholder()}, such as {self.example}", repr(value))
-        if self.at_least is not None and value < self.at_least:
-            return Refusal(f"must be at least {self.at_least}", str(value))
-        if self.at_most is not None and value > self.at_most:
-            return Refusal(f"must be at most {self.at_most}", str(value))
-        if self.above is not None and value <= self.above:
-            return Refusal(f"must be greater than {self.above}", str(value))
-        if self.below is not None and value >= self.below:
-            return Refusal(f"must be less than {self.below}", str(value))
+            form = self.placeholder()
+            return Refusal(f"must be {form}, such as {self.example}", repr(value))
+        broken_bound = self._broken_bound(value)
+        if broken_bound is not None:
+            return Refusal(broken_bound, str(value))
         if self.check is None:
             return None
         try:
@@ -325,8 +345,29 @@ class Option:
             return Refusal(str(error))
         return None
 
+    def _broken_bound(self, value: Any) -> str | None:
+        """Return the bound that a number is beyond, as a rule in words; None where it is within the range."""
+        if self.at_least is not None and value < self.at_least:
+            return f"must be at least {self.at_least}"
+        if self.at_most is not None and value > self.at_most:
+            return f"must be at most {self.at_most}"
+        if self.above is not None and value <= self.above:
+            return f"must be greater than {self.above}"
+        if self.below is not None and value >= self.below:
+            return f"must be less than {self.below}"
+        return None
+
 
 def _parse_switch(plain: str, text: str) -> bool:
+    """Return the value of a switch.
+
+    Args:
+        plain: the text in lower case, without spaces around it.
+        text: the same as it was given, for the error.
+
+    Raises:
+        ValueError: it is neither true nor false.
+    """
     if plain in _TRUE:
         return True
     if plain in _FALSE:
@@ -334,7 +375,23 @@ def _parse_switch(plain: str, text: str) -> bool:
     raise ValueError(f"must be true or false, not {text!r}")
 
 
+def _parse_finite(plain: str, text: str) -> float:
+    """Return the number that a text writes; the arguments are those of :func:`_parse_switch`.
+
+    Raises:
+        ValueError: it is no number, or not a finite one.
+    """
+    try:
+        number = float(plain)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"must be a number, not {text!r}")
+    return number
+
+
 def _take_switch(value: object) -> bool:
+    """Return True or False as it is; anything else raises ValueError."""
     if isinstance(value, bool):
         return value
     raise ValueError("must be True or False")
@@ -365,8 +422,9 @@ def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
     """Declare one option as a dataclass field; ``partial(option, "Heading")`` declares those of one group.
 
     Args:
-        group, default: as of :class:`Option`.
+        group: the heading of the help text it stands under.
         help: what the option is, then ``[unit; default: in words]`` as far as there is one to tell.
+        default: the built-in value; None means "not given".
         facts: further attributes of :class:`Option`.
     """
     notes = _NOTES.fullmatch(help)
@@ -392,19 +450,21 @@ def value_text(value: Any) -> str:
 
 
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
-    """Return a check that a file name has one of these endings."""
-    wanted = endings[-1]
-    if len(endings) > 1:
-        wanted = f"{', '.join(endings[:-1])} or {endings[-1]}"
+    """Return a check that a file name has one of these endings, in capitals too with ``any_case``."""
+    *others, last = endings
+    wanted = last
+    if others:
+        listed = ", ".join(others)
+        wanted = f"{listed} or {last}"
 
-    def check(name: str) -> None:
+    def check_ending(name: str) -> None:
         compared = name
         if any_case:
             compared = name.lower()
         if not compared.endswith(endings):
             raise ValueError(f"must end in {wanted}, not {name!r}")
 
-    return check
+    return check_ending
 
 
 _DECLARED: dict[type, tuple[Option, ...]] = {}
@@ -421,21 +481,25 @@ def options_of(settings_type: type) -> tuple[Option, ...]:
 
 
 def _read_declarations(settings_type: type) -> Iterator[Option]:
+    """Yield the options of a settings dataclass with what the fields tell of them: name, flag and type."""
     hints = typing.get_type_hints(settings_type)
     declared = {}
     for declaration in fields(settings_type):
         if "option" in declaration.metadata:
             declared[declaration.name] = declaration.metadata["option"]
-    of_the_verb = [name for name in declared if name in settings_type.__annotations__]
+
+    # The options of the class itself first; a key of a dictionary keeps its first place.
+    declared_here = [name for name in declared if name in settings_type.__annotations__]
+    names_in_order = dict.fromkeys([*declared_here, *declared])
     lacking = getattr(settings_type, "lacks", ())
-    for name in dict.fromkeys([*of_the_verb, *declared]):
+    for name in names_in_order:
         if name in lacking:
             continue
-        item = declared[name]
+        declared_option = declared[name]
         value_type, many = _value_type(hints[name])
         words = name.replace("_", "-")
-        flag = item.flag or f"--{words}"
-        yield replace(item, name=name, flag=flag, type=value_type, many=many)
+        flag = declared_option.flag or f"--{words}"
+        yield replace(declared_option, name=name, flag=flag, type=value_type, many=many)
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:

@@ -38,7 +38,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def _inputs_once(settings: PredictSettings) -> list[str]:
-    """Find a command without inputs, and one with inputs of two kinds."""
+    """Return a problem for a command without inputs, and one with inputs of two kinds."""
     if not settings.model:
         return []
     if settings.inputs and settings.of_this_verb("data"):
@@ -51,37 +51,45 @@ def _inputs_once(settings: PredictSettings) -> list[str]:
 
 
 def _lines_or_report_on_stdout(settings: PredictSettings) -> list[str]:
-    """Find an output that no lines can be written to."""
+    """Return a problem for an output that no lines can be written to."""
     if settings.output is None or settings.output == "-":
         return []
     if settings.output.lower().endswith(LINE_FILES):
         return []
-    return [f"--output {settings.output}: predictions are written to {', '.join(LINE_FILES)}{settings.where('output')}"]
+    endings = ", ".join(LINE_FILES)
+    where = settings.where("output")
+    return [f"--output {settings.output}: predictions are written to {endings}{where}"]
 
 
 def _file_to_resume(settings: PredictSettings) -> list[str]:
-    """Find ``--resume`` without a file that could be resumed."""
-    if not settings.resume or (settings.output is not None and settings.output != "-"):
+    """Return a problem for ``--resume`` without a file that could be resumed."""
+    has_file = settings.output is not None and settings.output != "-"
+    if has_file or not settings.resume:
         return []
     return ["--resume needs --output: what was printed is not kept"]
 
 
 def _parts_side_by_side(settings: PredictSettings) -> list[str]:
-    """Find what cannot be divided into commands of their own, and parts without a place for them."""
+    """Return a problem for what cannot be divided into commands of their own, and parts without a place for them."""
+    # A single command.
     if not settings.devices and not settings.slurm:
         if settings.parts is None:
             return []
-        return [
-            f"--parts{settings.where('parts')} needs --devices or --slurm; --part 1/{settings.parts} is one of them"
-        ]
-    by = "--slurm" if settings.slurm else "--devices"
+        where = settings.where("parts")
+        return [f"--parts{where} needs --devices or --slurm; --part 1/{settings.parts} is one of them"]
+
+    # Several.
+    divided_by = "--devices"
+    if settings.slurm:
+        divided_by = "--slurm"
     problems = []
     if settings.output is None or settings.output == "-":
-        problems.append(f"predict with {by} needs --output: the lines of several processes would mix")
+        problems.append(f"predict with {divided_by} needs --output: the lines of several processes would mix")
     if settings.part is not None:
-        problems.append(f"give only one of --part{settings.where('part')}, {by}")
+        where = settings.where("part")
+        problems.append(f"give only one of --part{where}, {divided_by}")
     if "-" in settings.inputs:
-        problems.append(f"standard input is one process's alone, not for {by}")
+        problems.append(f"standard input is one process's alone, not for {divided_by}")
     return problems
 
 
@@ -154,7 +162,9 @@ class PredictSettings(Requiring, Measured, SideBySide):
         """How many parts the inputs are divided into, with ``--devices`` or ``--slurm``."""
         if self.parts is not None:
             return self.parts
-        return 1 if self.slurm else len(self.devices)
+        if self.slurm:
+            return 1
+        return len(self.devices)
 
     @property
     def inputs(self) -> list[str]:

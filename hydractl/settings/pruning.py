@@ -94,7 +94,7 @@ SettingsT = TypeVar("SettingsT", bound=type[Batched])
 
 
 def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
-    """Add the options that criteria declare for themselves to a settings class that is no dataclass yet.
+    """Return a decorator that adds the options of all criteria to a settings class that is no dataclass yet.
 
     Args:
         group: the heading of the help text that they stand under.
@@ -103,29 +103,31 @@ def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
         InputError: for one that is an option already, of the verb or of another criterion.
     """
 
-    def add(settings: SettingsT) -> SettingsT:
+    def add_options(settings: SettingsT) -> SettingsT:
         for criterion in CRITERIA.all():
-            for one in criterion.options:
-                if hasattr(settings, one.name):
-                    raise InputError(f"the criterion {criterion.name} declares the option {one.name!r}, which is taken")
-                settings.__annotations__[one.name] = type(one.default)
-                declared = option(
+            for declared in criterion.options:
+                name = declared.name
+                if hasattr(settings, name):
+                    raise InputError(f"the criterion {criterion.name} declares the option {name!r}, which is taken")
+                # A field of a dataclass: its type, and as the value of the class what dataclass makes a field of.
+                settings.__annotations__[name] = type(declared.default)
+                option_field = option(
                     group,
-                    one.help,
-                    one.default,
-                    unit=one.unit,
-                    choices=one.choices,
-                    at_least=one.at_least,
-                    at_most=one.at_most,
+                    declared.help,
+                    declared.default,
+                    unit=declared.unit,
+                    choices=declared.choices,
+                    at_least=declared.at_least,
+                    at_most=declared.at_most,
                 )
-                setattr(settings, one.name, declared)
+                setattr(settings, name, option_field)
         return settings
 
-    return add
+    return add_options
 
 
 def _one_count_in_sequence(settings: ScoreSettings) -> list[str]:
-    """Find the sequential order without a number of heads, or with two."""
+    """Return a problem for the sequential order without a number of heads, or with two."""
     if settings.order != "sequential" or settings.method in DECIDE:
         return []
     return settings.exactly_one("keep", "remove")
@@ -163,14 +165,20 @@ class ScoreSettings(Batched):
             self.order = "sequential"
 
     def inapplicable(self) -> dict[str, str]:
-        """Return head counts without sequential order or data, and the options of other criteria."""
+        """Return head counts without sequential order or data, and the options of other criteria.
+
+        Each comes with the option that makes it so.
+        """
         unused = dict.fromkeys(_without_effect(self.method), "method")
+        counts = ("keep", "remove")
         if self.method in DECIDE:
-            return dict.fromkeys(("order", "keep", "remove"), "method") | unused
+            return dict.fromkeys(("order", *counts), "method") | unused
+        # Scores without data are the same however many heads have gone before.
+        reads_no_data = self.method is not None and self.method not in NEED_DATA
         if self.order == "one-shot":
-            unused |= dict.fromkeys(("keep", "remove"), "order")
-        elif self.order is None and self.method is not None and self.method not in NEED_DATA:
-            unused |= dict.fromkeys(("keep", "remove"), "method")
+            unused |= dict.fromkeys(counts, "order")
+        elif self.order is None and reads_no_data:
+            unused |= dict.fromkeys(counts, "method")
         return unused
 
 
@@ -187,6 +195,7 @@ class Dropping(Batched):
         max_drop: float | None
 
     def _set_aside(self) -> list[str]:
+        """Put ``--max-drop`` in the place of a number that is ``auto``, and then set aside what does not apply."""
         if getattr(self, self.counted) == AUTO:
             if self.max_drop is None:
                 self.max_drop = _MAX_DROP
@@ -198,7 +207,7 @@ class Dropping(Batched):
 
 
 def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
-    """Find more weights than data sets, or fewer."""
+    """Return a problem for more weights than data sets, or fewer."""
     weights = len(settings.val_weights)
     sets = len(settings.val)
     if not weights or weights == sets:
@@ -208,7 +217,7 @@ def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
 
 
 def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
-    """Find data sets without a partner where they are measured in pairs."""
+    """Return a problem for data sets without a partner where they are measured in pairs."""
     if not settings.paired:
         return []
     val_sets = len(settings.val)
@@ -219,7 +228,7 @@ def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
 
 
 def _an_end(settings: CircuitSettings) -> list[str]:
-    """Find a search that nothing ends: accuracy ends one only where it counts its own removals."""
+    """Return a problem for a search that nothing ends: accuracy ends one only where it counts its own removals."""
     measures_its_end = settings.given("max_drop") or settings.given("subject_to")
     if measures_its_end and not settings.given("share_from"):
         return settings.at_most_one("budget", "keep")
@@ -227,7 +236,7 @@ def _an_end(settings: CircuitSettings) -> list[str]:
 
 
 def _ood_data_for_auroc(settings: CircuitSettings) -> list[str]:
-    """Find an AUROC that is asked for without OOD data."""
+    """Return a problem for an AUROC that is asked for without OOD data."""
     for objective in settings.objective:
         if objective in ("ood", "avg"):
             return settings.needs("ood_val", f"--objective {objective}")
@@ -238,14 +247,14 @@ def _ood_data_for_auroc(settings: CircuitSettings) -> list[str]:
 
 
 def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
-    """Find a constraint on an approximate search."""
+    """Return a problem for a constraint on an approximate search."""
     if not settings.approx or not settings.subject_to:
         return []
     return [f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx"]
 
 
 def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
-    """Find several objectives, which make several files, with one standard output."""
+    """Return a problem for several objectives, which make several files, with one standard output."""
     circuits = len(settings.objective)
     if settings.output != "-" or circuits < 2:
         return []
@@ -254,7 +263,7 @@ def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
 
 
 def _a_mask_of_another_base(settings: CircuitSettings) -> list[str]:
-    """Find a permission for files of other weights where no such file is read."""
+    """Return a problem for a permission for files of other weights where no such file is read."""
     if not settings.allow_other_base:
         return []
     if settings.given("start_mask") or settings.given("share_from"):
@@ -264,7 +273,7 @@ def _a_mask_of_another_base(settings: CircuitSettings) -> list[str]:
 
 
 def _a_journal_to_resume(settings: CircuitSettings) -> list[str]:
-    """Find a search that is resumed and keeps no journal."""
+    """Return a problem for a search that is resumed and keeps no journal."""
     if not settings.resume or settings.output != "-":
         return []
     return ["--resume needs an output file: a search that goes to standard output keeps no journal"]
@@ -408,9 +417,12 @@ class CircuitSettings(Dropping):
 
 
 def _how_many_heads(settings: PruneSettings) -> list[str]:
-    """Find scores without a number of heads, or two numbers."""
-    by_method = settings.given("method") and settings.method not in DECIDE
-    if settings.given("scores") or by_method:
+    """Return a problem for scores without a number of heads, or two numbers.
+
+    A circuit says itself how many heads go, unless some are drawn of its first removals (``--sample-from``).
+    """
+    has_method_that_ranks = settings.given("method") and settings.method not in DECIDE
+    if settings.given("scores") or has_method_that_ranks:
         return settings.exactly_one("keep", "remove", "max_drop")
     if not settings.given("circuit"):
         return []
@@ -423,17 +435,21 @@ def _how_many_heads(settings: PruneSettings) -> list[str]:
 
 
 def _accuracy_for_max_drop(settings: PruneSettings) -> list[str]:
-    """Find no data to measure accuracy on: neither ``--val`` nor what has chosen the heads of these very weights."""
+    """Return problems for ``--max-drop`` without data to measure accuracy on, which those of the choice may be."""
     if not settings.given("max_drop"):
         return []
     problems = []
     if settings.given("share_sites"):
-        problems.append(f"--max-drop cannot be given with {settings.called('share_sites')}")
-    if settings.given("scores") or (settings.given("method") and settings.method not in NEED_DATA):
+        called = settings.called("share_sites")
+        problems.append(f"--max-drop cannot be given with {called}")
+    # A method that reads data is measured on those, and a circuit has counted what it got right.
+    has_method_without_data = settings.given("method") and settings.method not in NEED_DATA
+    if settings.given("scores") or has_method_without_data:
         chosen_by = f"--method {settings.method}"
         if settings.scores:
             chosen_by = "--scores"
         problems += settings.needs("val", f"--max-drop with {chosen_by}")
+    # A circuit of other weights has counted what those got right.
     if settings.given("circuit") and settings.allow_other_base:
         problems += settings.needs("val", "--max-drop with --allow-other-base")
     return problems
@@ -451,15 +467,18 @@ def _of_heads(rule: Rule) -> Rule:
 
 
 def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
-    """Find single weights that are pruned by a criterion of heads, by none, or without its data."""
+    """Return a problem for single weights that are pruned by a criterion of heads, by none, or without its data."""
+    # Heads are pruned: no criterion of single weights will do.
     if not settings.prunes_weights:
         if settings.scores_weights_alone:
             return settings.goes_with("method", "weights")
         return []
+
+    # Single weights are pruned: a criterion of them is needed, and its data, if it reads any.
+    if not settings.given("method"):
+        return settings.needs("method", "--weights")
     criterion = WEIGHT_CRITERIA.get(settings.method or "")
     if criterion is None:
-        if not settings.given("method"):
-            return settings.needs("method", "--weights")
         of_weights = ", ".join(OF_WEIGHTS)
         where = settings.where("method")
         return [f"--method {settings.method} scores heads, --weights takes {of_weights}{where}"]
@@ -491,6 +510,7 @@ class PruneSettings(Dropping):
         _of_heads(_accuracy_for_max_drop),
         _of_heads(together("share_sites", "with_mask")),
         _of_heads(needs("val", "max_drop")),
+        needs("weight_steps", "weights"),
         _of_heads(one_from_stdin("scores", "circuit", "mask", "with_mask")),
     )
 
@@ -528,6 +548,11 @@ class PruneSettings(Dropping):
         f"{', '.join(OF_WEIGHTS)} [fraction]",
         above=0,
         below=1,
+    )
+    weight_steps: int | None = amount_option(
+        "Remove the weights of --weights in N steps, each scored anew on what the steps before have left, and each to "
+        f"the same share of it [steps; default: {WEIGHT_CRITERIA['oba'].steps} with --method oba, as its authors do]",
+        at_least=1,
     )
     scope: str | None = amount_option(
         "Compare heads within each site, or over all sites of the towers; a circuit is always global "
@@ -567,22 +592,30 @@ class PruneSettings(Dropping):
         return self.method not in CRITERIA.names
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options that the source of the decision leaves nothing to say for."""
+        """Return the options that mean nothing beside what decides which heads go, each with the option that does."""
+        # Single weights go, or a file decides.
         if self.given("weights"):
-            return dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
+            unused = dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
+            if self.method not in NEED_DATA:
+                unused["weight_steps"] = "method"  # scores that nothing changes
+            return unused
         if self.given("mask"):
             return dict.fromkeys((*_DECIDED_BY_A_MASK, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
-            return dict.fromkeys(("scope", "order", "samples", "max_length", *OWN_OPTIONS), "circuit")
+            of_scoring = ("scope", "order", "samples", "max_length")
+            return dict.fromkeys((*of_scoring, *OWN_OPTIONS), "circuit")
         if self.given("scores"):
-            return dict.fromkeys(("order", "samples", "sample_from", "max_length", *OWN_OPTIONS), "scores")
-        others = _without_effect(self.method)
-        if not self.given("with_mask"):
-            others.append("allow_other_base")
+            of_measuring = ("order", "samples", "sample_from", "max_length")
+            return dict.fromkeys((*of_measuring, *OWN_OPTIONS), "scores")
+
+        # A criterion decides.
+        without_effect = _without_effect(self.method)
+        if not self.given("with_mask"):  # no file is read whose base could be another
+            without_effect.append("allow_other_base")
         if self.method in DECIDE:
-            others += ["keep", "remove", "max_drop", "val", "scope", "order", "sample_from"]
-            return dict.fromkeys(others, "method")
-        unused = dict.fromkeys(("sample_from", *others), "method")
+            without_effect += ["keep", "remove", "max_drop", "val", "scope", "order", "sample_from"]
+            return dict.fromkeys(without_effect, "method")
+        unused = dict.fromkeys(("sample_from", *without_effect), "method")
         if self.scope == "global" and self.order == "sequential":
             unused["order"] = "scope"
         return unused

@@ -13,7 +13,7 @@ hub_option = partial(option, "Hub")
 
 
 def _a_model_and_a_repository(settings: PushSettings) -> list[str]:
-    """Find anything but what is pushed, and where to."""
+    """Return a problem for anything but what is pushed, and where to."""
     if len(settings.model) == 2:
         _, target = settings.model
         if target.startswith("hf:") and target != "hf:":

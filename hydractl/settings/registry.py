@@ -108,8 +108,8 @@ VERBS: dict[str, Verb] = {
   hydractl laplace vit.st --train train/
   # of every member of a fused model, the prior of the lowest NLL on validation data
   hydractl laplace hydra.st --train train/ --val val/ -o hydra.laplace.st
-  # BayesVLM: pairs of images and captions
-  hydractl laplace clip.st --train captions:pairs.csv --pseudo-data 10 -o clip.laplace.st
+  # BayesVLM: pairs of images and captions, which count ten times, as in the paper
+  hydractl laplace clip.st --train captions:pairs.csv --pseudo-data 10x -o clip.laplace.st
 """,
     ),
     "fuse": Verb(

@@ -15,7 +15,7 @@ report_option = partial(option, "Reporting")
 
 
 def _a_document_to_write(settings: ReportSettings) -> list[str]:
-    """Find an output for a document that is there already."""
+    """Return a problem for an output for a document that is there already."""
     if settings.output is None or settings.over is not None:
         return []
     where = settings.where("output")

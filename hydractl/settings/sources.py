@@ -40,34 +40,38 @@ class _Gathered:
     unread: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
-    def read(self, item: Option, given: _Given) -> None:
-        """Take in a text that somebody gave for an option."""
+    def add_text(self, item: Option, text: _TextWithSource) -> None:
+        """Add the value of an option that a text gives; where it cannot be read, add that as a problem."""
         name = item.name
-        self.sources[name] = given.source
-        self.ranks[name] = given.rank
+        self.sources[name] = text.source
+        self.ranks[name] = text.rank
         try:
-            self.values[name] = item.parse(given.raw)
+            self.values[name] = item.parse(text.raw)
         except ValueError as error:
             self.unread.add(name)
-            self.problems.append(f"{item.label} {error} ({given.source})")
+            self.problems.append(f"{item.label} {error} ({text.source})")
 
-    def take(self, item: Option, value: object) -> None:
-        """Take in an argument of a Python call."""
+    def add_argument(self, item: Option, argument: object) -> None:
+        """Add the value of an option that a Python call gives; where it breaks rules, add these as problems.
+
+        They are told here, and not by the checks of all settings, as the rules alone: the argument stands before them.
+        """
         self.sources[item.name] = "flag"
         self.ranks[item.name] = FLAG
         try:
-            taken = item.take(value)
+            value = item.take(argument)
         except ValueError as error:
             refusals = [Refusal(str(error))]
         else:
-            self.values[item.name] = taken
-            refusals = item.refusals(taken)
+            self.values[item.name] = value
+            refusals = item.refusals(value)
         if refusals:
             self.unread.add(item.name)
         for refusal in refusals:
-            # The value stands at the front already; a rule that was told as a whole sentence may end with it.
-            rule = refusal.rule.removesuffix(f", not {value!r}")
-            self.problems.append(f"{item.name}={shown(value)}: {rule}{refusal.guess}")
+            # A rule that was told as a whole sentence may end with the argument.
+            rule = refusal.rule.removesuffix(f", not {argument!r}")
+            as_written = f"{item.name}={shown(argument)}"
+            self.problems.append(f"{as_written}: {rule}{refusal.guess}")
 
     def settings(self, settings_type: type[SettingsT]) -> SettingsT:
         """Return the checked settings.
@@ -100,17 +104,17 @@ def merge(
     Raises:
         UsageError: listing every problem of all sources at once.
     """
-    flag = flags.get("config")
-    named = environ.get(_CONFIG)
-    if isinstance(flag, str) and flag:
-        named = flag
-    config = find_config(folder, named or None)
+    config_flag = flags.get("config")
+    config_name = environ.get(_CONFIG)
+    if isinstance(config_flag, str) and config_flag:
+        config_name = config_flag
+    config = find_config(folder, config_name or None)
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
         gathered.sources[item.name] = "default"
-        winner = _weightiest(item, settings_type.verb, flags, environ, config)
+        winner = _weightiest_text(item, settings_type.verb, flags, environ, config)
         if winner is not None:
-            gathered.read(item, winner)
+            gathered.add_text(item, winner)
     return gathered.settings(settings_type)
 
 
@@ -124,48 +128,71 @@ def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, objec
     Raises:
         UsageError: listing every problem; those of single arguments as ``keep=3.5: must be a whole number``.
     """
-    named = arguments.get("config")
-    if named is not None:
-        named = str(named)
-    config = find_config(None, named)
+    config_name = arguments.get("config")
+    if config_name is not None:
+        config_name = str(config_name)
+    config = find_config(None, config_name)
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
         gathered.sources[item.name] = "default"
         if item.name in arguments:
-            gathered.take(item, arguments[item.name])
+            gathered.add_argument(item, arguments[item.name])
             continue
-        default = _weightiest(item, settings_type.verb, {}, {}, config)
-        if default is not None:
-            gathered.read(item, default)
+        text_of_file = _weightiest_text(item, settings_type.verb, {}, {}, config)
+        if text_of_file is not None:
+            gathered.add_text(item, text_of_file)
     return gathered.settings(settings_type)
 
 
-class _Given(NamedTuple):
-    """A text that was given for an option, where it was given, and how much that weighs."""
+class _TextWithSource(NamedTuple):
+    """A text that was given for an option.
+
+    Attributes:
+        raw: the text.
+        source: where it was given: ``flag``, the name of a variable, or the file and the key in it.
+        rank: how much that weighs.
+    """
 
     raw: Raw
     source: str
     rank: int
 
 
-def _weightiest(
+def _weightiest_text(
     item: Option, verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str], config: Contents
-) -> _Given | None:
-    """Return the given text of an option that wins; None if nobody gives one."""
+) -> _TextWithSource | None:
+    """Return the text that decides an option: of a flag, else of a variable, else of the file of defaults.
+
+    In the file, a key of the verb's own mapping weighs more than one for all verbs.
+
+    Args:
+        item: the option.
+        verb: whose option it is.
+        flags: what the command line gives, by field name; None and an empty list are "not given".
+        environ: the environment.
+        config: the file of defaults.
+
+    Returns:
+        None if nobody gives one.
+    """
     flag = flags.get(item.name)
     if flag is not None and flag != []:
-        return _Given(flag, "flag", FLAG)
-    text = environ.get(item.variable)
-    if text:  # an empty variable is how a shell unsets one for a single command
-        raw: Raw = text
-        if item.many and not item.split:
-            raw = text.splitlines()
-        return _Given(raw, item.variable, VARIABLE)
-    of_verb = config.verbs.get(verb, {})
-    if item.key in of_verb:
-        return _Given(of_verb[item.key], f"{config.name}:{verb}.{item.key}", VERB_KEY)
+        return _TextWithSource(flag, "flag", FLAG)
+
+    variable = environ.get(item.variable)
+    if variable:  # an empty variable is how a shell unsets one for a single command
+        raw: Raw = variable
+        if item.many and not item.split:  # of a list without commas, each item is a line
+            raw = variable.splitlines()
+        return _TextWithSource(raw, item.variable, VARIABLE)
+
+    texts_of_verb = config.verbs.get(verb, {})
+    if item.key in texts_of_verb:
+        source = f"{config.name}:{verb}.{item.key}"
+        return _TextWithSource(texts_of_verb[item.key], source, VERB_KEY)
     if item.key in config.shared:
-        return _Given(config.shared[item.key], f"{config.name}:{item.key}", SHARED_KEY)
+        source = f"{config.name}:{item.key}"
+        return _TextWithSource(config.shared[item.key], source, SHARED_KEY)
     return None
 
 
@@ -178,52 +205,61 @@ def with_sources(text: str, settings: Common) -> str:
         source = settings.sources.get(item.name, "default")
         if source == "flag" or source.startswith("default"):
             continue
-        values = getattr(settings, item.name)
-        for value in _shown_values(item, values):
-            pattern = rf"(?<!\S){re.escape(value)}(?![\w./?&=-])"
-            place = re.search(pattern, text)
-            if place is None:
+        value = getattr(settings, item.name)
+        for words in _words_in_messages(item, value):
+            # A word of its own: neither within another word, nor the beginning of a longer path or query.
+            pattern = rf"(?<!\S){re.escape(words)}(?![\w./?&=-])"
+            match = re.search(pattern, text)
+            if match is None:
                 continue
-            before = text[: place.end()]
-            behind = text[place.end() :]
+            before = text[: match.end()]
+            behind = text[match.end() :]
             text = f"{before} (from {source}){behind}"
     return text
 
 
-def _shown_values(item: Option, value: Any) -> list[str]:
-    """Return the values of an option as messages show them, each behind its flag; a MODEL stands alone."""
+def _words_in_messages(item: Option, value: Any) -> list[str]:
+    """Return the words by which messages speak of the texts of an option.
+
+    A MODEL is called by its text, and any other by its flag and the text. A data set ``NAME:GROUP=SPEC`` may also be
+    called by its flag, its name and its SPEC.
+
+    Args:
+        item: the option.
+        value: its value; what is no text is left out.
+    """
     values = [value]
     if isinstance(value, list):
         values = value
     texts = [text for text in values if isinstance(text, str)]
     if item.name == "model":
         return texts
-    shown = [f"{item.flag} {text}" for text in texts]
+    words = [f"{item.flag} {text}" for text in texts]
     if not item.names:
-        return shown
+        return words
     for text in texts:
-        left, equals, spec = text.partition("=")
-        if equals:  # NAME:GROUP=SPEC is called by its name
-            name, _, _ = left.partition(":")
-            shown.append(f"{item.flag} {name} {spec}")
-    return shown
+        name_and_group, equals, spec = text.partition("=")
+        if equals:
+            name, _, _ = name_and_group.partition(":")
+            words.append(f"{item.flag} {name} {spec}")
+    return words
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a line for each ``HYDRACTL_*`` variable that no verb reads: most often a misspelling."""
-    of_the_program = (_CONFIG, _DEBUG)
     names = []
     for name in sorted(environ):
-        if name.startswith("HYDRACTL_") and name not in of_the_program:
+        is_of_the_program = name in (_CONFIG, _DEBUG)
+        if name.startswith("HYDRACTL_") and not is_of_the_program:
             names.append(name)
     if not names:  # the options of all verbs need not be read
         return []
-    known: set[str] = set()
-    for settings in SETTINGS.values():
-        known.update(option.variable for option in options_of(settings))
+    known_variables: set[str] = set()
+    for settings_type in SETTINGS.values():
+        known_variables.update(item.variable for item in options_of(settings_type))
     lines = []
     for name in names:
-        if name not in known:
+        if name not in known_variables:
             meant = about_option(name.removeprefix("HYDRACTL_"), None, ENVIRONMENT)
             lines.append(f"the environment variable {name} is not read by hydractl{meant}")
     return lines
@@ -248,18 +284,21 @@ def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
         settings: checked.
         without: options to leave out, by name; MODEL and ``--config`` always are.
     """
+    left_out = ("model", "config", *without)
     argv = []
-    keys = {}
+    values_without_flag = {}
     for item in options_of(type(settings)):
-        if item.name in ("model", "config", *without) or settings._rank(item.name) <= RECIPE:
+        was_given = settings._rank(item.name) > RECIPE
+        if item.name in left_out or not was_given:
             continue
+        value = getattr(settings, item.name)
         if item.flagless:
-            keys[item.key] = getattr(settings, item.name)
+            values_without_flag[item.key] = value
         else:
-            argv += _flags(item, getattr(settings, item.name))
+            argv += _flags(item, value)
     config = os.devnull
-    if keys:
-        config = json.dumps({settings.verb: keys})
+    if values_without_flag:
+        config = json.dumps({settings.verb: values_without_flag})
     return [*argv, f"--config={config}"]
 
 
@@ -271,15 +310,19 @@ def _value_text(value: Any) -> str:
 
 
 def _flags(item: Option, value: Any) -> list[str]:
-    """Return one option; ``--name=value`` in one word, so that a value may start with a dash."""
+    """Return the flags that give an option its value; ``--name=value`` in one word, as a value may start with a dash.
+
+    A list with commas is one flag, any other list a flag for each item.
+    """
     if item.type is bool:
         if value:
             return [item.flag]
-        return [f"--no-{item.flag[2:]}"]
-    parts = [value]
+        name = item.flag.removeprefix("--")
+        return [f"--no-{name}"]
+    items = [value]
     if item.many:
-        parts = value
-    texts = [_value_text(part) for part in parts]
+        items = value
+    texts = [_value_text(part) for part in items]
     if item.split and texts:
         texts = [",".join(texts)]
     return [f"{item.flag}={text}" for text in texts]

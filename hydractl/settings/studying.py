@@ -38,7 +38,7 @@ def _unnamed(text: str) -> str:
 
 
 def _words_for_their_score(settings: StudySettings) -> list[str]:
-    """Find a score of words without words."""
+    """Return a problem for each score of words, where there are no words."""
     problems = []
     for name in settings.ood_score:
         if ON_FEATURES.get(name) == "words" and not settings.given("negative_words"):

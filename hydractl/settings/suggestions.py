@@ -193,12 +193,16 @@ class Door:
     needs_flags: bool = False
 
     def names(self, verb: str | None) -> list[str]:
-        """Return the names of the options of a verb, or of all verbs, as in their flags."""
+        """Return the names of the options of a verb, or of all verbs where it is None, as in their flags, each once."""
+        verbs = list(SETTINGS)
+        if verb is not None:
+            verbs = [verb]
         names: list[str] = []
-        for known_verb in [verb] if verb is not None else SETTINGS:
+        for known_verb in verbs:
             for option in options_of_verb(known_verb):
                 name = option.flag.removeprefix("--")
-                if name in self.lacks or (option.flagless and self.needs_flags):
+                lacks_flag = self.needs_flags and option.flagless
+                if lacks_flag or name in self.lacks:
                     continue
                 names.append(name)
                 if self.negations and option.type is bool:
@@ -206,20 +210,18 @@ class Door:
         return list(dict.fromkeys(names))
 
     def verbs_with(self, name: str) -> list[str]:
-        """Return the verbs that have an option."""
-        verbs = []
-        for verb in SETTINGS:
-            if name in self.names(verb):
-                verbs.append(verb)
-        return verbs
+        """Return the verbs that have an option of this name."""
+        return [verb for verb in SETTINGS if name in self.names(verb)]
 
 
 def _as_flag(name: str, value: str) -> str:
+    """Return ``--name value``."""
     flag = f"--{name} {value}"
     return flag.rstrip()
 
 
 def _as_key(name: str, value: str) -> str:
+    """Return ``'name: value'``, in quotes."""
     text = name.replace("-", "_")
     if value:
         text = f"{text}: {value}"
@@ -227,13 +229,16 @@ def _as_key(name: str, value: str) -> str:
 
 
 def _as_variable(name: str, value: str) -> str:
-    variable = f"HYDRACTL_{name.replace('-', '_').upper()}"
+    """Return ``HYDRACTL_NAME=value``."""
+    key = name.replace("-", "_")
+    variable = f"HYDRACTL_{key.upper()}"
     if value:
         return f"{variable}={value}"
     return variable
 
 
 def _as_command(verb: str) -> str:
+    """Return ``hydractl VERB``."""
     return f"hydractl {verb}"
 
 
@@ -251,23 +256,37 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
         door: where it was given.
     """
     name = name.replace("_", "-").lower()
-    renamed = _renamed(name, verb)
+
+    # It was there once.
+    renamed = _find_renamed(name, verb)
     if renamed is not None:
-        where = ""
-        if renamed.now_of:
-            where = f" of {door.verb(renamed.now_of)}"
-        new_name = door.option(renamed.new, renamed.value)
-        if renamed.new == "model":
-            new_name = "an argument"
-        return f"; it is {new_name}{where} now"
+        return _about_renamed(renamed, door)
     if (verb, name) in GONE:
         return "; it is gone: docs/numbers/joint-circuits.md shows that it did not help"
-    if verb is not None and door.needs_flags and _is_flagless(name, verb):
-        return "; it is a key of a recipe or hydra.yaml"
-    others = door.verbs_with(name)
-    if verb is not None and others:
-        return f"; see {door.verb(_listed(others))}"
-    return _did_you_mean(door.option(near, "") for near in nearest(name, door.names(verb), SYNONYMS))
+
+    # It is there, but not for this verb, or not at this door.
+    if verb is not None:
+        if door.needs_flags and _is_flagless(name, verb):
+            return "; it is a key of a recipe or hydra.yaml"
+        others = door.verbs_with(name)
+        if others:
+            return f"; see {door.verb(_listed(others))}"
+
+    # It is near one that is there.
+    near_names = nearest(name, door.names(verb), SYNONYMS)
+    return _did_you_mean(door.option(near_name, "") for near_name in near_names)
+
+
+def _about_renamed(renamed: Renamed, door: Door) -> str:
+    """Return the end of a message about an option that has another name now, or is one of another verb."""
+    new_name = door.option(renamed.new, renamed.value)
+    if renamed.new == "model":
+        new_name = "an argument"
+    where = ""
+    if renamed.now_of:
+        verb = door.verb(renamed.now_of)
+        where = f" of {verb}"
+    return f"; it is {new_name}{where} now"
 
 
 def _is_flagless(name: str, verb: str) -> bool:
@@ -285,18 +304,25 @@ def about_word(word: str, verb: str | None) -> str:
         word: a flag, or what stands where a verb is expected.
         verb: the verb that the flag was given to, or ``--info``; None for one of the program itself.
     """
+    # In the place of a verb.
     if not word.startswith("-"):
-        return _did_you_mean(nearest(word, list(SETTINGS), VERB_SYNONYMS))
+        near_verbs = nearest(word, list(SETTINGS), VERB_SYNONYMS)
+        return _did_you_mean(near_verbs)
+
+    # A flag of a verb.
     name = word.removeprefix("--")
     if verb in SETTINGS:
         return about_option(name, verb, COMMAND_LINE) or _did_you_mean_flag(name, ("help",))
+
+    # A flag of the program itself, or of --info.
     meant = _did_you_mean_flag(name, _BESIDE_VERBS[verb])
     if meant:
         return meant
-    others = COMMAND_LINE.verbs_with(name)
-    if not others:
+    verbs_with_it = COMMAND_LINE.verbs_with(name)
+    if not verbs_with_it:
         return ""
-    return f"; see {_as_command(_listed(others))}"
+    command = _as_command(_listed(verbs_with_it))
+    return f"; see {command}"
 
 
 def about_key_of_file(key: str) -> str:
@@ -309,18 +335,16 @@ def about_key_of_file(key: str) -> str:
 
 
 def _did_you_mean_flag(name: str, names: Sequence[str]) -> str:
-    flags = []
-    for near in nearest(name, names, {}):
-        flags.append(_as_flag(near, ""))
+    """Return the end of a message that suggests the flags nearest to a name; empty where none is near."""
+    flags = [_as_flag(near_name, "") for near_name in nearest(name, names, {})]
     return _did_you_mean(flags)
 
 
-def _renamed(name: str, verb: str | None) -> Renamed | None:
-    """Return what has become of an option of a verb, or of any verb; None where it never was one."""
+def _find_renamed(name: str, verb: str | None) -> Renamed | None:
+    """Return what has become of an option of a verb, or of any verb where it is None; None where it never was one."""
     for renamed in RENAMED:
-        if renamed.old != name or verb not in (None, renamed.verb):
-            continue
-        if is_current(renamed):
+        is_of_verb = verb is None or verb == renamed.verb
+        if renamed.old == name and is_of_verb and is_current(renamed):
             return renamed
     return None
 
@@ -340,74 +364,90 @@ def is_current(renamed: Renamed) -> bool:
 def nearest(word: str, names: Sequence[str], synonyms: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the names nearest to a word, at most three, by the first way that finds some.
 
+    The ways, in this order: names that begin with the word, that mean the same, that have words in common with it,
+    with which the word begins, and that are spelled alike.
+
     Args:
         word: what was written.
         names: what there is.
         synonyms: names by what else they are called; what starts with ``--`` is always there.
     """
-    longer = _longer(word, names)
-    if longer:
-        return longer
+    longer_names = _names_that_begin_with(word, names)
+    if longer_names:
+        return longer_names
     same_meaning = []
     for name in synonyms.get(word, ()):
         if name in names or name.startswith("--"):
             same_meaning.append(name)
     if same_meaning:
         return same_meaning[:_MOST_NAMES]
-    sharing = _by_shared_words(word, names)
-    if sharing:
-        return sharing
-    shorter = []
+    names_with_its_words = _names_by_shared_words(word, names)
+    if names_with_its_words:
+        return names_with_its_words
+    beginnings = []
     for name in names:
-        if len(name) >= _SHORTEST_WORD and word.startswith(name):
-            shorter.append(name)
-    if shorter:
-        return [max(shorter, key=len)]
+        is_word = len(name) >= _SHORTEST_WORD
+        if is_word and word.startswith(name):
+            beginnings.append(name)
+    if beginnings:
+        longest = max(beginnings, key=len)
+        return [longest]
     return difflib.get_close_matches(word, names, n=1, cutoff=_ALIKE)
 
 
-def _longer(word: str, names: Sequence[str]) -> list[str]:
-    """Return the names that begin with the word, where those are few; dashes do not count."""
+def _names_that_begin_with(word: str, names: Sequence[str]) -> list[str]:
+    """Return the names that begin with a word, whatever their dashes; none for one letter, or where they are many."""
     beginning = word.replace("-", "")
     if len(beginning) < _SHORTEST_BEGINNING:
         return []
-    longer = [name for name in names if name.replace("-", "").startswith(beginning)]
-    if len(longer) > _MOST_NAMES:
+    longer_names = []
+    for name in names:
+        without_dashes = name.replace("-", "")
+        if without_dashes.startswith(beginning):
+            longer_names.append(name)
+    if len(longer_names) > _MOST_NAMES:
         return []
-    return longer
+    return longer_names
 
 
-def _by_shared_words(word: str, names: Sequence[str]) -> list[str]:
-    """Return the names with the largest share of words in common, where those are few."""
-    words = _words(word)
+def _names_by_shared_words(word: str, names: Sequence[str]) -> list[str]:
+    """Return the names that have the largest share of words in common with a word such as ``max-samples``.
+
+    The share is that of the words that both have, of those that either has.
+
+    Returns:
+        None of them where they are many.
+    """
+    words = _words_between_dashes(word)
     shares: dict[str, float] = {}
     for name in names:
-        words_of_name = _words(name)
-        common = words & words_of_name
-        if common:
-            shares[name] = len(common) / len(words | words_of_name)
+        words_of_name = _words_between_dashes(name)
+        words_of_both = words & words_of_name
+        words_of_either = words | words_of_name
+        if words_of_both:
+            shares[name] = len(words_of_both) / len(words_of_either)
     if not shares:
         return []
-    largest = max(shares.values())
-    nearest_names = [name for name, share in shares.items() if share == largest]
+    largest_share = max(shares.values())
+    nearest_names = [name for name, share in shares.items() if share == largest_share]
     if len(nearest_names) > _MOST_NAMES:
         return []
     return nearest_names
 
 
-def _words(name: str) -> set[str]:
-    words = set()
-    for part in name.split("-"):
-        if len(part) >= _SHORTEST_WORD:
-            words.add(part)
-    return words
+def _words_between_dashes(name: str) -> set[str]:
+    """Return the words of a name that are long enough to mean something."""
+    parts = name.split("-")
+    return {part for part in parts if len(part) >= _SHORTEST_WORD}
 
 
 def _did_you_mean(names: Iterable[str]) -> str:
+    """Return the end of a message that suggests names, as they are written; empty without any."""
     texts = list(names)
     if not texts:
         return ""
-    return f"; did you mean {' or '.join(texts)}?"
+    listed = " or ".join(texts)
+    return f"; did you mean {listed}?"
 
 
 def _listed(verbs: Sequence[str]) -> str:
@@ -418,4 +458,5 @@ def _listed(verbs: Sequence[str]) -> str:
         first_ones = ", ".join(verbs[:_MOST_NAMES])
         return f"{first_ones} and others"
     *others, last = verbs
-    return f"{', '.join(others)} or {last}"
+    listed = ", ".join(others)
+    return f"{listed} or {last}"

@@ -42,18 +42,18 @@ class Contents:
     verbs: dict[str, dict[str, Raw]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def take(self, values: dict[str, Raw], key: str, node: Node) -> None:
-        """Add the text of a key to ``values``, if it has any."""
+    def add_value(self, values: dict[str, Raw], key: str, node: Node) -> None:
+        """Add the text of a key to ``values``, if it has any; where it is no value of an option, add a problem."""
         try:
-            value = _value_of(node, self.name, key)
+            value = _text_value(node, self.name, key)
         except ValueError as error:
             self.problems.append(f"{self.name} line {_line_of(node)}: {key} {error}")
-        else:
-            if value is not None:
-                values[key] = value
+            return
+        if value is not None:
+            values[key] = value
 
-    def unknown(self, key: str, line: int, verb: str | None = None) -> None:
-        """Complain about a key that no option of a verb has, or at the top of the file no option at all."""
+    def add_unknown_key(self, key: str, line: int, verb: str | None = None) -> None:
+        """Add as a problem a key that no option of a verb has, or at the top of the file no option at all."""
         place = f"{self.name} line {line}"
         if verb is None:
             about = about_key_of_file(key)
@@ -82,39 +82,47 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
     """
     if named is not None and named.startswith("{"):
         config = Contents("--config")
-        root = _composed(named, config.name)
+        root = _parse_yaml(named, config.name)
     else:
         config = Contents(named or DEFAULT_NAME)
         path = (folder or Path()) / config.name
-        if named is None and (folder is None or not path.exists()):
-            return config
-        root = _compose(path, config.name, "check --config and HYDRACTL_CONFIG")
-    shared: list[str] = []
+        if named is None:
+            has_default_file = folder is not None and path.exists()
+            if not has_default_file:
+                return config
+        root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
+
+    keys_of_any_verb: list[str] = []
     for settings_type in SETTINGS.values():
-        shared += _keys_of(settings_type)
-    for key, node, line in _pairs(root, config.name, "the file"):
+        keys_of_any_verb += _keys_of(settings_type)
+    for key, node, line in _entries(root, config.name, "the file"):
         verb = key.replace("_", "-")
         if key.startswith(_FOREIGN):
             continue
         if verb in SETTINGS:
             config.verbs[verb] = _verb_values(node, verb, config)
-        elif key in shared:
-            config.take(config.shared, key, node)
+        elif key in keys_of_any_verb:
+            config.add_value(config.shared, key, node)
         else:
-            config.unknown(key, line)
+            config.add_unknown_key(key, line)
     return config
 
 
 def _verb_values(node: Node, verb: str, config: Contents) -> dict[str, Raw]:
+    """Return the texts in the mapping of a verb, by key; what is wrong with it is added to the problems of ``config``.
+
+    Raises:
+        UsageError: it is no mapping.
+    """
     values: dict[str, Raw] = {}
     if _is_null(node):
         return values
-    known = _keys_of(SETTINGS[verb])
-    for key, value, line in _pairs(node, config.name, verb):
-        if key in known:
-            config.take(values, key, value)
+    known_keys = _keys_of(SETTINGS[verb])
+    for key, value, line in _entries(node, config.name, verb):
+        if key in known_keys:
+            config.add_value(values, key, value)
         else:
-            config.unknown(key, line, verb)
+            config.add_unknown_key(key, line, verb)
     return values
 
 
@@ -127,10 +135,10 @@ def recipe_names() -> list[str]:
 def recipe_about(name: str) -> str:
     """Return the sentence of a recipe in the package on where it comes from."""
     called = f"recipe {name}"
-    root = _compose(RECIPES / f"{name}.yaml", called, "")
-    for key, node, _ in _pairs(root, called, "the file"):
+    root = _read_yaml(RECIPES / f"{name}.yaml", called, "")
+    for key, node, _ in _entries(root, called, "the file"):
         if key == _ABOUT:
-            return _text_of(node)
+            return _single_text(node)
     return ""
 
 
@@ -145,19 +153,21 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
         UsageError: there is no such recipe, or it is no YAML mapping.
     """
     names = recipe_names()
-    if recipe.endswith((".yaml", ".yml")):
+    is_file = recipe.endswith((".yaml", ".yml"))
+    if is_file:
         path = Path(recipe)
         contents = Contents(recipe)
     elif recipe in names:
         path = RECIPES / f"{recipe}.yaml"
         contents = Contents(f"recipe {recipe}")
     else:
-        hint = f"{', '.join(names)}, or a file ending in .yaml"
-        raise UsageError(f"there is no recipe {recipe!r}{did_you_mean(recipe, names)}", hint=hint)
-    root = _compose(path, contents.name, "check --recipe")
-    for key, node, line in _pairs(root, contents.name, "the file"):
+        guess = did_you_mean(recipe, names)
+        listed = ", ".join(names)
+        raise UsageError(f"there is no recipe {recipe!r}{guess}", hint=f"{listed}, or a file ending in .yaml")
+    root = _read_yaml(path, contents.name, "check --recipe")
+    for key, node, line in _entries(root, contents.name, "the file"):
         if key in known:
-            contents.take(contents.shared, key, node)
+            contents.add_value(contents.shared, key, node)
         elif key != _ABOUT:
             guess = did_you_mean(key, known, quoted=True)
             contents.problems.append(f"{contents.name} line {line}: a recipe has no key {key!r}{guess}")
@@ -167,30 +177,48 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
 # --- YAML as plain text -----------------------------------------------------------------------------------------------
 
 
-def _value_of(node: Node, name: str, key: str) -> Raw | None:
-    """Return a text, a list of texts or a mapping of texts; None for an empty value."""
+def _text_value(node: Node, name: str, key: str) -> Raw | None:
+    """Return the value of a key as it is written: a text, a list or a mapping of texts; None for an empty value.
+
+    Raises:
+        ValueError: it is nested more deeply.
+    """
     if _is_null(node):
         return None
     if node.id == "sequence":
-        return [_text_of(item) for item in node.value]
+        return [_single_text(item) for item in node.value]
     if node.id == "mapping":
-        return {inner: _text_of(item) for inner, item, _ in _pairs(node, name, key, plain=True)}
-    return _text_of(node)
+        texts = {}
+        for inner_key, item, _ in _entries(node, name, key, plain=True):
+            texts[inner_key] = _single_text(item)
+        return texts
+    return _single_text(node)
 
 
-def _text_of(node: Node) -> str:
+def _single_text(node: Node) -> str:
+    """Return the text of a scalar as it is written; ValueError for a list or a mapping."""
     if node.id != "scalar":
         raise ValueError("is nested too deeply")
     return str(node.value)
 
 
-def _pairs(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node, int]]:
-    """Yield the entries of a mapping with the line of each key, the keys with ``_`` for ``-`` unless ``plain``."""
-    if node is None:  # an empty file
+def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node, int]]:
+    """Yield the key, the value and the line of each entry of a mapping.
+
+    Args:
+        node: the mapping; None for an empty file, which has no entries.
+        name: of the file, for errors.
+        where: what the mapping is in the file, for errors.
+        plain: yield keys as they are written, and not with ``_`` for ``-``.
+
+    Raises:
+        UsageError: it is no mapping, a key is no text, or is there twice.
+    """
+    if node is None:
         return
     if node.id != "mapping":
         raise UsageError(f"{name} line {_line_of(node)}: {where} must be a mapping of options to values")
-    lines: dict[str, int] = {}
+    line_by_key: dict[str, int] = {}
     for key_node, value in node.value:
         line = _line_of(key_node)
         if key_node.id != "scalar":
@@ -198,45 +226,57 @@ def _pairs(node: Node | None, name: str, where: str, *, plain: bool = False) -> 
         key = key_node.value
         if not plain:
             key = key.replace("-", "_")
-        if key in lines:
-            raise UsageError(f"{name} line {line}: the key {key!r} is there already, on line {lines[key]}")
-        lines[key] = line
+        if key in line_by_key:
+            first_line = line_by_key[key]
+            raise UsageError(f"{name} line {line}: the key {key!r} is there already, on line {first_line}")
+        line_by_key[key] = line
         yield key, value, line
 
 
 def _is_null(node: Node) -> bool:
+    """Return whether a key has no value."""
     return bool(node.tag == "tag:yaml.org,2002:null")
 
 
 def _line_of(node: Node) -> int:
+    """Return the number of the line on which a node begins, from 1."""
     line = node.start_mark.line
     return int(line) + 1
 
 
-def _compose(path: Path, name: str, hint: str) -> Node | None:
-    """Return the syntax tree of a file; None for one without content."""
+def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
+    """Return the syntax tree of a file; None for one without content.
+
+    Raises:
+        UsageError: it cannot be read (with the hint), or is no YAML.
+    """
     try:
         with open(path, encoding="utf-8") as handle:
-            return _composed(handle, name)
+            return _parse_yaml(handle, name)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}", hint=hint) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
 
 
-def _composed(source: str | TextIO, name: str) -> Node | None:
-    """Return the syntax tree of YAML."""
+def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
+    """Return the syntax tree of YAML; None where there is no content.
+
+    Raises:
+        UsageError: it is no YAML, with the line of ``name`` where the library tells it.
+    """
     import yaml
 
     try:
         return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = ""
+        where = ""
         if mark is not None:
-            line = f" line {mark.line + 1}"
+            where = f" line {mark.line + 1}"
         parts = [part for part in (error.context, error.problem) if part]
-        raise UsageError(f"{name}{line}: {', '.join(parts)}") from None
+        problem = ", ".join(parts)
+        raise UsageError(f"{name}{where}: {problem}") from None
     except yaml.reader.ReaderError as error:
         raise UsageError(f"{name}: a character that YAML does not allow at position {error.position}") from None
     except yaml.YAMLError as error:

@@ -44,7 +44,7 @@ from hydractl.studies.choosing import (
     choose_candidate,
     stability,
 )
-from hydractl.studies.comparing import Met, Rung, end_of, ladder
+from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.mistakes import Mistakes, mistakes_of
 from hydractl.studies.rows import Row
@@ -109,7 +109,7 @@ class _Decided:
     stability: Stability
 
     @property
-    def telling(self) -> tuple[int, ...]:
+    def voting_sets(self) -> tuple[int, ...]:
         """The indices of the OOD validation sets with a vote."""
         sets = self.evidence.sets
         indices = [sets.index(name) for name in self.choice.telling]
@@ -117,7 +117,7 @@ class _Decided:
 
     def mean(self, place: int) -> float:
         """Return the mean AUROC of a candidate over the sets with a vote."""
-        return self.evidence.mean(place, self.telling, reading=0)
+        return self.evidence.mean(place, self.voting_sets, reading=0)
 
 
 class Study:
@@ -126,7 +126,8 @@ class Study:
     Args:
         rows: the rows, the single model first.
         max_drop: the accuracy that may be lost.
-        rounds, seed: of the bootstrap.
+        rounds: the number of resamples of the bootstrap.
+        seed: the seed of the resamples.
         log: where progress is shown.
     """
 
@@ -136,21 +137,25 @@ class Study:
         self._rounds = rounds
         self._seed = seed
         self._log = log
-        self._results: dict[str, ValidatedRow] = {}
+
+        # From choose().
+        self._results: dict[str, ValidatedRow] = {}  # by row
         self._decision: _Decided | None = None
-        self._tests: dict[str, MeasuredRow] = {}
+
+        # From test().
+        self._tests: dict[str, MeasuredRow] = {}  # by row
         self._uncalibrated_single: MeasuredRow | None = None
         self._facts: Facts | None = None
         self._mistakes: Mistakes | None = None
 
     @property
     def _decided(self) -> _Decided:
-        """The choice on the validation data."""
+        """The choice on the validation data, which :meth:`choose` has made."""
         assert self._decision is not None  # choose() has been called
         return self._decision
 
     @property
-    def _raw(self) -> MeasuredRow:
+    def _single_uncalibrated(self) -> MeasuredRow:
         """The single model as it is, without a temperature, on the test data."""
         assert self._uncalibrated_single is not None  # test() has been called
         return self._uncalibrated_single
@@ -164,7 +169,7 @@ class Study:
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def choose(self, predictions: Mapping[str, Path]) -> None:
-        """Choose a row and a score.
+        """Choose a row and a score, on validation data alone.
 
         Args:
             predictions: the file of each row's predictions on the validation data, by row.
@@ -172,17 +177,19 @@ class Study:
         candidates: list[Candidate] = []
         with self._log.progress("choosing", len(self._rows), "rows") as progress:
             for row in self._rows:
-                validated = self._validated(row, predictions[row.name])
+                validated = self._measure_on_validation(row, predictions[row.name])
                 self._results[row.name] = validated
                 candidates += validated.candidates
                 progress.advance(1, row.name)
 
+        for sentence in self._doubts_of_guessing():
+            self._log.warn(sentence)
         evidence = Evidence(candidates)
         choice = choose_candidate(evidence, self._max_drop)
         share_of_resamples = stability(evidence, self._max_drop, choice)
         self._decision = _Decided(evidence, choice, share_of_resamples)
 
-    def _validated(self, row: Row, path: Path) -> ValidatedRow:
+    def _measure_on_validation(self, row: Row, path: Path) -> ValidatedRow:
         """Measure a row from the file of its predictions on the validation data."""
         calibration = fitted_temperature(path)
         measured = measure_row(path, calibration)
@@ -207,7 +214,7 @@ class Study:
         """Every row with every score."""
         return self._decided.evidence.candidates
 
-    def _rung(self, place: int) -> Rung:
+    def _rung_of_candidate(self, place: int) -> Rung:
         """Return the row and the score of a candidate."""
         candidate = self.candidates[place]
         return Rung(candidate.row, candidate.score)
@@ -216,8 +223,8 @@ class Study:
     def ladder(self) -> list[Rung]:
         """The choice, and below it the rungs that test data may step down to."""
         choice = self._decided.choice
-        chosen = self._rung(choice.chosen)
-        single_with_its_own_score = self._rung(choice.own_places[SINGLE])
+        chosen = self._rung_of_candidate(choice.chosen)
+        single_with_its_own_score = self._rung_of_candidate(choice.own_places[SINGLE])
         single_with_msp = Rung(SINGLE, REFERENCE)
         return ladder(chosen, single_with_its_own_score, single_with_msp)
 
@@ -272,7 +279,7 @@ class Study:
             "temperature": self.temperature(taken.row),
             "telling": choice.telling,
             "blind": choice.blind,
-            "rivals": self.rivals_of(self._rung(choice.chosen)),
+            "rivals": self.rivals_of(self._rung_of_candidate(choice.chosen)),
             "ladder": rungs,
             "stability": asdict(self._decided.stability),
             "candidates": [self._candidate_document(place) for place in places],
@@ -282,7 +289,7 @@ class Study:
         """Return the entry of a candidate in the document of the choice."""
         candidate = self.candidates[place]
         mean_auroc = None
-        if self._decided.telling:
+        if self._decided.voting_sets:
             mean_auroc = self._decided.mean(place)
         return {
             "row": candidate.row,
@@ -311,6 +318,9 @@ class Study:
     def test(self, predictions: Mapping[str, Path]) -> None:
         """Compare the choice on the test data, and step down the ladder if they say so.
 
+        A rung of the ladder is a row with an OOD score: the choice, the single model with its own score, the single
+        model with MSP.
+
         Args:
             predictions: the file of each row's predictions on the test data, by row.
         """
@@ -320,31 +330,44 @@ class Study:
         self._uncalibrated_single = measure_row(predictions[SINGLE], None)
         single = self._tests[SINGLE]
 
-        # Step down the ladder.
+        # Step down the ladder, as long as a rung is no better than the next one.
         rungs = self.ladder
-        figures = [self._figures(self._tests[rung.row], rung) for rung in rungs]
+        figures = []
+        for rung in rungs:
+            measured = self._tests[rung.row]
+            figures.append(self._measured_on_resamples(measured, rung))
         steps = []
         for upper, lower in itertools.pairwise(figures):
-            steps.append(self._judged(upper, lower))
+            steps.append(self._findings(upper, lower))
         ends = end_of([step[AUROC] for step in steps])
         final_rung = rungs[ends]
+        final_figures = figures[ends]
 
-        # Compare the rungs with the free scores of the single model.
+        # Compare all rungs with the single model under each of its scores, which cost nothing.
         free_scores = single.aurocs(single.scores, self._rounds, self._seed)
-        met = [self._met(rung, free_scores) for rung in rungs]
+        against_single = [self._against_single(rung, free_scores) for rung in rungs]
+
+        # Compare the final rung with its hardest rival in every metric and on every set.
         hardest: dict[str, Finding] = {}
         sets: dict[str, Finding] = {}
-        hardest_score = met[ends].hardest
+        hardest_score = against_single[ends].hardest
         if hardest_score is not None:
             rival = Rung(SINGLE, hardest_score)
-            hardest = self._judged(figures[ends], self._figures(single, rival))
-            sets = self._set_by_set(final_rung, rival)
+            rival_figures = self._measured_on_resamples(single, rival)
+            hardest = self._findings(final_figures, rival_figures)
+            sets = self._findings_by_set(final_rung, rival)
 
-        baseline = self._figures(self._raw, Rung(SINGLE, REFERENCE))
+        # And with the single model as it is.
+        baseline_figures = self._measured_on_resamples(self._single_uncalibrated, Rung(SINGLE, REFERENCE))
+        baseline = self._findings(final_figures, baseline_figures)
+
+        # A choice of the single model is explained, if it was one.
         has_vote = bool(self._decided.choice.telling)
         why: list[str] = []
         if rungs[0].row == SINGLE and has_vote:
-            why = self._why()
+            why = self._why_no_other_row()
+
+        # Which score finds the mistakes of the final row.
         called = "the single model" if final_rung.row == SINGLE else final_rung.row
         self._mistakes = mistakes_of(
             final_rung.row,
@@ -358,16 +381,16 @@ class Study:
             ladder=rungs,
             steps=steps,
             ends=ends,
-            met=met,
+            against_single=against_single,
             hardest=hardest,
             sets=sets,
-            baseline=self._judged(figures[ends], baseline),
+            baseline=baseline,
             n=self._smallest_test_set,
-            labelled=self._raw.inside.labels is not None,
+            labelled=self._single_uncalibrated.inside.labels is not None,
             told=has_vote,
             others=len(self._rows) > 1,
             why=why,
-            doubts=self._doubts(final_rung),
+            doubts=self._sentences_of_doubt(final_rung),
             mistakes="" if self._mistakes is None else self._mistakes.line,
         )
 
@@ -433,49 +456,54 @@ class Study:
             sizes.append(len(samples))
         return min(sizes)
 
-    def _figures(self, measured: MeasuredRow, rung: Rung) -> Resampled:
-        """Return the metrics of the verdict on the test data and on their resamples."""
+    def _measured_on_resamples(self, measured: MeasuredRow, rung: Rung) -> Resampled:
+        """Return the metrics that the verdict judges, on the test data and on their resamples, and show progress.
+
+        Args:
+            measured: the row.
+            rung: the row and the score that it is measured under.
+        """
         title = f"intervals of {rung.row}, {rung.score}"
         rounds = self._rounds
         with self._log.progress(title, rounds, "resamples") as progress:
             return measured.resampled(rung.score, rounds, self._seed, advance=progress.advance)
 
-    def _judged(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
-        """Return the findings for the differences of some figures to others, by metric."""
+    def _findings(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
+        """Return the findings for the paired differences "figures minus other", by metric."""
         differences = paired_differences(other, figures)
         return judge_all(differences, self._smallest_test_set)
 
-    def _met(self, rung: Rung, free_scores: Mapping[str, Resampled]) -> Met:
+    def _against_single(self, rung: Rung, free_scores: Mapping[str, Resampled]) -> AgainstSingle:
         """Compare the mean AUROC of a rung with that of the single model under each of its scores.
 
         Args:
-            rung: the rung.
+            rung: a row and the score that it is used with.
             free_scores: the AUROC of the single model against each test set, by score.
         """
         mean_of_rung = mean_over_sets(self._aurocs(rung), AUROC)
-        fixed = self.rivals_of(rung)
+        fixed_beforehand = self.rivals_of(rung)
         rivals = {}
         others = {}
         for score, aurocs in free_scores.items():
-            if Rung(SINGLE, score) == rung:
+            if Rung(SINGLE, score) == rung:  # it is not compared with itself
                 continue
             mean_of_single = mean_over_sets(aurocs, AUROC)
             difference = paired_differences(mean_of_single, mean_of_rung)[AUROC]
             assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
             finding = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
-            if score in fixed:
+            if score in fixed_beforehand:
                 rivals[score] = finding
             else:
                 others[score] = finding
-        return Met(rivals, others)
+        return AgainstSingle(rivals, others)
 
     def _aurocs(self, rung: Rung) -> Resampled:
-        """Return the AUROC of a rung against each test set."""
+        """Return the AUROC of a row with a score against each test set, on the test data and on their resamples."""
         measured = self._tests[rung.row]
         by_score = measured.aurocs([rung.score], self._rounds, self._seed)
         return by_score[rung.score]
 
-    def _set_by_set(self, rung: Rung, rival: Rung) -> dict[str, Finding]:
+    def _findings_by_set(self, rung: Rung, rival: Rung) -> dict[str, Finding]:
         """Return the findings for the difference of AUROC on each test set, by the name of the set."""
         aurocs_of_rung = self._aurocs(rung)
         aurocs_of_rival = self._aurocs(rival)
@@ -486,7 +514,7 @@ class Study:
             findings[name] = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
         return findings
 
-    def _doubts(self, rung: Rung) -> list[str]:
+    def _sentences_of_doubt(self, rung: Rung) -> list[str]:
         """Return the sentences on what makes the verdict less certain.
 
         Args:
@@ -494,15 +522,25 @@ class Study:
         """
         choice = self._decided.choice
         sentences = doubts.of_blind_sets(choice.telling, choice.blind)
-        if self._raw.inside.labels is not None:
+        sentences += self._doubts_of_guessing()
+        if self._single_uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(rung.row)
         sentences += doubts.of_stability(self._decided.stability)
         return sentences
 
+    def _doubts_of_guessing(self) -> list[str]:
+        """Return the doubts about rows that only guess on the validation data."""
+        right = {}
+        for name, validated in self._results.items():
+            right[name] = int(validated.measured.inside.correct.sum())
+        labels = self._results[SINGLE].measured.inside.labels
+        assert labels is not None  # --val has labels
+        return doubts.of_guessing(right, SINGLE, labels)
+
     def _doubts_of_labelled(self, row: str) -> list[str]:
         """Return the doubts that labels of the test data can raise, about the row to use."""
         validation = self._results[SINGLE].measured.inside
-        test = self._raw.inside
+        test = self._single_uncalibrated.inside
         sentences = doubts.of_accuracies(
             right=int(validation.correct.sum()),
             n=len(validation),
@@ -518,47 +556,47 @@ class Study:
         )
         return sentences
 
-    def _why(self) -> list[str]:
+    def _why_no_other_row(self) -> list[str]:
         """Return the sentences on why no other row was taken: the search, the members, the limits and the best row."""
         others = [validated for name, validated in self._results.items() if name != SINGLE]
         if not others:
             return []
-        lines = _search_text(others)
 
-        mi_of_ensembles = []
-        for validated in others:
-            if validated.measured.members > 1:
-                mi_of_ensembles.append(validated.mean_mi)
-        if mi_of_ensembles:
-            highest_mi = max(mi_of_ensembles)
-            if highest_mi < _LITTLE_MI:
-                lines.append(f"Members hardly differ: their mutual information on ID data is at most {highest_mi:.2g}.")
+        # The search hardly found anything.
+        lines = _sentence_on_search(others)
 
+        # The members of all ensembles hardly differ.
+        mi_of_ensembles = [validated.mean_mi for validated in others if validated.measured.members > 1]
+        highest_mi = max(mi_of_ensembles, default=math.inf)
+        if highest_mi < _LITTLE_MI:
+            lines.append(f"Members hardly differ: their mutual information on ID data is at most {highest_mi:.2g}.")
+
+        # All rows lose too much accuracy.
         names = [validated.row.name for validated in others]
-        lose_accuracy = [self._decided.choice.limits[name].startswith("accuracy") for name in names]
-        if all(lose_accuracy):
+        limits = [self._decided.choice.limits[name] for name in names]
+        if all(limit.startswith("accuracy") for limit in limits):
             lines.append("Every other row loses more accuracy on validation data than --max-drop allows.")
 
-        lines += self._best_of_others(names)
+        lines += self._why_not_the_best_other_row(names)
         return lines
 
-    def _best_of_others(self, rows: Sequence[str]) -> list[str]:
+    def _why_not_the_best_other_row(self, rows: Sequence[str]) -> list[str]:
         """Return the sentence on the best of the other rows under the score of the single model; none without one."""
         decided = self._decided
-        compared = []
-        for row in rows:
-            place = decided.evidence.under(row, self.common_score)
-            if place is not None:
-                compared.append(place)
-        if not compared:
+        places = [decided.evidence.place_under(row, self.common_score) for row in rows]
+        places_with_score = [place for place in places if place is not None]
+        if not places_with_score:
             return []
-        best = max(compared, key=decided.mean)
+
+        best = max(places_with_score, key=decided.mean)
         name = self.candidates[best].row
+        auroc = number(decided.mean(best))
         single = decided.choice.own_places[SINGLE]
+        auroc_of_single = number(decided.mean(single))
+        reason = decided.choice.reasons[best]
         return [
             f"On validation data the best of the other rows under {self.common_score}, {name}, has "
-            f"a mean AUROC of {number(decided.mean(best))}; the single model has "
-            f"{number(decided.mean(single))}. It was not taken: {decided.choice.reasons[best]}."
+            f"a mean AUROC of {auroc}; the single model has {auroc_of_single}. It was not taken: {reason}."
         ]
 
     # --- saying it ----------------------------------------------------------------------------------------------------
@@ -581,7 +619,7 @@ class Study:
             rung=rung,
             temperature=self.temperature(rung.row),
             threshold=threshold_value,
-            price=self._price(rung.row),
+            price=self._price_of_row(rung.row),
         )
         return StudyAnswer(
             model=StudiedModelRecord(name=name, sha256=sha256),
@@ -598,7 +636,7 @@ class Study:
             choice=self._choice_record(),
             ladder=self._ladder_records(),
             common_score=self.common_score,
-            baseline=TestedRecord.from_json(self._raw.block(REFERENCE)),
+            baseline=TestedRecord.from_json(self._single_uncalibrated.block(REFERENCE)),
             rows=[self._row_record(row) for row in self._results],
             steps=[list(step) for step in steps],
         )
@@ -607,15 +645,15 @@ class Study:
         """Return the verdict in words, and the comparisons that it rests on."""
         tested = self._tested
         in_words = verdict(tested, use)
-        met = tested.met[tested.ends]
+        against_single = tested.against_single[tested.ends]
         return VerdictRecord(
             answer=in_words.answer,
             lines=list(in_words.lines),
             doubts=list(tested.doubts),
             footnote=FOOTNOTE,
-            hardest=met.hardest,
-            rivals=_by_name(met.rivals),
-            afterwards=_by_name(met.better_afterwards),
+            hardest=against_single.hardest,
+            rivals=_by_name(against_single.rivals),
+            afterwards=_by_name(against_single.better_afterwards),
             sets=_by_name(tested.sets),
             against_hardest=_finding_records(tested.hardest),
             against_baseline=_finding_records(tested.baseline),
@@ -625,7 +663,7 @@ class Study:
     def _choice_record(self) -> ChoiceRecord:
         """Return the choice on the validation data."""
         choice = self._decided.choice
-        chosen = self._rung(choice.chosen)
+        chosen = self._rung_of_candidate(choice.chosen)
         shares = self._decided.stability
         return ChoiceRecord(
             row=chosen.row,
@@ -637,7 +675,7 @@ class Study:
         )
 
     def _ladder_records(self) -> list[LadderRungRecord]:
-        """Return the rungs of the ladder, each with its differences to the next one."""
+        """Return the rungs of the ladder (rows with a score), each with its differences to the next one."""
         tested = self._tested
         records = []
         for place, rung in enumerate(tested.ladder):
@@ -647,7 +685,7 @@ class Study:
             records.append(LadderRungRecord(row=rung.row, score=rung.score, against_next=against_next))
         return records
 
-    def _price(self, row: str) -> Price:
+    def _price_of_row(self, row: str) -> Price:
         """Return the price of a row."""
         measured = self._tests[row]
         single = self._tests[SINGLE]
@@ -673,18 +711,18 @@ class Study:
         under_common = None
         if self.common_score in measured.scores:
             block = measured.block(self.common_score)
-            under_common = DetectedRecord.from_json(_detection(block))
+            under_common = DetectedRecord.from_json(_entries_of_detection(block))
         return StudyRowRecord(
             name=name,
-            chosen=name == self._rung(choice.chosen).row,
+            chosen=name == self._rung_of_candidate(choice.chosen).row,
             used=name == self.used.row,
             members=measured.members,
             macs=measured.macs,
             params=measured.params,
-            mac_ratio=self._price(name).macs,
+            mac_ratio=self._price_of_row(name).macs,
             temperature=self.temperature(name),
             score=candidate.score,
-            search=_search(validated.row),
+            search=_search_gain(validated.row),
             validation=validation,
             test=TestedRecord.from_json(measured.block(candidate.score)),
             common=under_common,
@@ -707,10 +745,10 @@ def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
     return records
 
 
-def _detection(block: Mapping[str, object]) -> dict[str, object]:
-    """Return the entries of a block of metrics that depend on the OOD score."""
+def _entries_of_detection(block: Mapping[str, object]) -> dict[str, object]:
+    """Return the entries of a row's metrics that depend on the OOD score, with the name of that score."""
     keys = ("errors", "ood", "near_avg", "far_avg", "ood_avg", "ood_score")
-    return {key: block[key] for key in keys if key in block}
+    return {key: block[key] for key in keys if key in block}  # without labels there are no errors
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:
@@ -722,28 +760,29 @@ def _ratio(value: int | None, base: int | None) -> float | None:
     return value / base
 
 
-def _search(row: Row) -> SearchGainRecord | None:
+def _search_gain(row: Row) -> SearchGainRecord | None:
     """Return what the search measured before and after the removals of a row; None for a row without a circuit."""
     if row.circuit is None:
         return None
-    path, count = row.circuit
+    path, removed_heads = row.circuit
     document = read_json_file(str(path))
     before = document["base"]
-    after = document["removed"][count - 1]
-    return SearchGainRecord(removed=count, before=_state(before), after=_state(after))
+    after = document["removed"][removed_heads - 1]  # the step that removed the last of them
+    return SearchGainRecord(removed=removed_heads, before=_search_state(before), after=_search_state(after))
 
 
-def _state(step: Mapping[str, Any]) -> SearchStateRecord:
-    """Return what a search measured at one of its steps."""
+def _search_state(step: Mapping[str, Any]) -> SearchStateRecord:
+    """Return what a search measured at one of its steps, from the counts that it has written down."""
     n_id = step["n_id"]
+    twice_u = step["two_u"]  # twice the Mann-Whitney U; None if the objective has no AUROC
     auroc = None
-    if step["two_u"] is not None:
-        auroc = step["two_u"] / (2 * n_id * step["n_ood"])
+    if twice_u is not None:
+        auroc = twice_u / (2 * n_id * step["n_ood"])
     accuracy = step["correct"] / n_id
     return SearchStateRecord(score=step["score"], accuracy=accuracy, auroc=auroc)
 
 
-def _gain(search: SearchGainRecord) -> float | None:
+def _auroc_gain(search: SearchGainRecord) -> float | None:
     """Return by how much a search raised the AUROC of its objective; None if the objective has no AUROC."""
     before = search.before.auroc
     after = search.after.auroc
@@ -752,25 +791,26 @@ def _gain(search: SearchGainRecord) -> float | None:
     return after - before
 
 
-def _search_text(results: Sequence[ValidatedRow]) -> list[str]:
+def _sentence_on_search(results: Sequence[ValidatedRow]) -> list[str]:
     """Return a sentence if even the search that gained most hardly raised its AUROC; else none."""
     best: SearchGainRecord | None = None
     highest_gain = -math.inf
     for validated in results:
-        search = _search(validated.row)
+        search = _search_gain(validated.row)
         if search is None:
             continue
-        gain = _gain(search)
+        gain = _auroc_gain(search)
         if gain is None:
             continue
         if gain >= highest_gain:  # the last of equals
             best = search
             highest_gain = gain
-    if best is None:
+    if best is None or highest_gain >= _BARELY:
         return []
-    if highest_gain >= _BARELY:
-        return []
-    raised = "hardly raised" if highest_gain > 0 else "did not raise"
+
+    raised = "did not raise"
+    if highest_gain > 0:
+        raised = "hardly raised"
     return [
         f"The search itself {raised} the AUROC it looked for: from {number(best.before.auroc, 3)} to "
         f"{number(best.after.auroc, 3)} with {best.removed} heads removed."

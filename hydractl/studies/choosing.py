@@ -133,6 +133,7 @@ class Evidence:
         self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
         self._accuracies = np.stack(accuracies)  # [candidates, readings]
         self._nlls = np.stack(nlls)  # [candidates, readings]
+        # Kept after they were computed: means by their sets, ends of intervals by both candidates and the sets.
         self._means: dict[tuple[int, ...], Floats] = {}
         self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
 
@@ -150,7 +151,7 @@ class Evidence:
             places.setdefault(candidate.row, []).append(place)
         return places
 
-    def under(self, row: str, score: str) -> int | None:
+    def place_under(self, row: str, score: str) -> int | None:
         """Return the place of the candidate of a row with a score; None if the row does not have that score."""
         for place in self.rows[row]:
             if self.candidates[place].score == score:
@@ -160,11 +161,11 @@ class Evidence:
     @cached_property
     def reference(self) -> int:
         """The place of the single model with MSP."""
-        place = self.under(SINGLE, REFERENCE)
+        place = self.place_under(SINGLE, REFERENCE)
         assert place is not None  # it is among the candidates
         return place
 
-    def telling(self, reading: int) -> tuple[int, ...]:
+    def voting_sets(self, reading: int) -> tuple[int, ...]:
         """Return the sets with a vote: those that a score of the single model separates from the ID samples."""
         aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]
         lower_ends = aurocs_of_single + self._auroc_spreads
@@ -206,7 +207,16 @@ class Evidence:
         return self._means[sets]
 
     def difference(self, place: int, other: int, sets: tuple[int, ...], reading: int) -> AurocDifference:
-        """Return the mean AUROC of one candidate over some sets minus that of another one."""
+        """Return the mean AUROC of one candidate over some sets minus that of another one, with its 95 % interval.
+
+        The interval has the width that it has on the data, and moves along with the difference of the reading.
+
+        Args:
+            place: the index of the candidate.
+            other: the index of the other one, whose mean is subtracted.
+            sets: the indices of the OOD sets that the means are over.
+            reading: the data themselves, 0, or the number of a round of the bootstrap.
+        """
         key = (place, other, sets)
         if key not in self._spreads:
             self._spreads[key] = self._spread_of_difference(place, other, sets)
@@ -231,37 +241,47 @@ class ReadingDecision:
     """The decision that one reading of the evidence leads to.
 
     Attributes:
-        telling: the sets that have a vote.
+        voting_sets: the sets that have a vote.
         compared: the place of each row under the score of the single model, without the rows that it harms.
         admissible: the rows that may be taken, cheapest first.
         chosen: the place of the candidate that is taken.
     """
 
-    telling: tuple[int, ...]
+    voting_sets: tuple[int, ...]
     compared: dict[str, int]
     admissible: list[str]
     chosen: int
 
 
 def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDecision:
-    """Apply the rule of this module to one reading."""
-    telling = evidence.telling(reading)
+    """Apply the rule of this module to one reading of the evidence: the data themselves, or a round of the bootstrap.
 
-    # All rows are compared under the score of the single model.
-    place_of_single = own_score(evidence, SINGLE, telling, reading)
+    All rows are compared under the score of the single model. The cheapest row that does no harm and may be taken is
+    chosen, unless a dearer one of these is clearly better.
+
+    Args:
+        evidence: the figures of all candidates.
+        max_drop: how much accuracy a row may lose against the single model.
+        reading: 0 for the data themselves, else the number of a round.
+    """
+    voting_sets = evidence.voting_sets(reading)
+
+    # Rows without harm, under the score of the single model.
+    place_of_single = place_under_own_score(evidence, SINGLE, voting_sets, reading)
     common_score = evidence.candidates[place_of_single].score
     compared = {}
     for row in evidence.rows:
-        place = evidence.under(row, common_score)
+        place = evidence.place_under(row, common_score)
         if place is None:
             continue
-        if harm(evidence, place, telling, reading):
+        if harm_done_by(evidence, place, voting_sets, reading):
             continue
         compared[row] = place
 
+    # Those of them that may be taken, cheapest first.
     admissible = []
     for row, place in compared.items():
-        if not too_bad(evidence, place, max_drop, reading):
+        if not why_not_eligible(evidence, place, max_drop, reading):
             admissible.append(row)
 
     def price(row: str) -> tuple[float, int]:
@@ -270,83 +290,119 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
 
     admissible.sort(key=price)  # stable: rows of one price stay in the order of the table
 
-    for number, row in enumerate(admissible, start=1):
+    # The first that no dearer one is clearly better than.
+    for number_of_cheaper, row in enumerate(admissible):
         place = compared[row]
-        dearer = [compared[dearer_row] for dearer_row in admissible[number:]]
-        better = _better_one(evidence, place, dearer, telling, reading)
+        dearer_rows = admissible[number_of_cheaper + 1 :]
+        dearer = [compared[dearer_row] for dearer_row in dearer_rows]
+        better = _first_clearly_better(evidence, place, dearer, voting_sets, reading)
         if better is None:
-            return ReadingDecision(telling, compared, admissible, place)
+            return ReadingDecision(voting_sets, compared, admissible, place)
     raise AssertionError("the single model is always admissible")
 
 
-def _better_one(
-    evidence: Evidence, place: int, others: Sequence[int], telling: tuple[int, ...], reading: int
+def _first_clearly_better(
+    evidence: Evidence, place: int, others: Sequence[int], voting_sets: tuple[int, ...], reading: int
 ) -> int | None:
-    """Return the place of the first of some other candidates that is clearly better; None if none of them is."""
+    """Return the place of the first of some other candidates that is clearly better; None if none of them is.
+
+    Args:
+        evidence: the figures of all candidates.
+        place: the index of the candidate that they are compared with.
+        others: the indices of the others.
+        voting_sets: the indices of the OOD validation sets with a vote.
+        reading: the data themselves, 0, or the number of a round of the bootstrap.
+    """
     for other in others:
-        if clearly_better(evidence, other, place, telling, reading):
+        if clearly_better(evidence, other, place, voting_sets, reading):
             return other
     return None
 
 
-def own_score(evidence: Evidence, row: str, telling: tuple[int, ...], reading: int = 0) -> int:
-    """Return the place of a row's admissible score with the highest mean AUROC, the first of equals.
+def place_under_own_score(evidence: Evidence, row: str, voting_sets: tuple[int, ...], reading: int = 0) -> int:
+    """Return the place of the candidate with a row's admissible score of highest mean AUROC, the first of equals.
 
-    A row without an admissible score has its first one.
+    A row without an admissible score has its first one. Candidates are told by their indices, their "places".
     """
     places = evidence.rows[row]
-    admissible = [place for place in places if not harm(evidence, place, telling, reading)]
+    admissible = [place for place in places if not harm_done_by(evidence, place, voting_sets, reading)]
     if not admissible:
         return places[0]
 
     def mean_auroc(place: int) -> float:
-        return evidence.mean(place, telling, reading)
+        return evidence.mean(place, voting_sets, reading)
 
     return max(admissible, key=mean_auroc)
 
 
-def harm(evidence: Evidence, place: int, telling: tuple[int, ...], reading: int) -> str:
-    """Return the reason why a candidate cannot safely replace the reference; empty if it can."""
+def harm_done_by(evidence: Evidence, place: int, voting_sets: tuple[int, ...], reading: int) -> str:
+    """Return the reason why a candidate cannot safely replace the single model with MSP; empty if it can.
+
+    It can if its AUROC is on none of the sets with a vote lower by more than the margin, or significantly, and its mean
+    over these sets significantly higher.
+
+    Args:
+        evidence: the figures of all candidates.
+        place: the index of the candidate.
+        voting_sets: the indices of the OOD validation sets with a vote.
+        reading: the data themselves, 0, or the number of a round of the bootstrap.
+    """
     reference = evidence.reference
     if place == reference:
         return ""
-    if not telling:
+    if not voting_sets:
         return "no OOD validation set tells anything"
-    for index in telling:
+
+    for index in voting_sets:
         gain = evidence.difference(place, reference, (index,), reading)
         is_large_loss = gain.value < -AUROC_MARGIN - _ROUNDING
         is_significant_loss = gain.high < 0
         if is_large_loss or is_significant_loss:
             return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({gain.value:+.4f})"
-    mean_gain = evidence.difference(place, reference, telling, reading)
+
+    mean_gain = evidence.difference(place, reference, voting_sets, reading)
     if mean_gain.low <= 0:
         return f"mean AUROC not significantly above that of the single model with MSP ({mean_gain.value:+.4f})"
     return ""
 
 
-def too_bad(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
-    """Return the reason why a row may not be taken, whatever its score; empty if it may."""
+def why_not_eligible(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
+    """Return the reason why a row may not be taken, whatever its score; empty if it may.
+
+    Args:
+        evidence: the figures of all candidates.
+        place: the index of a candidate of the row.
+        max_drop: how much accuracy a row may lose against the single model.
+        reading: the data themselves, 0, or the number of a round of the bootstrap.
+    """
     candidate = evidence.candidates[place]
     if candidate.row == SINGLE:
         return ""
+
     accuracy = evidence.accuracy(place, reading)
     single_accuracy = evidence.accuracy(evidence.reference, reading)
-    if single_accuracy - accuracy > max_drop + _ROUNDING:
+    loss = single_accuracy - accuracy
+    if loss > max_drop + _ROUNDING:
         return f"accuracy {accuracy:.4f}, lower than {single_accuracy:.4f} by more than {max_drop:g}"
+
     nll = evidence.nll(place, reading)
     single_nll = evidence.nll(evidence.reference, reading)
     if nll - single_nll > NLL_TOLERANCE:
         return f"NLL {nll:.4f}, higher than {single_nll:.4f} by more than {NLL_TOLERANCE:g}"
+
     if not candidate.eligible:
         return "no single file can hold it: it is compared only"
     return ""
 
 
-def clearly_better(evidence: Evidence, place: int, other: int, telling: tuple[int, ...], reading: int) -> bool:
-    """Return whether the mean AUROC of a candidate is above that of another by more than the margin, significantly."""
-    if not telling:
+def clearly_better(evidence: Evidence, place: int, other: int, voting_sets: tuple[int, ...], reading: int) -> bool:
+    """Return whether the mean AUROC of a candidate is above that of another by more than the margin, significantly.
+
+    The mean is over the sets with a vote; without any, no candidate is better.
+    """
+    if not voting_sets:
         return False
-    gain = evidence.difference(place, other, telling, reading)
+    gain = evidence.difference(place, other, voting_sets, reading)
     is_large = gain.value > AUROC_MARGIN + _ROUNDING
     is_significant = gain.low > 0
     return is_large and is_significant
@@ -358,7 +414,7 @@ class Choice:
 
     Attributes:
         chosen: the place of the candidate that is taken.
-        own_places: the place of each row under its own score, by row; see :func:`own_score`.
+        own_places: the place of each row under its own score, by row; see :func:`place_under_own_score`.
         telling, blind: the names of the OOD validation sets with and without a vote.
         rivals: the places of the admissible scores of the single model that are not significantly below its best one.
         reasons: why each candidate was not taken, in the order of the candidates; empty for the chosen one.
@@ -375,32 +431,33 @@ class Choice:
 
 
 def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
-    """Apply the rule of this module to the data themselves."""
+    """Apply the rule of this module to the data themselves, and tell why each other candidate was not taken."""
     decision = decide(evidence, max_drop)
-    telling = decision.telling
-    own_places = {row: own_score(evidence, row, telling) for row in evidence.rows}
+    voting_sets = decision.voting_sets
+    own_places = {row: place_under_own_score(evidence, row, voting_sets) for row in evidence.rows}
 
+    # Scores of the single model that may be as good as its best one.
     rivals = []
     for place in evidence.rows[SINGLE]:
         if place == evidence.reference:
             continue
-        if harm(evidence, place, telling, 0):
+        if harm_done_by(evidence, place, voting_sets, 0):
             continue
-        to_best = evidence.difference(place, own_places[SINGLE], telling, 0)
+        to_best = evidence.difference(place, own_places[SINGLE], voting_sets, 0)
         if to_best.high >= 0:
             rivals.append(place)
 
     telling_names = []
     blind_names = []
     for index, name in enumerate(evidence.sets):
-        if index in telling:
+        if index in voting_sets:
             telling_names.append(name)
         else:
             blind_names.append(name)
 
     places = range(len(evidence.candidates))
-    reasons = [_reason(evidence, decision, place, max_drop) for place in places]
-    limits = {row: too_bad(evidence, place, max_drop, 0) for row, place in own_places.items()}
+    reasons = [_why_not_taken(evidence, decision, place, max_drop) for place in places]
+    limits = {row: why_not_eligible(evidence, place, max_drop, 0) for row, place in own_places.items()}
     return Choice(
         chosen=decision.chosen,
         own_places=own_places,
@@ -412,20 +469,26 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
     )
 
 
-def _reason(evidence: Evidence, decision: ReadingDecision, place: int, max_drop: float) -> str:
-    """Return the reason why a candidate was not taken; empty for the one that was."""
+def _why_not_taken(evidence: Evidence, decision: ReadingDecision, place: int, max_drop: float) -> str:
+    """Return the first reason why a candidate was not taken; empty for the one that was.
+
+    In the order of the rule: harm, a score other than that of the comparison, a limit of the row, a better dearer row,
+    and at last a chosen row that costs no more.
+    """
     if place == decision.chosen:
         return ""
-    harm_done = harm(evidence, place, decision.telling, 0)
+    harm_done = harm_done_by(evidence, place, decision.voting_sets, 0)
     if harm_done:
         return harm_done
     candidate = evidence.candidates[place]
     chosen = evidence.candidates[decision.chosen]
     if candidate.score != chosen.score:
         return f"rows are compared under {chosen.score}, the score of the single model"
-    limit = too_bad(evidence, place, max_drop, 0)
+    limit = why_not_eligible(evidence, place, max_drop, 0)
     if limit:
         return limit
+
+    # Both rows are admissible, which are sorted by their price.
     rank = decision.admissible.index(candidate.row)
     rank_of_chosen = decision.admissible.index(chosen.row)
     if rank < rank_of_chosen:
@@ -440,10 +503,10 @@ def _reason(evidence: Evidence, decision: ReadingDecision, place: int, max_drop:
 def _better_row(evidence: Evidence, decision: ReadingDecision, place: int, dearer_rows: Sequence[str]) -> str:
     """Name the first of some dearer rows that is clearly better than a candidate, with its gain."""
     dearer = [decision.compared[row] for row in dearer_rows]
-    better = _better_one(evidence, place, dearer, decision.telling, 0)
+    better = _first_clearly_better(evidence, place, dearer, decision.voting_sets, 0)
     if better is None:
         raise AssertionError("a cheaper row is left only for a better one")
-    gain = evidence.difference(better, place, decision.telling, 0)
+    gain = evidence.difference(better, place, decision.voting_sets, 0)
     row = evidence.candidates[better].row
     return f"{row} is better ({gain.value:+.4f})"
 
@@ -457,7 +520,13 @@ class Stability:
 
 
 def stability(evidence: Evidence, max_drop: float, choice: Choice) -> Stability:
-    """Return how often the rounds of the bootstrap lead to the same choice."""
+    """Return how often the rounds of the bootstrap lead to the same choice as the data.
+
+    Args:
+        evidence: the figures of all candidates on the data and in every round.
+        max_drop: how much accuracy a row may lose against the single model.
+        choice: the choice that the data led to.
+    """
     chosen = evidence.candidates[choice.chosen]
     same_row = 0
     same_score = 0

@@ -45,7 +45,7 @@ def end_of(steps: Sequence[Finding]) -> int:
 
 
 @dataclass(frozen=True)
-class Met:
+class AgainstSingle:
     """Differences of mean AUROC on the test data: one rung minus the single model under each of its scores.
 
     Attributes:

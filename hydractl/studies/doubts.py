@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hydractl.metrics.bootstrap import Resampled, paired_differences
-from hydractl.metrics.confidence import share_interval
+from hydractl.metrics.confidence import share_difference_interval
+from hydractl.metrics.plausibility import is_above_guessing
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
 from hydractl.studies.choosing import BLIND, Stability
@@ -17,61 +20,71 @@ OFTEN = 0.2
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
-    """Say which OOD validation sets had no vote.
+    """Return a sentence on the OOD validation sets that had no vote; none if all had one.
 
     Args:
         telling, blind: the names of the sets with and without a vote.
     """
     if not blind:
         return []
+    subject, object_ = "it", "it"
     if len(blind) > 1:
         subject, object_ = "they", "them"
-    else:
-        subject, object_ = "it", "it"
-    consequence = f"nothing could be chosen on {object_}"
-    if telling:
+    if telling:  # other sets had a vote
         consequence = f"{subject} had no vote"
+    else:
+        consequence = f"nothing could be chosen on {object_}"
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
     return [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
 
 
+def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]) -> list[str]:
+    """Say which rows only guess on the validation data, where the single model does not.
+
+    Args:
+        right: the correct predictions of each row, by row.
+        single: the name of the single model among them.
+        labels: of the validation data, ``[N]``, N > 0.
+    """
+    if not is_above_guessing(right[single], labels):
+        return []  # so few samples, or so hard ones, tell nothing about a row
+    guessing = []
+    for row, count in right.items():
+        if not is_above_guessing(count, labels):
+            accuracy = number(count / len(labels))
+            guessing.append(f"{row} ({accuracy})")
+    if not guessing:
+        return []
+    return [
+        "Rows whose accuracy on the validation data is not above that of always guessing the largest class: "
+        f"{', '.join(guessing)}. They are no baselines: train them longer, with another --lr, or leave them out."
+    ]
+
+
 def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:
-    """Say if the validation data look easier than the test data.
+    """Return a sentence if the single model is significantly more accurate on validation data than on test data.
 
     Args:
         right, n: the correct predictions and the samples of the single model on the validation data.
         test_right, test_n: the same on the test data.
     """
-    gap, low, high = difference_of_shares(right, n, test_right, test_n)
+    low, high = share_difference_interval(right, n, test_right, test_n)
     if low <= 0:
         return []
+    accuracy = right / n
+    test_accuracy = test_right / test_n
+    difference = number(accuracy - test_accuracy)
+    interval = f"{number(low)} to {number(high)}"
     return [
-        f"The single model's accuracy is {number(right / n)} on the validation data and "
-        f"{number(test_right / test_n)} on the test data (a difference of {number(gap)}, {number(low)} to "
-        f"{number(high)}): either it was trained on the validation data, which then choose and calibrate badly, or the "
-        "test set is harder."
+        f"The single model's accuracy is {number(accuracy)} on the validation data and {number(test_accuracy)} on the "
+        f"test data (a difference of {difference}, {interval}): either it was trained on the validation data, which "
+        "then choose and calibrate badly, or the test set is harder."
     ]
 
 
-def difference_of_shares(hits: int, n: int, other_hits: int, other_n: int) -> tuple[float, float, float]:
-    """Return the difference of two independent shares and the ends of its 95 % interval.
-
-    Source: Newcombe 1998, method 10, from the score intervals of both.
-    """
-    share = hits / n
-    low, high = share_interval(hits, n)
-    other_share = other_hits / other_n
-    other_low, other_high = share_interval(other_hits, other_n)
-
-    difference = share - other_share
-    below = math.hypot(share - low, other_high - other_share)
-    above = math.hypot(high - share, other_share - other_low)
-    return difference, difference - below, difference + above
-
-
 def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resampled) -> list[str]:
-    """Say if a temperature below 1, fitted on the validation data, makes the NLL on the test data worse.
+    """Return a sentence if a temperature below 1 makes the NLL on the test data significantly worse.
 
     Args:
         temperature: the temperature of the row to use; None without one.
@@ -79,22 +92,26 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     """
     if temperature is None:
         return []
-    if temperature >= 1:
+    if temperature >= 1:  # it makes predictions more careful, not sharper
         return []
     change = paired_differences(raw, calibrated)[NLL]
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty
     low, high = change["ci"]
     if low <= 0:
         return []
+
+    temperature_text = number(temperature, 3)
+    rise = signed_number(change["value"])
+    low_text = signed_number(low)
+    high_text = signed_number(high)
     return [
-        f"The temperature {number(temperature, 3)} sharpens probabilities, and makes the NLL of the test data worse by "
-        f"{signed_number(change['value'])} ({signed_number(low)} to {signed_number(high)}): it suits the validation "
-        "data alone; was the model trained on them?"
+        f"The temperature {temperature_text} sharpens probabilities, and makes the NLL of the test data worse by "
+        f"{rise} ({low_text} to {high_text}): it suits the validation data alone; was the model trained on them?"
     ]
 
 
 def of_stability(stability: Stability) -> list[str]:
-    """Say if other validation samples would often have led to another choice."""
+    """Return a sentence if more than :data:`OFTEN` of the resamples led to another row or to another score."""
     changes = []
     changed_shares = {"row": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():

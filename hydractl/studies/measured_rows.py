@@ -52,7 +52,7 @@ class MeasuredRow:
                 names.append(name)
         return names
 
-    def _under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
+    def _samples_under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
         """Return the ID samples and those of each OOD set with this score as their only one."""
         inside = _with_score_alone(self.inside, score)
         outside = {}
@@ -62,7 +62,7 @@ class MeasuredRow:
 
     def block(self, score: str) -> dict[str, object]:
         """Return every metric under this score, as in a row of an eval."""
-        inside, outside = self._under(score)
+        inside, outside = self._samples_under(score)
         metrics = row_blocks(inside, outside, self.groups)
         return {**metrics, "ood_score": score}
 
@@ -73,10 +73,11 @@ class MeasuredRow:
 
         Args:
             score: the OOD score.
-            rounds, seed: of the bootstrap.
+            rounds: the number of resamples.
+            seed: the seed of the resamples.
             advance: called with the number of resamples just finished.
         """
-        inside, outside = self._under(score)
+        inside, outside = self._samples_under(score)
         names = set()
         for key in KINDS:
             _, _, metric = key.rpartition(".")
@@ -93,7 +94,7 @@ class MeasuredRow:
 
     def errors_resampled(self, score: str, rounds: int, seed: int) -> Resampled:
         """Return ``errors.auroc``, of wrong answers by a score, on the labelled ID data and on their resamples."""
-        inside, _ = self._under(score)
+        inside, _ = self._samples_under(score)
         return resample(inside, {}, {}, rounds=rounds, seed=seed, names={"auroc"})
 
     def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
@@ -141,7 +142,7 @@ def measure_row(
         predictions = read_predictions(predictions)
     id_role, ood_role = roles
 
-    inside = []
+    id_sets = []
     outside = {}
     groups = {}
     for index, entry in enumerate(predictions.sets):
@@ -149,7 +150,7 @@ def measure_row(
             continue
         data_set = _read_set(predictions, index)
         labels = None
-        if entry.role == id_role:
+        if entry.role == id_role:  # labels of OOD sets name other classes
             labels = data_set.labels
         samples = samples_of(
             data_set.logits,
@@ -163,8 +164,8 @@ def measure_row(
             outside[entry.name] = samples
             groups[entry.name] = entry.group
         else:
-            inside.append(samples)
-    (id_samples,) = inside
+            id_sets.append(samples)
+    (id_samples,) = id_sets
 
     members, _, _ = predictions.shape(0)
     cost = predictions.model.cost or CostRecord()
@@ -194,27 +195,27 @@ class _StoredSet(NamedTuple):
 
 
 def _read_set(predictions: Predictions, index: int) -> _StoredSet:
-    """Read all predictions of a set into memory."""
+    """Read all predictions of a set into memory; ``index`` is that of the set in the file."""
     members, _, classes = predictions.shape(index)
+
     # Each list begins with an empty array, because a set may have no batches.
-    rows_read = [np.zeros(0, dtype=np.int64)]
-    logits_read = [np.zeros((members, 0, classes), dtype=np.float32)]
-    scores_read = {name: [np.zeros((members, 0))] for name in predictions.scores}
-    for batch in predictions.batches(index):
-        rows, logits, scores = batch
-        rows_read.append(np.asarray(rows, dtype=np.int64))
-        logits_read.append(logits)
-        for name, pieces in scores_read.items():
-            pieces.append(scores[name])
+    row_batches = [np.zeros(0, dtype=np.int64)]
+    logit_batches = [np.zeros((members, 0, classes), dtype=np.float32)]
+    score_batches = {name: [np.zeros((members, 0))] for name in predictions.scores}
+    for rows, logits, scores in predictions.batches(index):
+        row_batches.append(np.asarray(rows, dtype=np.int64))
+        logit_batches.append(logits)
+        for name, batches_of_score in score_batches.items():
+            batches_of_score.append(scores[name])
 
     labels = predictions.sets[index].labels
     if labels is not None:
-        rows_of_set = np.concatenate(rows_read)
-        labels = labels[rows_of_set]
+        rows_read = np.concatenate(row_batches)
+        labels = labels[rows_read]
 
     feature_scores = {}
-    for name, pieces in scores_read.items():
-        by_member = np.concatenate(pieces, axis=1)  # [members, N]
-        feature_scores[name] = by_member.mean(axis=0)  # the score of an ensemble, as eval defines it
-    all_logits = np.concatenate(logits_read, axis=1)  # [members, N, classes]
+    for name, batches_of_score in score_batches.items():
+        scores_of_members = np.concatenate(batches_of_score, axis=1)  # [members, N]
+        feature_scores[name] = scores_of_members.mean(axis=0)  # the score of an ensemble, as eval defines it
+    all_logits = np.concatenate(logit_batches, axis=1)  # [members, N, classes]
     return _StoredSet(all_logits, labels, feature_scores)

@@ -19,11 +19,11 @@ _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
 def next_commands(
     settings: StudySettings, folder: Path, calibration: Mapping[str, Value], *, watched: bool
 ) -> list[NextCommandRecord]:
-    """Return the commands that ``best.st`` is for, on the data of the study: whoever uses them names others.
+    """Return the commands that ``best.st`` is for, with the data of the study in place of one's own.
 
     Args:
-        settings: of the study.
-        folder: where ``best.st`` is, and the files of the commands will be.
+        settings: the settings of the study.
+        folder: the folder that holds ``best.st`` and takes the files of the commands.
         calibration: the options of ``calibrate`` that ``best.st`` was written with.
         watched: whether ``best.st`` holds a reference, without which there is nothing to watch inputs by.
     """

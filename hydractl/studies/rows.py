@@ -24,9 +24,6 @@ from hydractl.methods.study_rows import (
 )
 from hydractl.studies.steps import Step, Value
 
-SEEDS = tuple(str(seed) for seed in range(MEMBERS))
-"""The seeds of the members that differ in nothing else, as text."""
-
 THREE = ("acc", "ood", "avg")
 """The objectives of the paper's three circuits."""
 
@@ -68,6 +65,8 @@ class Workshop:
         training: options of ``finetune`` for rows that are trained.
         objectives: the objectives of the search.
         max_drop: the accuracy that may be lost.
+        seed: of the study, from which those of the members follow.
+        has_classifier: whether the model has a classifier, which a zero-shot model has not.
     """
 
     model: str
@@ -82,6 +81,14 @@ class Workshop:
     training: Mapping[str, Value] = field(default_factory=dict)
     objectives: Sequence[str] = THREE
     max_drop: float = 0.01
+    seed: int = 0
+    has_classifier: bool = True
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The seeds of the members that differ in nothing else, as text; studies of two seeds have none in common."""
+        first = MEMBERS * self.seed
+        return tuple(str(seed) for seed in range(first, first + MEMBERS))
 
     @property
     def total(self) -> int:
@@ -107,10 +114,12 @@ class Workshop:
         """Return the step of one command, with its files in the folder of the study.
 
         Args:
-            verb, models: as of :class:`hydractl.studies.steps.Step`.
+            verb: the verb of the command.
+            models: its MODEL arguments.
             options: its options, which override the common ones.
-            outputs, output: the names of its files; see :class:`hydractl.studies.steps.Step`.
+            outputs: the names of the files that it leaves.
             needs: the steps whose outputs it reads.
+            output: the name that ``-o`` gives; None for the first of ``outputs``.
             common: the key of its common options; None for the verb.
         """
         paths = tuple(self.folder / name for name in outputs)
@@ -128,8 +137,8 @@ class Workshop:
         )
 
     @cached_property
-    def circuits(self) -> Step:
-        """The search for the circuits of all objectives.
+    def search_of_circuits(self) -> Step:
+        """The step that searches the circuits of all objectives, one file each.
 
         It removes as many heads as the row that removes most; the other rows take its first removals.
         """
@@ -143,36 +152,48 @@ class Workshop:
         return self._search(objectives, budget, {}, outputs, "circuit.json")
 
     @cached_property
-    def late_circuit(self) -> Step:
-        """The search for a circuit in the late sites alone."""
-        late_heads = 0
-        for site in self.late:
-            late_heads += self.heads[site]
+    def late_search(self) -> Step:
+        """The step that searches a circuit in the late sites (attention layers) alone.
+
+        It removes a sixth of all heads, or as many as there are in these sites, but for one.
+        """
+        late_heads = sum(self.heads[site] for site in self.late)
         removable = late_heads - 1  # a head must stay
-        budget = min(self.share(1 / 6), removable)
+        budget = max(1, min(self.share(1 / 6), removable))
         site_numbers = [str(site) for site in self.late]
         sites = {"sites": ",".join(site_numbers)}
-        return self._search("avg", max(1, budget), sites, ["circuit.late.json"], "circuit.late.json")
+        return self._search("avg", budget, sites, ["circuit.late.json"], "circuit.late.json")
 
     def _search(
         self, objectives: str, budget: int, sites: Mapping[str, Value], outputs: Sequence[str], output: str
     ) -> Step:
-        """Return the step of a search; ``sites`` is its option of that name, or empty for all sites."""
-        options: dict[str, Value] = {"val": self.val, "ood_val": self.ood_val}
-        options["objective"] = objectives
-        options["budget"] = str(budget)
+        """Return the step of a search for circuits.
+
+        Args:
+            objectives: the objectives, divided by commas.
+            budget: how many heads are removed.
+            sites: the option ``--sites`` with the attention layers to search; empty for all of them.
+            outputs: the files of the circuits.
+            output: the value of ``-o``.
+        """
+        options: dict[str, Value] = {
+            "val": self.val,
+            "ood_val": self.ood_val,
+            "objective": objectives,
+            "budget": str(budget),
+        }
         options.update(self.search)
         options.update(sites)
         options["resume"] = True
         return self.step("extract-circuit", [self.model], options, outputs, output=output)
 
-    def circuit(self, objective: str) -> Path:
-        """Return the file of the circuit of an objective."""
+    def circuit_file(self, objective: str) -> Path:
+        """Return the file that the search writes the circuit of an objective to."""
         objectives = list(self.objectives)
-        place = objectives.index(objective)
-        return self.circuits.outputs[place]
+        index = objectives.index(objective)
+        return self.search_of_circuits.outputs[index]
 
-    def pruned(self, name: str, circuit: Path, remove: int | None, search: Step) -> Step:
+    def pruning_step(self, name: str, circuit: Path, remove: int | None, search: Step) -> Step:
         """Return the step that prunes a member by a circuit.
 
         Args:
@@ -188,18 +209,25 @@ class Workshop:
         else:
             options["remove"] = str(remove)
         options["force"] = True
+        pruned_model = f"{name}.st"
         return self.step(
             "prune",
             [self.model],
             options,
-            [f"{name}.mask.json", f"{name}.st"],
-            [search],
-            f"{name}.st",
-            "prune --circuit",
+            outputs=[f"{name}.mask.json", pruned_model],
+            needs=[search],
+            output=pruned_model,
+            common="prune --circuit",
         )
 
-    def fused(
-        self, name: str, members: Sequence[Step], *, whole: bool = False, circuit: tuple[Path, int] | None = None
+    def fused_row(
+        self,
+        name: str,
+        members: Sequence[Step],
+        *,
+        whole: bool = False,
+        circuit: tuple[Path, int] | None = None,
+        merge: str | None = None,
     ) -> Row:
         """Return a row of members that are fused to one file.
 
@@ -207,26 +235,31 @@ class Workshop:
             name: the name of the row.
             members: the steps that make the members; the last output of each is the model.
             whole: whether the whole model is the first member.
-            circuit: as of :class:`Row`.
+            circuit: the file of the circuit that its members are made with, and how many heads that removes; None
+                without one.
+            merge: ``--merge`` of ``fuse``; None for the default.
         """
         models = []
         if whole:
             models.append(self.model)
         for member in members:
             models.append(str(member.outputs[-1]))
-        step = self.step("fuse", models, {"force": True}, [f"{name}.st"], members)
+        options: dict[str, Value] = {"force": True}
+        if merge is not None:
+            options["merge"] = merge
+        step = self.step("fuse", models, options, outputs=[f"{name}.st"], needs=members)
         fused_file = step.outputs[0]
         return Row(name, str(fused_file), (step,), circuit=circuit)
 
-    def _data(self) -> dict[str, Value]:
+    def _train_and_val(self) -> dict[str, Value]:
         """Return the options that name training and validation data."""
         assert self.train is not None  # rows that are trained need it
         return {"train": self.train, "val": self.val}
 
-    def tuned(self, member: Step) -> Step:
+    def tuning_step(self, member: Step) -> Step:
         """Return the step that fine-tunes a member."""
         model = member.outputs[-1]
-        options = {**self._data(), **self.training, "resume": True}
+        options = {**self._train_and_val(), **self.training, "resume": True}
         outputs = [f"{model.stem}.tuned.st"]
         return self.step("finetune", [str(model)], options, outputs, [member])
 
@@ -237,43 +270,59 @@ class Workshop:
 
         Args:
             options: its options beside those of every training.
-            outputs, output: the names of its files; see :class:`hydractl.studies.steps.Step`.
+            outputs: the names of the files that it leaves.
+            output: the name that ``-o`` gives; None for the first of ``outputs``.
             seed: its ``--seed``; None for the default.
         """
-        all_options = {**self._data(), **self.training, **options, "resume": True}
+        all_options = {**self._train_and_val(), **self.training, **options, "resume": True}
         if seed is not None:
             all_options["seed"] = seed
         return self.step("finetune", [self.model], all_options, outputs, output=output)
 
-    def trained(self, name: str, options: Mapping[str, Value], seeds: Sequence[str] = SEEDS) -> list[Step]:
-        """Return the steps of trainings of the whole model that differ in their seeds alone."""
+    def trainings_by_seed(self, name: str, options: Mapping[str, Value], members: int = MEMBERS) -> list[Step]:
+        """Return the steps of trainings of the whole model that differ in their seeds alone.
+
+        Args:
+            name: the beginning of the names of their files, behind which the number of the member stands.
+            options: those of every training.
+            members: the number of trainings.
+        """
         steps = []
-        for seed in seeds:
-            outputs = [f"{name}{seed}.st"]
+        for member, seed in enumerate(self.seeds[:members]):
+            outputs = [f"{name}{member}.st"]
             steps.append(self.training_step(options, outputs, seed=seed))
         return steps
 
     # --- rows that methods declare ------------------------------------------------------------------------------------
 
-    def made_by(self, name: str, recipe: Recipe) -> Row:
-        """Return the row of this name, made by the recipe of its method."""
+    def row_made_by(self, name: str, recipe: Recipe) -> Row:
+        """Return the row of this name, with the steps that the recipe of its method asks for."""
         match recipe:
-            case BySeeds(options, ensemble):
-                members = self.trained(name, _with_ensemble(ensemble, options))
-                return self.fused(name, members)
+            case BySeeds(options, ensemble, of_classifiers, merge):
+                if self.has_classifier:
+                    options = {**options, **of_classifiers}
+                members = self.trainings_by_seed(name, _with_ensemble(ensemble, options))
+                return self.fused_row(name, members, merge=merge)
             case ByOneTraining(ensemble, options, merge):
-                return self._of_one_training(name, _with_ensemble(ensemble, options), merge)
+                return self._row_of_one_training(name, _with_ensemble(ensemble, options), merge)
             case ByTraining(ensemble, options):
                 step = self.training_step(_with_ensemble(ensemble, options), [f"{name}.st"])
-                return Row(name, str(step.outputs[0]), (step,))
+                return _row_of_single_step(name, step)
             case ByVerb(verb):
-                step = self.step(verb, [self.model], {**self._data(), "force": True}, [f"{name}.st"])
-                return Row(name, str(step.outputs[0]), (step,))
+                options_of_verb = {**self._train_and_val(), "force": True}
+                step = self.step(verb, [self.model], options_of_verb, [f"{name}.st"])
+                return _row_of_single_step(name, step)
             case AsMeasured(options):
                 return Row(name, self.model, options=options, stored=False)
 
-    def _of_one_training(self, name: str, options: Mapping[str, Value], merge: str | None) -> Row:
-        """Return the row of the members that one training of the whole model leaves, fused to one file."""
+    def _row_of_one_training(self, name: str, options: Mapping[str, Value], merge: str | None) -> Row:
+        """Return the row of the members that one training of the whole model leaves, fused to one file.
+
+        Args:
+            name: the name of the row.
+            options: the options of the training.
+            merge: the value of ``--merge`` when the members are fused; None without it.
+        """
         member_files = [f"{name}.{number}.st" for number in range(1, MEMBERS + 1)]
         training = self.training_step(options, member_files, f"{name}.st")
 
@@ -281,9 +330,14 @@ class Workshop:
         if merge is not None:
             fuse_options["merge"] = merge
         members = [str(path) for path in training.outputs]
-        fusion = self.step("fuse", members, fuse_options, [f"{name}.fused.st"], [training])
-        fused_file = fusion.outputs[0]
-        return Row(name, str(fused_file), (fusion,))
+        fusion = self.step("fuse", members, fuse_options, outputs=[f"{name}.fused.st"], needs=[training])
+        return _row_of_single_step(name, fusion)
+
+
+def _row_of_single_step(name: str, step: Step) -> Row:
+    """Return the row of the model that is the first output of a step."""
+    model = step.outputs[0]
+    return Row(name, str(model), (step,))
 
 
 def _with_ensemble(ensemble: MethodOptions | None, options: Mapping[str, str]) -> Mapping[str, Value]:
@@ -330,10 +384,10 @@ def smaller(scale: Scale) -> Iterator[Scale]:
             yield scale
 
     # No rows that need a search of their own or for three objectives.
-    dear = NEED_THREE | {"whole-late"}
-    left_out = [name for name in scale.rows if name in dear]
+    rows_of_dear_searches = NEED_THREE | {"whole-late"}
+    left_out = [name for name in scale.rows if name in rows_of_dear_searches]
     if left_out:
-        kept_rows = [name for name in scale.rows if name not in dear]
+        kept_rows = [name for name in scale.rows if name not in rows_of_dear_searches]
         text = f"the rows {', '.join(left_out)} are left out"
         scale = replace(scale, rows=kept_rows, cut=[*scale.cut, text])
         yield scale
@@ -407,15 +461,14 @@ def whole_avg(shop: Workshop) -> list[Row]:
     A twelfth, a sixth and a quarter of the heads are removed. If the model has so few heads that two of these are the
     same number, there is one row for both.
     """
-    circuit = shop.circuit("avg")
-    rows: dict[int, Row] = {}
-    for part in (1 / 12, 1 / 6, 1 / 4):
-        count = shop.share(part)
-        if count in rows:
-            continue
-        member = shop.pruned(f"avg@{count}", circuit, count, shop.circuits)
-        rows[count] = shop.fused(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
-    return list(rows.values())
+    circuit = shop.circuit_file("avg")
+    counts = [shop.share(part) for part in (1 / 12, 1 / 6, 1 / 4)]
+    rows = []
+    for count in dict.fromkeys(counts):  # each once
+        member = shop.pruning_step(f"avg@{count}", circuit, count, shop.search_of_circuits)
+        row_of_count = shop.fused_row(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
+        rows.append(row_of_count)
+    return rows
 
 
 @row("whole-auto", default=False)
@@ -424,9 +477,9 @@ def whole_auto(shop: Workshop) -> list[Row]:
 
     The search has counted how many these are.
     """
-    circuit = shop.circuit("avg")
-    member = shop.pruned("auto", circuit, None, shop.circuits)
-    fused = shop.fused("whole-auto", [member], whole=True)
+    circuit = shop.circuit_file("avg")
+    member = shop.pruning_step("auto", circuit, None, shop.search_of_circuits)
+    fused = shop.fused_row("whole-auto", [member], whole=True)
     return [fused]
 
 
@@ -436,12 +489,12 @@ def whole_late(shop: Workshop) -> list[Row]:
 
     Both members share all that comes before these sites, so it runs once.
     """
-    search = shop.late_circuit
+    search = shop.late_search
     circuit = search.outputs[0]
     budget = str(search.options["budget"])
     count = int(budget)
-    member = shop.pruned(f"late@{count}", circuit, count, search)
-    fused = shop.fused(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))
+    member = shop.pruning_step(f"late@{count}", circuit, count, search)
+    fused = shop.fused_row(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))
     return [fused]
 
 
@@ -452,9 +505,9 @@ def whole_three(shop: Workshop) -> list[Row]:
     Each circuit has lost a sixth of the heads.
     """
     count = shop.share(1 / 6)
-    members = _three(shop, count)
-    circuit = shop.circuit("avg")
-    fused = shop.fused(f"whole-three@{count}", members, whole=True, circuit=(circuit, count))
+    members = _pruned_by_three_circuits(shop, count)
+    circuit = shop.circuit_file("avg")
+    fused = shop.fused_row(f"whole-three@{count}", members, whole=True, circuit=(circuit, count))
     return [fused]
 
 
@@ -462,35 +515,35 @@ def whole_three(shop: Workshop) -> list[Row]:
 def circuits(shop: Workshop) -> list[Row]:
     """Make the row of the paper's three circuits, each without a third of the heads, and without the whole model."""
     count = shop.share(1 / 3)
-    members = _three(shop, count)
-    circuit = shop.circuit("avg")
-    fused = shop.fused("circuits", members, circuit=(circuit, count))
+    members = _pruned_by_three_circuits(shop, count)
+    circuit = shop.circuit_file("avg")
+    fused = shop.fused_row("circuits", members, circuit=(circuit, count))
     return [fused]
 
 
-def _three(shop: Workshop, count: int) -> list[Step]:
+def _pruned_by_three_circuits(shop: Workshop, count: int) -> list[Step]:
     """Return the steps that prune one member by each of the three circuits, all by the same number of heads."""
     members = []
     for objective in THREE:
-        circuit = shop.circuit(objective)
-        members.append(shop.pruned(f"{objective}@{count}", circuit, count, shop.circuits))
+        circuit = shop.circuit_file(objective)
+        members.append(shop.pruning_step(f"{objective}@{count}", circuit, count, shop.search_of_circuits))
     return members
 
 
 @row("taylor", train=True)
 def taylor(shop: Workshop) -> list[Row]:
     """Make the row of three members that are pruned by Taylor scores of different samples."""
-    members = _taylor(shop)
-    fused = shop.fused("taylor", members)
+    members = _pruned_by_taylor_scores(shop)
+    fused = shop.fused_row("taylor", members)
     return [fused]
 
 
-def _taylor(shop: Workshop) -> list[Step]:
+def _pruned_by_taylor_scores(shop: Workshop) -> list[Step]:
     """Return the steps that prune three members by Taylor scores, each by a third of the heads."""
     assert shop.train is not None  # rows that are trained need it
     count = shop.share(1 / 3)
     members = []
-    for seed in SEEDS:
+    for member, seed in enumerate(shop.seeds):
         options: dict[str, Value] = {
             "method": "taylor",
             "scope": "global",
@@ -500,8 +553,8 @@ def _taylor(shop: Workshop) -> list[Step]:
             "force": True,
             "seed": seed,
         }
-        model = f"taylor{seed}.st"
-        outputs = [f"taylor{seed}.mask.json", model]
+        model = f"taylor{member}.st"
+        outputs = [f"taylor{member}.mask.json", model]
         members.append(shop.step("prune", [shop.model], options, outputs, output=model))
     return members
 
@@ -510,28 +563,26 @@ def _taylor(shop: Workshop) -> list[Step]:
 def circuits_tuned(shop: Workshop) -> list[Row]:
     """Make the row of the three circuits, each fine-tuned."""
     count = shop.share(1 / 3)
-    members = _three(shop, count)
-    tuned_members = [shop.tuned(member) for member in members]
-    fused = shop.fused("circuits-tuned", tuned_members)
+    members = _pruned_by_three_circuits(shop, count)
+    tuned_members = [shop.tuning_step(member) for member in members]
+    fused = shop.fused_row("circuits-tuned", tuned_members)
     return [fused]
 
 
 @row("taylor-tuned", default=False, train=True)
 def taylor_tuned(shop: Workshop) -> list[Row]:
     """Make the row of the three Taylor members, each fine-tuned."""
-    members = _taylor(shop)
-    tuned_members = [shop.tuned(member) for member in members]
-    fused = shop.fused("taylor-tuned", tuned_members)
+    members = _pruned_by_taylor_scores(shop)
+    tuned_members = [shop.tuning_step(member) for member in members]
+    fused = shop.fused_row("taylor-tuned", tuned_members)
     return [fused]
 
 
 @row("trained", default=False, train=True)
 def trained(shop: Workshop) -> list[Row]:
     """Make the row of the whole model, trained as the other rows are: it shows how much of their gain is training."""
-    first_seed = SEEDS[:1]
-    (step,) = shop.trained("trained", {}, seeds=first_seed)
-    path = step.outputs[0]
-    return [Row("trained", str(path), (step,))]
+    (step,) = shop.trainings_by_seed("trained", {}, members=1)
+    return [_row_of_single_step("trained", step)]
 
 
 def _maker_of(declared: StudyRow) -> Maker:
@@ -540,7 +591,7 @@ def _maker_of(declared: StudyRow) -> Maker:
     def make(shop: Workshop) -> list[Row]:
         heads_of_sites = list(shop.heads.values())
         recipe = declared.recipe_for(heads_of_sites[0])
-        made = shop.made_by(declared.name, recipe)
+        made = shop.row_made_by(declared.name, recipe)
         return [made]
 
     return make
@@ -559,32 +610,35 @@ for _declared in rows_of_methods():
     )(_maker_of(_declared))
 
 
-def _weights(shop: Workshop, name: str, method: str) -> list[Row]:
-    """Make the row of the model with some single weights pruned by a method, fine-tuned."""
+def _row_of_pruned_weights(shop: Workshop, name: str, method: str) -> list[Row]:
+    """Make the row of the model with about a tenth of its single weights pruned by a method, then fine-tuned.
+
+    OBA is the only method that looks at training data.
+    """
     assert shop.train is not None  # rows that are trained need it
     kept_weights = "0.891"  # the share of its weights that a ViT-B/16 keeps without a third of its heads
     options: dict[str, Value] = {"method": method, "weights": kept_weights, "force": True}
     if method == "oba":
         options["data"] = shop.train
+        options["samples"] = "128"  # in each of its many steps
     pruned = shop.step("prune", [shop.model], options, [f"{name}.st"])
-    tuned = shop.tuned(pruned)
-    path = tuned.outputs[0]
-    return [Row(name, str(path), (tuned,))]
+    tuned = shop.tuning_step(pruned)
+    return [_row_of_single_step(name, tuned)]
 
 
 @row("oba", default=False, train=True)
 def oba(shop: Workshop) -> list[Row]:
     """Make the row of single weights pruned by OBA."""
-    return _weights(shop, "oba", "oba")
+    return _row_of_pruned_weights(shop, "oba", "oba")
 
 
 @row("magnitude", default=False, train=True)
 def magnitude(shop: Workshop) -> list[Row]:
     """Make the row of single weights pruned by magnitude."""
-    return _weights(shop, "magnitude", "magnitude")
+    return _row_of_pruned_weights(shop, "magnitude", "magnitude")
 
 
 @row("random-weights", default=False, train=True)
 def random_weights(shop: Workshop) -> list[Row]:
     """Make the row of single weights pruned at random."""
-    return _weights(shop, "random-weights", "random")
+    return _row_of_pruned_weights(shop, "random-weights", "random")

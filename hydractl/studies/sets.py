@@ -121,19 +121,24 @@ MADE_TEXTS = (
 def study_sets(settings: StudySettings, source: Source) -> StudySets:
     """Open all data of a study and compare them with each other.
 
+    Args:
+        settings: the settings of the study.
+        source: the studied model.
+
     Raises:
         InputError: sets do not fit the model, share samples that they must not share, or are too small.
         UsageError: a SPEC or a setting makes no sense.
     """
-    sets = _opened(settings, source)
+    # What cannot be right is refused; validation data lose the samples that would stand on both sides of a choice.
+    sets = _open_sets(settings, source)
     _check_apart(sets, source, settings.limit)
-    findings = _compared(sets)
-    notes: list[str] = []
-    val = _val_of_halves(settings, sets, notes)
-    ood_val = _ood_val_of_halves(settings, sets)
-    _check_fit(settings)
+    overlaps = _overlaps(sets)
+    val, notes = _val_without_repeats(settings, sets)
+    ood_val = _ood_val_without_repeats(settings, sets)
+    _check_samples_to_fit_to(settings)
 
-    warnings = list(findings.warnings)
+    # What is odd is told.
+    warnings = list(overlaps.warnings)
     if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
     for given_set in sets.every:
@@ -150,15 +155,18 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     return StudySets(settings_without_repeats, fingerprints, notes, warnings)
 
 
-def _opened(settings: StudySettings, source: Source) -> _Sets:
-    """Open every set as the settings give it; of test data only the part that ``--limit`` leaves for the tests."""
+def _open_sets(settings: StudySettings, source: Source) -> _Sets:
+    """Open every set as the settings give it; of test data only the part that ``--limit`` leaves for the tests.
+
+    The ID sets must have the classes of the model; a zero-shot model without names takes those of ``--val``.
+    """
     named = named_by_data(source, str(settings.val), None, "--val")
     reads = {source.name: source.description.reads}
     labels = named.description.labels or []
     seed = settings.seed
     limit = settings.limit
 
-    # ID sets
+    # ID sets.
     val = open_data(str(settings.val), option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
     test = open_data(str(settings.test), option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
     check_labels_are_classes(val, named)
@@ -176,7 +184,7 @@ def _opened(settings: StudySettings, source: Source) -> _Sets:
         )
         sets.train = GivenSet("--train", train)
 
-    # OOD sets, except those that are made from the validation data
+    # OOD validation sets, except those that are made from the validation data.
     made_of_val = with_setting(str(settings.val), "ood=auto")
     ood_val_sets = [ood_set for ood_set in settings.ood_val_sets() if ood_set.spec != made_of_val]
     for ood_set in ood_val_sets:
@@ -185,6 +193,8 @@ def _opened(settings: StudySettings, source: Source) -> _Sets:
             option = "--ood-val"
         dataset = open_data(ood_set.spec, option=option, ignore_labels=True, reads=reads, seed=seed)
         sets.ood_val[ood_set.name] = GivenSet(option, dataset)
+
+    # OOD test sets.
     for text in settings.ood:
         ood_set = parse_ood_set(text)
         option = f"--ood {ood_set.name}"
@@ -223,74 +233,94 @@ def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
                 f"({who_saw(seen, dataset)})"
             )
     if findings.problems:
-        findings.refuse(_way_out(sets, seen, limit))
+        findings.refuse(_hint_without_shared_samples(sets, seen, limit))
 
 
-def _way_out(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
+def _hint_without_shared_samples(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
     """Return the hint for samples that test sets must not have.
 
-    If they are few, it gives the SPECs of the test sets without them. With ``--limit`` it cannot, because the places of
-    samples in a limited set are not those in the whole one.
+    If they are few, it gives the options of the test sets without them. With ``--limit`` it cannot, because the places
+    of samples in a limited set are not those in the whole one.
+
+    Args:
+        sets: the sets of the study.
+        seen: the samples that the model has seen.
+        limit: the value of ``--limit``; None without it.
     """
     if limit is not None:
         return _APART
-    fitted: set[str] = set()
+    fitted_digests: set[str] = set()
     for given_set in sets.fitted:
-        fitted.update(given_set.dataset.sample_fingerprints())
+        fitted_digests.update(given_set.dataset.sample_fingerprints())
 
-    changed = []
+    options = []
     for given_set in sets.tested:
-        seen_by_model = marked(seen, given_set.dataset)
-        digests = given_set.dataset.sample_fingerprints()
-        shared = []
-        for place, digest in enumerate(digests):
-            if digest in fitted or seen_by_model[place]:
-                shared.append(place)
+        shared = _places_to_leave_out(given_set.dataset, fitted_digests, seen)
         if len(shared) > _FEW:
             return _APART
         if shared:
-            option, _, name = given_set.option.partition(" ")
-            value = without_places(given_set.dataset.spec, shared)
-            if name:
-                value = f"{name}={value}"
-            changed.append(f"{option} '{value}'")
-    return f"leave these samples out: {' '.join(changed)}"
+            options.append(_option_without_places(given_set, shared))
+    return f"leave these samples out: {' '.join(options)}"
 
 
-def _compared(sets: _Sets) -> Findings:
-    """Compare all pairs of sets that may share a few samples.
+def _places_to_leave_out(dataset: Dataset, fitted_digests: set[str], seen: Sequence[Entry]) -> list[int]:
+    """Return the places of the samples of a test set that something was fitted to, or that the model has seen."""
+    seen_by_model = marked(seen, dataset)  # [N]
+    places = []
+    for place, digest in enumerate(dataset.sample_fingerprints()):
+        if digest in fitted_digests or seen_by_model[place]:
+            places.append(place)
+    return places
+
+
+def _option_without_places(given_set: GivenSet, places: Sequence[int]) -> str:
+    """Return the option of a set as one types it, with a SPEC that leaves out the samples at some places.
+
+    An option with a name, as ``--ood NAME``, has the value ``NAME=SPEC``.
+    """
+    option, _, name = given_set.option.partition(" ")
+    value = without_places(given_set.dataset.spec, places)
+    if name:
+        value = f"{name}={value}"
+    return f"{option} '{value}'"
+
+
+def _overlaps(sets: _Sets) -> Findings:
+    """Compare all pairs of sets that may share a few samples, and return the warnings about those that share many.
 
     Training and ID validation data are no such pair, because the samples that they share are left out.
 
     Raises:
         InputError: sets share most of their samples; it lists the pairs.
     """
-    compared = [compare_sets(sets.choosing), compare_sets(sets.tested)]
+    comparisons = [compare_sets(sets.choosing), compare_sets(sets.tested)]
     if sets.train is not None:
         for ood_val in sets.ood_val.values():
-            compared.append(compare_sets([ood_val, sets.train]))
-    merged = Findings()
-    for findings in compared:
-        merged.warnings += findings.warnings
-        merged.problems += findings.problems
-    merged.refuse(_APART)
-    return merged
+            comparisons.append(compare_sets([ood_val, sets.train]))
+
+    all_findings = Findings()
+    for findings in comparisons:
+        all_findings.warnings += findings.warnings
+        all_findings.problems += findings.problems
+    all_findings.refuse(_APART)
+    return all_findings
 
 
 # --- halves -----------------------------------------------------------------------------------------------------------
 
 
-def _val_of_halves(settings: StudySettings, sets: _Sets, notes: list[str]) -> str:
-    """Return the SPEC of ``--val`` without training samples and without samples that would be in both halves.
+def _val_without_repeats(settings: StudySettings, sets: _Sets) -> tuple[str, list[str]]:
+    """Leave training samples, and samples that would be in both halves, out of ``--val``.
 
-    Args:
-        notes: gets a sentence for each of the two kinds of samples that were left out.
+    Returns:
+        The SPEC without these samples, and a sentence on each of the two kinds that were left out.
 
     Raises:
         InputError: more than half of the validation samples are training samples, or a half is left empty.
     """
     val = sets.val
     train = sets.train
+    notes = []
 
     # Samples of the training data.
     training_digests: set[str] = set()
@@ -303,18 +333,20 @@ def _val_of_halves(settings: StudySettings, sets: _Sets, notes: list[str]) -> st
             notes.append(f"{shared}, and left out of --val")
 
     # Samples of both halves.
-    gone = _repeated(val.dataset)
-    if gone:
-        notes.append(f"{len(gone)} samples of --val are in one half of it and again in the other, and left out there")
+    left_out = _places_repeated_across_halves(val.dataset)
+    if left_out:
+        notes.append(
+            f"{len(left_out)} samples of --val are in one half of it and again in the other, and left out there"
+        )
 
     for place, digest in enumerate(val.dataset.sample_fingerprints()):
         if digest in training_digests:
-            gone.add(place)
-    _check_halves(val, gone)
-    return without_places(str(settings.val), gone)
+            left_out.add(place)
+    _check_halves(val, left_out)
+    return without_places(str(settings.val), left_out), notes
 
 
-def _ood_val_of_halves(settings: StudySettings, sets: _Sets) -> list[str]:
+def _ood_val_without_repeats(settings: StudySettings, sets: _Sets) -> list[str]:
     """Return the texts of ``--ood-val`` without samples that would be in both halves."""
     texts = []
     for text, ood_set in zip(settings.ood_val, settings.ood_val_sets(), strict=True):
@@ -322,37 +354,39 @@ def _ood_val_of_halves(settings: StudySettings, sets: _Sets) -> list[str]:
         if given_set is None:  # made of --val
             texts.append(text)
             continue
-        gone = _repeated(given_set.dataset)
-        _check_halves(given_set, gone)
+        left_out = _places_repeated_across_halves(given_set.dataset)
+        _check_halves(given_set, left_out)
         name_and_equals = text.rstrip().removesuffix(ood_set.spec)
-        spec = without_places(ood_set.spec, gone)
+        spec = without_places(ood_set.spec, left_out)
         texts.append(name_and_equals + spec)
     return texts
 
 
-def _repeated(dataset: Dataset) -> set[int]:
-    """Return the places of samples that occur earlier in the other half; the half of the first occurrence keeps it."""
-    half_of_first: dict[str, int] = {}
+def _places_repeated_across_halves(dataset: Dataset) -> set[int]:
+    """Return the places of samples that occur earlier in the other half; the half of the first occurrence keeps it.
+
+    The samples at even places are one half, those at odd places the other.
+    """
+    half_of_first_occurrence: dict[str, int] = {}  # by digest
     repeated = set()
     for place, digest in enumerate(dataset.sample_fingerprints()):
         half = place % HALVES
-        if digest not in half_of_first:
-            half_of_first[digest] = half
-        if half_of_first[digest] != half:
+        half_that_keeps_it = half_of_first_occurrence.setdefault(digest, half)
+        if half != half_that_keeps_it:
             repeated.add(place)
     return repeated
 
 
-def _check_halves(given_set: GivenSet, gone: set[int]) -> None:
-    """Check that both halves of a set have samples when those at some places are gone.
+def _check_halves(given_set: GivenSet, left_out: set[int]) -> None:
+    """Check that both halves of a set have samples when those at some places are left out.
 
     Raises:
         InputError: a half is empty.
     """
     all_places = set(range(len(given_set.dataset)))
-    left = all_places - gone
-    halves = {place % HALVES for place in left}
-    if len(halves) < HALVES:
+    left = all_places - left_out
+    halves_with_samples = {place % HALVES for place in left}
+    if len(halves_with_samples) < HALVES:
         flag, _, _ = given_set.option.partition(" ")
         raise InputError(
             f"{given_set.option} is divided into halves, and one of them is empty: it has {len(left)} samples",
@@ -376,38 +410,41 @@ class FitSamples:
     count: int
 
 
-def fit_spec(settings: StudySettings) -> FitSamples | None:
-    """Return the samples that OOD scores on features are fitted to; None if there are to be none.
+def samples_to_fit_to(settings: StudySettings) -> FitSamples | None:
+    """Return the samples that OOD scores on features are fitted to; None if ``--fit-samples`` is 0.
 
-    They are every n-th training sample, so that about ``--fit-samples`` are taken. Without training data they are the
-    half of the validation data that the search has.
+    They are at most ``--fit-samples`` of the training samples, evenly spaced. Without training data they are the half
+    of the validation data that the search has. ``--limit`` takes fewer of either.
     """
     if not settings.fit_samples:
         return None
     if settings.train is None:
-        half = with_setting(str(settings.val), "part=1/2")
-        half_set = open_data(half, ignore_labels=True, limit=settings.limit)
-        return FitSamples(half, len(half_set))
+        half_of_search = with_setting(str(settings.val), "part=1/2")
+        validation_samples = open_data(half_of_search, ignore_labels=True, limit=settings.limit)
+        return FitSamples(half_of_search, count=len(validation_samples))
 
-    training_set = open_data(settings.train, ignore_labels=True)
-    samples = len(training_set)
-    stride = math.ceil(samples / settings.fit_samples)
-    count = math.ceil(samples / stride)
+    # Every n-th training sample, with the smallest n that leaves at most so many.
+    all_samples = len(open_data(settings.train, ignore_labels=True))
+    every_nth = math.ceil(all_samples / settings.fit_samples)
+    spec = settings.train
+    if every_nth > 1:
+        spec = with_setting(spec, f"part=1/{every_nth}")
+
+    count = math.ceil(all_samples / every_nth)
     if settings.limit is not None:
         count = min(count, settings.limit)
-    spec = settings.train
-    if stride > 1:
-        spec = with_setting(spec, f"part=1/{stride}")
     return FitSamples(spec, count)
 
 
-def _check_fit(settings: StudySettings) -> None:
+def _check_samples_to_fit_to(settings: StudySettings) -> None:
     """Refuse samples for OOD scores on features that no covariance within a class can be computed from.
+
+    That takes two samples of one class. Samples without labels count as one class.
 
     Raises:
         UsageError: no two of them are of one class.
     """
-    fit = fit_spec(settings)
+    fit = samples_to_fit_to(settings)
     if fit is None:
         return
     dataset = open_data(fit.spec, ignore_labels=True, limit=settings.limit, seed=settings.seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hydractl.report.texts import number
 from hydractl.studies.choosing import REFERENCE, SINGLE
-from hydractl.studies.comparing import Met, Rung
+from hydractl.studies.comparing import AgainstSingle, Rung
 from hydractl.studies.words import (
     ACCURACY,
     AUROC,
@@ -85,7 +85,7 @@ class Facts:
         ladder: the rungs, the choice first.
         steps: the differences of each rung, except the last, to the next one, by metric.
         ends: the index of the rung where the verdict ends.
-        met: the comparisons of each rung with the single model.
+        against_single: the comparisons of each rung with the single model.
         hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
         sets: the difference of AUROC between these two on each test set, by the name of the set.
         baseline: the differences of the final rung to the single model as it is, with MSP, by metric.
@@ -101,7 +101,7 @@ class Facts:
     ladder: Sequence[Rung]
     steps: Sequence[Mapping[str, Finding]]
     ends: int
-    met: Sequence[Met]
+    against_single: Sequence[AgainstSingle]
     hardest: Mapping[str, Finding]
     sets: Mapping[str, Finding]
     baseline: Mapping[str, Finding]
@@ -152,18 +152,23 @@ def _answer_of_single(tested: Facts) -> str:
 
 
 def _answer_of_ensemble(tested: Facts) -> str:
-    """Return the answer of a study that ends with another row than the single model."""
-    met = tested.met[tested.ends]
-    if met.better_afterwards:
+    """Return the answer of a study that ends with another row than the single model.
+
+    Decided by the difference of mean AUROC to the hardest score of the single model; a gain that costs accuracy trades.
+    """
+    against_single = tested.against_single[tested.ends]
+    if against_single.better_afterwards:
         return FREE_SCORE_BETTER
-    assert met.hardest is not None  # single + MSP at least
-    kind = met.rivals[met.hardest].kind
+    assert against_single.hardest is not None  # single + MSP at least
+    kind = against_single.rivals[against_single.hardest].kind
     if kind in LOSSES:
         return FREE_SCORE_BETTER
     if kind == NO_DIFFERENCE:
         return AS_GOOD
     if kind == CANNOT_TELL:
         return UNCLEAR
+
+    # It is better than the single model.
     accuracy = tested.hardest.get(ACCURACY)
     if accuracy is not None and accuracy.kind in LOSSES:
         return TRADES
@@ -177,26 +182,27 @@ def verdict(tested: Facts, use: Use) -> Verdict:
     answer = answer_of(tested)
 
     # The answer and its consequences.
-    lines = _stepped_down(tested)
+    lines = _sentences_on_left_rungs(tested)
     lines.append(_first_sentence(tested, answer))
-    lines += _seen_afterwards(tested, answer)
-    lines += _worse_sets(tested, answer)
+    lines += _sentence_on_better_free_scores(tested, answer)
+    lines += _sentence_on_worse_sets(tested, answer)
     lines += tested.why
-    lines.append(_use(use))
+    lines.append(_sentence_on_best_file(use))
 
     # The comparisons.
-    met = tested.met[tested.ends]
-    if met.hardest is not None:
-        lines.append(_compared(tested.hardest, single_with(met.hardest)))
-    lines.append(_compared(tested.baseline, "the single model as it is, with MSP and no temperature"))
-    lines += _samples_needed(tested, answer)
+    against_single = tested.against_single[tested.ends]
+    if against_single.hardest is not None:
+        lines.append(_differences_in_words(tested.hardest, single_with(against_single.hardest)))
+    lines.append(_differences_in_words(tested.baseline, "the single model as it is, with MSP and no temperature"))
+    lines += _sentences_on_needed_samples(tested, answer)
     if not tested.labelled:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
 
+    # The score for mistakes, and the doubts.
     lines.append(tested.mistakes)
     lines += tested.doubts
-    said_lines = [line for line in lines if line]
-    return Verdict(answer, said_lines)
+    lines_with_text = [line for line in lines if line]
+    return Verdict(answer, lines_with_text)
 
 
 def single_with(score: str) -> str:
@@ -213,15 +219,18 @@ def name_of(rung: Rung) -> str:
     return f"{rung.row} with {rung.score}"
 
 
-def _stepped_down(tested: Facts) -> list[str]:
-    """Return a sentence for each rung that was left, on why it was."""
+def _sentences_on_left_rungs(tested: Facts) -> list[str]:
+    """Return a sentence for each rung of the ladder that was left, because it is no better than the next one.
+
+    A rung is a row with an OOD score; the first one is the choice on validation data.
+    """
     sentences = []
-    for place in range(tested.ends):
-        step = tested.steps[place][AUROC]
+    for index in range(tested.ends):
+        step = tested.steps[index][AUROC]
         no_better = _NO_BETTER[step.kind]
-        upper = _capital(name_of(tested.ladder[place]))
-        lower = name_of(tested.ladder[place + 1])
-        if place == 0:
+        upper = _capitalised(name_of(tested.ladder[index]))
+        lower = name_of(tested.ladder[index + 1])
+        if index == 0:
             sentences.append(
                 f"{upper}, chosen on validation data, is {no_better} on the test data than {lower}: {step}."
             )
@@ -260,42 +269,53 @@ def _single_sentence(tested: Facts, answer: str) -> str:
 
 
 def _ensemble_sentence(tested: Facts, answer: str) -> str:
-    """Return the sentence that states the answer of a study that ends with another row than the single model."""
-    met = tested.met[tested.ends]
-    assert met.hardest is not None  # single + MSP at least
+    """Return the sentence that states the answer of a study that ends with another row than the single model.
+
+    It tells the difference of mean AUROC to the hardest rival: the single model with one of its scores.
+    """
+    against_single = tested.against_single[tested.ends]
+    assert against_single.hardest is not None  # single + MSP at least
+    row = tested.rung.row
     name = name_of(tested.rung)
-    hardest_name = single_with(met.hardest)
-    hardest = met.rivals[met.hardest]
-    if answer == HELPS:
-        return f"{tested.rung.row} helps this model: {_gain_sentence(name, met, hardest)}"
-    if answer == HELPS_SLIGHTLY:
-        return f"{tested.rung.row} helps this model, slightly: {_gain_sentence(name, met, hardest)}"
-    if answer == TRADES:
-        return f"{_gain_sentence(name, met, hardest)} It pays with {tested.hardest[ACCURACY]}."
+    rival = single_with(against_single.hardest)
+    difference = against_single.rivals[against_single.hardest]
+
+    # The row is better.
+    if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
+        gain = _gain_sentence(name, against_single, difference)
+        if answer == HELPS:
+            return f"{row} helps this model: {gain}"
+        if answer == HELPS_SLIGHTLY:
+            return f"{row} helps this model, slightly: {gain}"
+        return f"{gain} It pays with {tested.hardest[ACCURACY]}."
+
+    # It is not, or nobody can tell.
     if answer == AS_GOOD:
-        return f"{_capital(hardest_name)}, which costs nothing, is as good as {name}: {hardest}."
+        return f"{_capitalised(rival)}, which costs nothing, is as good as {name}: {difference}."
     if answer == UNCLEAR:
-        return f"The test data cannot tell whether {name} is better than {hardest_name}: {hardest}."
-    if hardest.kind in LOSSES:
-        return f"{_capital(hardest_name)}, which costs nothing, did better than {name}: {hardest}."
-    return f"{_capital(name)} was compared with {_rivals_text(met)}; a score that costs nothing did better than it."
+        return f"The test data cannot tell whether {name} is better than {rival}: {difference}."
+    if difference.kind in LOSSES:
+        return f"{_capitalised(rival)}, which costs nothing, did better than {name}: {difference}."
+    rivals = _rivals_text(against_single)
+    return f"{_capitalised(name)} was compared with {rivals}; a score that costs nothing did better than it."
 
 
-def _gain_sentence(name: str, met: Met, hardest: Finding) -> str:
+def _gain_sentence(name: str, against_single: AgainstSingle, hardest: Finding) -> str:
     """Return the sentence on how much a row is better than the single model under the scores fixed beforehand."""
     how_much = "slightly better"
     if hardest.kind == BETTER:
         how_much = "better"
+    rivals = _rivals_text(against_single)
     against_hardest = ""
-    if len(met.rivals) > 1:
-        against_hardest = f" against the hardest, {met.hardest}"
-    return f"{name} detects OOD samples {how_much} than {_rivals_text(met)}: {hardest}{against_hardest}."
+    if len(against_single.rivals) > 1:
+        against_hardest = f" against the hardest, {against_single.hardest}"
+    return f"{name} detects OOD samples {how_much} than {rivals}: {hardest}{against_hardest}."
 
 
-def _rivals_text(met: Met) -> str:
+def _rivals_text(against_single: AgainstSingle) -> str:
     """Name the scores of the single model that a choice was compared with."""
-    scores = list(met.rivals)
-    if not met.others:
+    scores = list(against_single.rivals)
+    if not against_single.others:
         return "the single model with any score"
     if len(scores) == 1:
         return single_with(scores[0])
@@ -303,25 +323,27 @@ def _rivals_text(met: Met) -> str:
     return f"the single model with any of the scores {', '.join(first_scores)} and {last_score}"
 
 
-def _seen_afterwards(tested: Facts, answer: str) -> list[str]:
-    """Name the free scores outside the comparison that did better."""
-    ahead = tested.met[tested.ends].better_afterwards
+def _sentence_on_better_free_scores(tested: Facts, answer: str) -> list[str]:
+    """Return a sentence on the free scores outside the comparison that did better; none if there are none."""
+    ahead = tested.against_single[tested.ends].better_afterwards
     if not ahead:
         return []
     if answer == BLIND:
         return []
     first, *others = ahead
+    rival = single_with(first)
+    name = name_of(tested.rung)
     also = ""
     if others:
         also = f", and so did {', '.join(others)}"
     return [
-        f"A free score did better here: {single_with(first)}, against which {name_of(tested.rung)} has {ahead[first]}"
-        f"{also}. That was seen afterwards: confirm it on other data."
+        f"A free score did better here: {rival}, against which {name} has {ahead[first]}{also}. That was seen "
+        "afterwards: confirm it on other data."
     ]
 
 
-def _worse_sets(tested: Facts, answer: str) -> list[str]:
-    """Name every test set on which a choice that helps is significantly worse than its hardest rival."""
+def _sentence_on_worse_sets(tested: Facts, answer: str) -> list[str]:
+    """Return a sentence on the test sets where a choice that helps is significantly worse than its hardest rival."""
     if answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
         return []
     worse = []
@@ -334,20 +356,26 @@ def _worse_sets(tested: Facts, answer: str) -> list[str]:
     return [f"It is worse on {', '.join(worse)}."]
 
 
-def _use(use: Use) -> str:
-    """Return the sentence on what ``best.st`` is."""
-    settings = [f"the score {use.rung.score}"]
+def _sentence_on_best_file(use: Use) -> str:
+    """Return the sentence on what ``best.st`` is, with its cost if it is more than the single model."""
+    score = use.rung.score
+    settings = [f"the score {score}"]
     if use.temperature is not None:
-        settings.append(f"temperature {number(use.temperature, 3)}")
+        temperature = number(use.temperature, 3)
+        settings.append(f"temperature {temperature}")
     if use.threshold is not None:
-        settings.append(f"threshold {number(use.threshold, 4)}")
+        threshold = number(use.threshold, 4)
+        settings.append(f"threshold {threshold}")
     settings_text = ", ".join(settings)
-    if use.rung.row == SINGLE:
+
+    row = use.rung.row
+    if row == SINGLE:
         return f"best.st is the single model with {settings_text}."
-    return f"best.st is {use.rung.row} with {settings_text}{_cost(use.price)}."
+    cost = _cost_in_words(use.price)
+    return f"best.st is {row} with {settings_text}{cost}."
 
 
-def _cost(price: Price) -> str:
+def _cost_in_words(price: Price) -> str:
     """Return the end of a sentence on the cost of a row; empty if it is not known."""
     ratios = []
     if price.macs is not None:
@@ -359,24 +387,34 @@ def _cost(price: Price) -> str:
     return f"; {' and '.join(ratios)}"
 
 
-def _compared(findings: Mapping[str, Finding], other: str) -> str:
-    """Return the sentence that lists differences to another model by their words; empty without differences."""
-    texts: dict[str, list[str]] = {kind: [] for kind in WORDS}
+def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
+    """Return the sentence that lists differences to another model, those of one word together; empty without any.
+
+    Args:
+        findings: the differences, by metric.
+        other: the name of the other model in a sentence.
+    """
+    differences_by_word: dict[str, list[str]] = {word: [] for word in WORDS}
     for finding in findings.values():
-        texts[finding.kind].append(str(finding))
+        differences_by_word[finding.kind].append(str(finding))
+
     parts = []
-    for kind, texts_of_kind in texts.items():
-        if texts_of_kind:
-            parts.append(f"{kind}: {', '.join(texts_of_kind)}")
+    for word, differences in differences_by_word.items():
+        if differences:
+            listed = ", ".join(differences)
+            parts.append(f"{word}: {listed}")
     if not parts:
         return ""
-    return f"Against {other}: {'; '.join(parts)}."
+    all_parts = "; ".join(parts)
+    return f"Against {other}: {all_parts}."
 
 
-def _samples_needed(tested: Facts, answer: str) -> list[str]:
-    """Say how many samples would be enough where the data cannot tell about OOD detection or accuracy."""
+def _sentences_on_needed_samples(tested: Facts, answer: str) -> list[str]:
+    """Return a sentence on how many samples would do, for OOD detection and accuracy where the data cannot tell."""
     if answer in (BLIND, NOTHING_HELPS):
         return []
+
+    # The comparison that the answer rests on.
     if answer == SCORE_UNCLEAR:
         findings = tested.steps[tested.ends]
     elif tested.rung.row == SINGLE:
@@ -387,18 +425,17 @@ def _samples_needed(tested: Facts, answer: str) -> list[str]:
     sentences = []
     for metric in (AUROC, ACCURACY):
         finding = findings.get(metric)
-        if finding is None:
+        if finding is None or finding.needed is None:
             continue
-        if finding.needed is None:
-            continue
+        words = KINDS[metric].words
         sentences.append(
-            f"To tell about {KINDS[metric].words}, about {finding.needed:,} samples of each test set would do; the "
+            f"To tell about {words}, about {finding.needed:,} samples of each test set would do; the "
             f"smallest has {tested.n:,}."
         )
     return sentences
 
 
-def _capital(text: str) -> str:
+def _capitalised(text: str) -> str:
     """Return a text for the start of a sentence: "the" becomes "The"; names of rows stay as they are."""
     if not text.startswith("the "):
         return text

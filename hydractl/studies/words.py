@@ -124,10 +124,11 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
         n: the number of samples that it was measured on.
     """
     low, high = ci
-    margin = KINDS[metric].margin
-    if KINDS[metric].sign > 0:
+    judged = KINDS[metric]
+    margin = judged.margin
+    if judged.sign > 0:
         kind = word(low, high, margin)
-    else:
+    else:  # turned, so that higher is better
         kind = word(-high, -low, margin)
 
     needed = None

@@ -102,7 +102,7 @@ class StateFile:
             "fingerprint": self.fingerprint,
             "environment": self.environment,
             "progress": saved.progress,
-            "data_sha256": _digest(saved.tensors),
+            "data_sha256": _digest_of_tensors(saved.tensors),
         }
         with Output(self.path, force=True) as output:
             write_checkpoint(output, DictTensors(saved.tensors), header)
@@ -114,9 +114,9 @@ class StateFile:
             InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.
         """
         file = FileTensors(self.path)
-        header = self._checked(file)
+        header = self._read_header(file)
         tensors = {name: file.read(name) for name in file.names()}
-        if header["data_sha256"] != _digest(tensors):
+        if header["data_sha256"] != _digest_of_tensors(tensors):
             raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
         changed = differences(header["environment"], self.environment, "then")
         if changed:
@@ -132,9 +132,14 @@ class StateFile:
             InputError: it is no such file, or it is of another run; all differences are listed.
         """
         file = FileTensors(self.path)
-        self._checked(file)
+        self._read_header(file)
 
-    def _checked(self, file: FileTensors) -> dict[str, Any]:
+    def _read_header(self, file: FileTensors) -> dict[str, Any]:
+        """Return the header of a saved run, after checking that it is of this one.
+
+        Raises:
+            InputError: it is no such file, or it is of another run; all differences are listed.
+        """
         header = file.header.description or {}
         if header.get("schema") != SCHEMA:
             raise InputError(f"{self.path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
@@ -213,7 +218,7 @@ class Interruptions:
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread:
             for number in _CAUGHT:
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -221,7 +226,8 @@ class Interruptions:
             # A signal that was only noted has done its work: the next one is the first again.
             signal.signal(number, handler)
 
-    def _note(self, number: int, _: object) -> None:
+    def _handle_signal(self, number: int, _: object) -> None:
+        """Handle a signal: note the first; a later one is handled as the system does, which ends the process."""
         if not self.requested:
             self.requested = True
             self._since = time.monotonic()
@@ -273,15 +279,15 @@ def set_random_state(state: Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state_of_gpu.clone(), device)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors with their names, dtypes and shapes."""
+def _digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, in hex, of some tensors with their names, dtypes and shapes, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         shape = list(tensor.shape)
         title = f"{name} {tensor.dtype} {shape}\n"
         digest.update(title.encode())
-        if tensor.numel():
+        if tensor.numel():  # an empty tensor has no view of its bytes
             as_bytes = tensor.reshape(-1).view(torch.uint8)
             digest.update(as_bytes.numpy().data)
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from hydractl.data.captions import CaptionedImages
 from hydractl.data.text import report_cut
 from hydractl.distributed import Processes
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import ModelFamily
+from hydractl.families.base import ImageFormat, ModelFamily
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.pixels import in_mode
 from hydractl.families.torchvision_operators import declare_operators
@@ -37,6 +37,9 @@ SMALLEST_SHARE = 0.08
 CACHE_BYTES = 1 << 30
 """Preprocessed inputs up to this size stay in memory instead of being made anew each epoch."""
 
+_USUAL_STRENGTH = "2:12"
+"""Operations of RandAugment that are applied to an image, and their magnitude, unless said otherwise."""
+
 COUNTED = 100_000
 """Captions that are looked at before a training for whether they are too long."""
 _CAPTION_ALONE = ("{label}",)
@@ -46,6 +49,12 @@ Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
 
 Each has the batch size divided by the number of processes; the last one of an epoch may be smaller."""
 
+ValidationBatches = Callable[[], Iterator[tuple[Any, Tensor]]]
+"""Goes once through the validation samples of this process, in batches of (inputs, labels) on the model's device."""
+
+NumberedSamples = list[tuple[int, Any]]
+"""Samples of a batch, each with its number in the data set."""
+
 
 @dataclass
 class TrainingData:
@@ -53,13 +62,20 @@ class TrainingData:
 
     size: int
     batches: Batches
-    validation: Callable[[], Iterator[tuple[Any, Tensor]]] | None = None
+    validation: ValidationBatches | None = None
 
 
 def training_data(
     model: AnyModel, train_set: Dataset, val_set: Dataset | None, options: TrainOptions, team: Processes
 ) -> TrainingData:
-    """Return the part of the data that this process reads.
+    """Return the data of a training as this process reads them.
+
+    Args:
+        model: reads them.
+        train_set: labelled samples, or pairs.
+        val_set: labelled samples, or None.
+        options: of the training.
+        team: the processes among which each batch is divided.
 
     Raises:
         UsageError: for a batch that cannot be divided among the processes, and augmentation of texts.
@@ -68,12 +84,12 @@ def training_data(
     workers = options.data.workers
     if batch_size % team.size:
         raise UsageError(f"--batch-size {batch_size} cannot be divided among {team.size} processes")
-    changes = None
+    augmentation = None
     if options.data.augment:
         preprocess = model.description.preprocess
-        changes = Augmentation(options.data.augment, model.family, preprocess, options.seed)
+        augmentation = Augmentation(options.data.augment, model.family, preprocess, options.seed)
     batch_size_of_process = batch_size // team.size
-    read_train = Reader(model, train_set, batch_size_of_process, workers, changes)
+    read_train = Reader(model, train_set, batch_size_of_process, workers, augmentation)
     validation = None
     if val_set is not None:
         read_val = Reader(model, val_set, batch_size, workers)
@@ -81,18 +97,29 @@ def training_data(
     return TrainingData(len(train_set), read_train, validation)
 
 
-def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Callable[[], Iterator[tuple[Any, Tensor]]]:
-    """Return a function that reads the samples that this process validates, and their labels."""
-    order: Sequence[int] = range(len(val_set))
+def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> ValidationBatches:
+    """Return a function that goes once through the samples that this process validates.
+
+    Args:
+        read: reads batches of the set.
+        val_set: the labelled samples of all processes, of which this one takes every n-th.
+        team: the processes.
+
+    Returns:
+        It yields batches of inputs and labels; the last batch may have one input more than labels.
+    """
+    order = list(range(len(val_set)))
     if team.size == 1:
         order = longest_first(val_set)
-    samples_of_process = list(order)[team.rank :: team.size]
+    samples_of_process = order[team.rank :: team.size]
     samples_to_compute = list(samples_of_process)
-    if len(samples_of_process) * team.size < len(val_set):
-        # All processes compute equally often, this one a sample without its label.
+    others_have_one_more = len(samples_of_process) * team.size < len(val_set)
+    if others_have_one_more:
+        # All processes have to compute equally often: this one computes a sample whose label is left out.
         samples_to_compute.append(order[0])
 
     def validation() -> Iterator[tuple[Any, Tensor]]:
+        """Yield batches of inputs and labels."""
         labels_left = len(samples_of_process)
         for inputs, labels in read(samples_to_compute, 0):
             yield inputs, labels[:labels_left]
@@ -111,15 +138,14 @@ def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log
 
 
 def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) -> None:
-    """Warn of the captions that the model cuts."""
+    """Warn of the captions that are longer than the model reads, if there are any among the first 100,000."""
     texts = dataset.captions[:COUNTED]
     description = model.description
     cut, most = model.family.too_long(description.config, description.preprocess, texts)
     if not cut:
         return
-    if len(texts) == len(dataset):
-        looked_at = f"{len(texts)}"
-    else:
+    looked_at = f"{len(texts)}"
+    if len(texts) < len(dataset):
         looked_at = f"the first {len(texts):,}"
     verb = "is" if cut == 1 else "are"
     log.warn(
@@ -187,71 +213,92 @@ class Augmentation:
     """
 
     def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Preprocessing, seed: int) -> None:
+        """Set up the random changes, and what makes the model's input of a changed image."""
         if preprocess.get("kind") == "text":
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
         values = {}
         for item in items:
-            name, _, value = item.partition(":")
+            name, _, value = item.partition(":")  # NAME or NAME:VALUE
             values[name] = value
         image_format = family.image_format(preprocess)
-        channels, height, width = image_format.size
+        channels, _, _ = image_format.size
         self._seed = seed
         self._mode = "L" if channels == 1 else "RGB"
-        steps: list[Any] = []
-        if "crop" in values:
-            smallest = float(values["crop"] or SMALLEST_SHARE)
-            interpolation = InterpolationMode(image_format.interpolation)
-            crop = v2.RandomResizedCrop((height, width), scale=(smallest, 1.0), interpolation=interpolation)
-            steps.append(crop)
-        if "flip" in values:
-            flip = v2.RandomHorizontalFlip()
-            steps.append(flip)
-        if "randaugment" in values:
-            strength = values["randaugment"] or "2:12"
-            count, magnitude = strength.split(":")
-            operations = v2.RandAugment(int(count), int(magnitude))
-            steps.append(operations)
-        self._change = v2.Compose(steps)
-        if "crop" in values:  # which has the model's size already
+        self._change = _random_changes(values, image_format)
+        # From a changed image to the model's input.
+        self._finish: Callable[[Any], Tensor]
+        has_model_size = "crop" in values
+        if has_model_size:
             to_float = v2.ToDtype(torch.float32, scale=True)
             normalize = v2.Normalize(list(image_format.mean), list(image_format.std))
             self._finish = v2.Compose([v2.ToImage(), to_float, normalize])
-            return
+        else:
+            self._finish = _as_in_evaluation(family, preprocess)
 
-        # Images are resized as in evaluation.
-        collate = family.collate(preprocess)
-
-        def finish(image: Any) -> Tensor:
-            inputs: Tensor = collate([image])
-            return inputs[0]
-
-        self._finish = finish
-
-    def collate(self, epoch: int) -> Callable[[list[tuple[int, Any]]], Tensor]:
+    def collate(self, epoch: int) -> Callable[[NumberedSamples], Tensor]:
         """Return a function from samples of a :class:`Numbered` data set to one epoch's inputs ``[B, C, H, W]``."""
 
-        def collated(samples: list[tuple[int, Any]]) -> Tensor:
+        def collated(samples: NumberedSamples) -> Tensor:
             changed = []
             # The generator of dropout goes on as if nothing had been drawn here.
             with torch.random.fork_rng(devices=[]):
                 for number, image in samples:
-                    inputs = self._changed(image, epoch, number)
+                    inputs = self._augmented(image, epoch, number)
                     changed.append(inputs)
                 return torch.stack(changed)
 
         return collated
 
-    def _changed(self, image: Any, epoch: int, number: int) -> Tensor:
+    def _augmented(self, image: Any, epoch: int, number: int) -> Tensor:
         """Return one image as it is in an epoch, ``[C, H, W]``."""
+        # What is drawn depends on the seed, the epoch and the sample, and on nothing else.
         text = f"hydractl.augment/1 {self._seed} {epoch} {number}"
         digest = hashlib.sha256(text.encode()).digest()
         first_bytes = digest[:8]
-        seed = int.from_bytes(first_bytes, "big") >> 1
+        seed = int.from_bytes(first_bytes, "big") >> 1  # 63 bits: torch's seeds have a sign
         # Of the CPU alone: torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(seed)
         in_colours = in_mode(image, self._mode)
         changed = self._change(in_colours)
         return self._finish(changed)
+
+
+def _random_changes(values: Mapping[str, str], image_format: ImageFormat) -> Callable[[Any], Any]:
+    """Return the random changes of an image, one after the other.
+
+    Args:
+        values: of ``crop`` its smallest share of the image, of ``randaugment`` ``N:M``, ``flip``; empty for the usual
+            values.
+        image_format: of the model.
+    """
+    changes: list[Any] = []
+    if "crop" in values:
+        smallest = float(values["crop"] or SMALLEST_SHARE)
+        _, height, width = image_format.size
+        interpolation = InterpolationMode(image_format.interpolation)
+        crop = v2.RandomResizedCrop((height, width), scale=(smallest, 1.0), interpolation=interpolation)
+        changes.append(crop)
+    if "flip" in values:
+        flip = v2.RandomHorizontalFlip()
+        changes.append(flip)
+    if "randaugment" in values:
+        strength = values["randaugment"] or _USUAL_STRENGTH
+        count, magnitude = strength.split(":")
+        operations = v2.RandAugment(int(count), int(magnitude))
+        changes.append(operations)
+    composed: Callable[[Any], Any] = v2.Compose(changes)
+    return composed
+
+
+def _as_in_evaluation(family: ModelFamily, preprocess: Preprocessing) -> Callable[[Any], Tensor]:
+    """Return a function from an image to the model's input ``[C, H, W]``, resized and cropped as in evaluation."""
+    collate = family.collate(preprocess)
+
+    def finish(image: Any) -> Tensor:
+        inputs: Tensor = collate([image])
+        return inputs[0]
+
+    return finish
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -265,13 +312,14 @@ class Reader:
         dataset: of labelled samples, or of pairs.
         size: samples of a batch.
         workers: processes that prepare samples.
-        changes: augmentation; without it inputs are as in evaluation, prepared once and kept where they are tensors of
-            one size that take less than :data:`CACHE_BYTES`.
+        augmentation: of the images; without it inputs are as in evaluation, prepared once and kept where they are
+            tensors of one size that take less than :data:`CACHE_BYTES`.
     """
 
     def __init__(
-        self, model: AnyModel, dataset: Dataset, size: int, workers: int, changes: Augmentation | None = None
+        self, model: AnyModel, dataset: Dataset, size: int, workers: int, augmentation: Augmentation | None = None
     ) -> None:
+        """Prepare all inputs now, if they are not augmented and fit into memory."""
         self._model = model
         self._size = size
         self._workers = workers
@@ -281,24 +329,27 @@ class Reader:
         if isinstance(dataset, CaptionedImages):
             self._captions = dataset.captions
             self._samples = dataset.images
-        self._changes = changes
+        self._augmentation = augmentation
         self._memory: Tensor | None = None
-        if changes is None:
-            self._memory = self._in_memory()
+        if augmentation is None:
+            self._memory = self._prepare_all()
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
         parameter = next(self._model.parameters())
         device = parameter.device
         dtype = parameter.dtype
         if self._memory is None:
-            read = self._prepared(indices, epoch)
+            read = self._batches_from_workers(indices, epoch)
         else:
-            read = self._kept(self._memory, indices)
+            read = self._batches_from_memory(self._memory, indices)
         for inputs, targets in read:
             yield move(inputs, device, dtype), move(targets, device, dtype)
 
-    def _in_memory(self) -> Tensor | None:
-        """Return all inputs as one tensor, where they fit; else None."""
+    def _prepare_all(self) -> Tensor | None:
+        """Prepare the inputs of all samples and return them as one tensor, ``[samples, ...]``.
+
+        None where they are too large together, by the size of the first, or are no tensors.
+        """
         samples = self._samples
         preprocess = self._model.preprocess
         first = preprocess([samples[0]])
@@ -311,22 +362,23 @@ class Reader:
         parts = batches(samples, preprocess, 256, workers=self._workers, indices=every_sample)
         return torch.cat([batch.inputs for batch in parts])
 
-    def _kept(self, memory: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of inputs that are in memory."""
+    def _batches_from_memory(self, memory: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+        """Yield batches of inputs and targets; the inputs of all samples are in memory."""
         for start in range(0, len(indices), self._size):
             stop = start + self._size
             chunk = list(indices[start:stop])
             inputs = memory[chunk]
             yield inputs, self._targets(chunk)
 
-    def _prepared(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield batches prepared in the worker processes."""
+    def _batches_from_workers(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
+        """Yield batches of inputs and targets that the worker processes prepare, augmented if that is asked for."""
         preprocess = self._model.preprocess
-        augment: Callable[[list[tuple[int, Any]]], Tensor] | None = None
-        if self._changes is not None:
-            augment = self._changes.collate(epoch)
+        augment: Callable[[NumberedSamples], Tensor] | None = None
+        if self._augmentation is not None:
+            augment = self._augmentation.collate(epoch)
 
-        def collate(samples: list[tuple[int, Any]]) -> tuple[Any, Any]:
+        def collate(samples: NumberedSamples) -> tuple[Any, Any]:
+            """Return inputs and targets of numbered samples; it runs in the workers."""
             numbers = []
             plain_samples = []
             for number, sample in samples:

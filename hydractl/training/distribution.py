@@ -46,10 +46,12 @@ def shard(model: HydraModel, device: torch.device) -> None:
         if parameter.ndim == 0:
             raise UsageError(f"--shard: {name} is a single number and cannot be divided", hint="leave --shard out")
     model.whole_last_block = True  # a block's parameters are there while it is called, and not for a part of it
-    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    processes = torch.distributed.get_world_size()
+    mesh = init_device_mesh(device.type, (processes,))
     for path in model.block_paths:
-        fully_shard(model.networks[0].get_submodule(path), mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        block = model.networks[0].get_submodule(path)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # what belongs to no block
     register_fsdp_forward_method(model, "member_logits")
 
 
@@ -87,21 +89,21 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processes) -> float:
-    """Add the gradients of one step to those of the parameters; those of all processes are exchanged in the last call.
+    """Compute the loss of one step and its gradients, which are exchanged with all processes in the last call.
 
     Args:
-        loss: of :func:`shared`.
-        calls: of :meth:`Loss.calls`.
+        loss: of a model, see :func:`shared`: called with samples, it gives a scalar.
+        calls: the samples of each call, and the weight of what it gives in the loss of the step.
         team: the processes.
 
     Returns:
-        The loss before the step, as far as this process has a share in it: the sum over processes is the whole.
+        The share of this process in the loss of the step: the sum over processes is the whole.
     """
     value = 0.0
     calls = list(calls)
-    for index, (samples, weight) in enumerate(calls, start=1):
-        is_last = index == len(calls)
-        with _exchange(loss, now=is_last):
+    for number, (samples, weight) in enumerate(calls, start=1):
+        is_last = number == len(calls)
+        with _gradient_exchange(loss, now=is_last):
             part = loss(samples)
             if weight != 1:
                 part = part * weight
@@ -112,8 +114,8 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
     return value
 
 
-def _exchange(loss: nn.Module, *, now: bool) -> AbstractContextManager[None]:
-    """Return the context in which gradients are exchanged, or kept for a later call where that can be chosen."""
+def _gradient_exchange(loss: nn.Module, *, now: bool) -> AbstractContextManager[None]:
+    """Return the context of a backward pass: gradients are exchanged in it, or kept for a later one if that can be."""
     if now or not isinstance(loss, DistributedDataParallel):
         return nullcontext()
     return loss.no_sync()

@@ -12,9 +12,6 @@ from hydractl.metrics.plausibility import count_doubt, loss_doubt
 from hydractl.training.loop import TrainingOutcome
 from hydractl.training.start import Opened
 
-_LAST_POINTS = 15
-"""The points in the last quarter of a loss curve, which has 60."""
-
 
 def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
     """Return what is odd about the training and the validation data, as :func:`sample_doubts` does."""
@@ -37,13 +34,12 @@ def course_doubts(outcome: TrainingOutcome, val_set: Dataset | None, classes: in
     curve = outcome["loss_curve"]
     if classes is not None and classes > 1:
         quarter = math.ceil(len(curve) / 4)
-        points = max(2, quarter)
+        points = max(2, quarter)  # one number says nothing of how much they vary
         last_quarter = curve[-points:]
-        losses = np.array(last_quarter[:_LAST_POINTS])
+        losses = np.array(last_quarter)
         doubts.append(loss_doubt(losses, classes))
     if val_set is not None:
-        doubt_of_validation = _validation_doubt(outcome, val_set)
-        doubts.append(doubt_of_validation)
+        doubts.append(_validation_doubt(outcome, val_set))
     return [doubt for doubt in doubts if doubt is not None]
 
 

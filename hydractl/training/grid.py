@@ -71,10 +71,15 @@ def train_each(
         context: log, checkpointing and the other processes.
         saved: where an earlier run was left; what it finished is not trained again.
 
+    Returns:
+        The only training, or the one with the best validation accuracy, the first of equals. The model of its ``run``
+        has the weights that are kept.
+
     Raises:
         NonFiniteError: a loss that is not finite, with every learning rate. Of several, one that does so is out.
         Interrupted: by a signal, after saving.
     """
+    candidates = len(options.lr)
     results: list[CandidateResult] = []
     weights_of_best: dict[str, Tensor] = {}
     first = 0
@@ -82,22 +87,22 @@ def train_each(
         results = saved.progress["results"]
         weights_of_best = saved.part(_BEST)
         first = saved.progress["candidate"]
-    candidates = len(options.lr)
     for index in range(first, candidates):
-        context.extra = Saved({"candidate": index, "results": results}, _as_saved(weights_of_best))
         lr = options.lr[index]
+        is_last = index == candidates - 1
+        # What is saved within this training, beside its own state.
+        context.extra = Saved({"candidate": index, "results": results}, _named_as_saved(weights_of_best))
         if candidates > 1:
             context.log.info(f"learning rate {lr:g}, {index + 1} of {candidates}")
             context.run_log.event("candidate", lr=lr)
         model, data = make()
         run = Training(model, data, options, lr, context)
-        if saved is not None and "steps" in saved.progress:
+        # Only the first training goes on where a run was saved, and not where that was between two trainings.
+        if index == first and saved is not None and "steps" in saved.progress:
             run.load_state_dict(saved)
-        saved = None
         if candidates == 1:
             history = run.run()
             return Trained(history.outcome(), lr, [], run)
-        is_last = index == candidates - 1
         try:
             history = run.run()
             results.append(_result(lr, history))
@@ -105,13 +110,16 @@ def train_each(
             if is_best:
                 weights_of_best = _copied_to_cpu(run.parameters)
         except NonFiniteError as error:
-            if is_last and not weights_of_best:
+            all_have_failed = is_last and not weights_of_best
+            if all_have_failed:
                 raise
             context.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
         if not is_last and context.team.rank == 0:
             progress = {"candidate": index + 1, "results": results, "log": context.run_log.position()}
-            context.checkpointing.save(Saved(progress, _as_saved(weights_of_best)))
+            context.checkpointing.save(Saved(progress, _named_as_saved(weights_of_best)))
+
+    # The model of the last training takes the weights of the best one.
     run.put(weights_of_best)
     run.model.eval()
     best = results[best_of(results)]
@@ -126,17 +134,22 @@ def train_each(
 
 
 def best_of(results: Sequence[CandidateResult]) -> int:
-    """Return the index of the highest validation accuracy, the first of equals; it is never one that failed."""
+    """Return the index of the highest validation accuracy, the first of equals; never of a training that failed.
+
+    Args:
+        results: at least one of a training that did not fail.
+    """
     accuracies = []
     for result in results:
         accuracy = result["val_accuracy"]
-        if accuracy is None:
+        if accuracy is None:  # it failed
             accuracy = -1.0
         accuracies.append(accuracy)
     return accuracies.index(max(accuracies))
 
 
 def _result(lr: float, history: History) -> CandidateResult:
+    """Return the result of a training that did not fail: how it went, and the accuracy of the epoch that was kept."""
     assert history.kept_epoch is not None  # several learning rates have no snapshots
     kept = history.epochs[history.kept_epoch - 1]
     outcome = history.outcome()
@@ -152,6 +165,7 @@ def _result(lr: float, history: History) -> CandidateResult:
 
 
 def _copied_to_cpu(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return copies of whole parameters, which may be divided among processes, on the CPU."""
     copies = {}
     for name, parameter in parameters.items():
         weights = whole(parameter)
@@ -159,7 +173,7 @@ def _copied_to_cpu(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return copies
 
 
-def _as_saved(weights_of_best: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _named_as_saved(weights_of_best: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under the names that they have in the saved run."""
     saved = {}
     for name, tensor in weights_of_best.items():

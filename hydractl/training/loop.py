@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, NotRequired, TypedDict
+from typing import Any, NamedTuple, NoReturn, NotRequired, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from hydractl.training.checkpointing import (
     random_state,
     set_random_state,
 )
-from hydractl.training.data import TrainingData
+from hydractl.training.data import TrainingData, ValidationBatches
 from hydractl.training.distribution import backward, placed, shared, unshard, whole
 from hydractl.training.losses import make_loss
 from hydractl.training.members import AnyModel
@@ -38,6 +38,8 @@ _SIGNALS_APART_S = 0.5
 """A signal to several processes reaches one of them before another."""
 _LOWER = "lower --lr, or raise warmup, a key of hydra.yaml"
 _POINTS = 60
+
+_Item = TypeVar("_Item")
 
 
 class ValidationFigures(TypedDict):
@@ -130,6 +132,20 @@ class TrainingContext:
     signals: Interruptions = field(default_factory=Interruptions)
 
 
+class _Agreement(NamedTuple):
+    """One step as all processes know it alike, so that all of them save or stop after it, or none does.
+
+    Attributes:
+        loss: of the step: the sum over processes.
+        stop: whether a signal has reached any of them.
+        save: whether it is time to save, by the clock of the first.
+    """
+
+    loss: float
+    stop: bool
+    save: bool
+
+
 class Training:
     """One run of the loop, which can be saved after any step and taken up again (:meth:`state_dict`).
 
@@ -151,6 +167,7 @@ class Training:
         course: how the learning rate goes, and which weights are left.
         device: where it computes.
         loss: that is minimised.
+        per_epoch: steps of one pass over the data.
     """
 
     def __init__(
@@ -163,101 +180,146 @@ class Training:
         self.options = options
         self.lr = lr
         self.context = context
+
+        # The weights, and how they are changed.
         self.parameters = trainable(model, options.weights)
+        self.device = next(iter(self.parameters.values())).device
         self._kept_weights = kept_weights(model, options.weights)
         self.optimizer = make_optimizer(list(self.parameters.values()), options.optimizer, lr)
         self.loss = make_loss(model, options.loss, context.team)
         self._shared_loss = shared(self.loss, context.team)
+
+        # Its length.
         self.per_epoch = options.steps_per_epoch(data.size)
         self.total = options.total_steps(data.size)
         self.course = options.begin_course(data.size)
+
+        # How far it has come.
         self.history = History()
         self.position = 0
         self.order = torch.Generator().manual_seed(options.seed)
         self.epoch_start = self.order.get_state()
         self.best: tuple[float, dict[str, Tensor]] | None = None
         self.waited = 0
-        self.device = next(iter(self.parameters.values())).device
+        self._agreement: _Agreement | None = None  # of the last step; None for a training of one process
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> History:
-        """Train to the end, from the beginning or from where :meth:`load_state_dict` has set it."""
-        history = self.history
+        """Train to the end, from the beginning or from where :meth:`load_state_dict` has set it.
+
+        Returns:
+            The whole course of the training. The model then has the weights that it ends with, and is in eval mode.
+
+        Raises:
+            NonFiniteError: a loss, or the weights.
+            Interrupted: by a signal, after saving.
+        """
         with self.context.signals, self.context.log.progress("finetune", self.total, "steps") as progress:
-            progress.advance(history.steps)
-            # A run may have been saved between the last step of an epoch and its validation.
-            while (history.steps < self.total or self.position) and not history.stopped_early:
-                self.epoch_start = self.order.get_state()
-                steps_before = 0
-                if history.epochs:
-                    steps_before = history.epochs[-1]["steps"]
-                shuffled = torch.randperm(self.data.size, generator=self.order)
-                steps_left = self.total - steps_before
-                steps = min(steps_left, self.per_epoch)
-                samples = steps * self.options.per_step
-                indices = shuffled[:samples].tolist()
-                self._finish_epoch(indices, progress)
-                self._end_epoch(steps_before)
+            progress.advance(self.history.steps)
+            while not self._is_finished():
+                samples = self._draw_epoch()
+                self._train_on(samples, progress)
+                self._end_epoch()
         self._put_result()
         self.model.eval()
-        return history
+        return self.history
+
+    def _is_finished(self) -> bool:
+        """Return whether every step is made, or the training has stopped early."""
+        if self.history.stopped_early:
+            return True
+        # A run may have been saved between the last step of an epoch and its validation, which is then to come.
+        is_inside_epoch = self.position > 0
+        return self.history.steps >= self.total and not is_inside_epoch
+
+    def _steps_of_ended_epochs(self) -> int:
+        """Return the number of steps that were made before the epoch that runs."""
+        if not self.history.epochs:
+            return 0
+        return self.history.epochs[-1]["steps"]
+
+    def _draw_epoch(self) -> list[int]:
+        """Draw the samples of the epoch that comes, in their order; in a resumed epoch the same ones once more.
+
+        The state of the generator before the draw is kept in ``epoch_start``, for a run that is saved within the epoch.
+        """
+        self.epoch_start = self.order.get_state()
+        shuffled = torch.randperm(self.data.size, generator=self.order)
+        steps_left = self.total - self._steps_of_ended_epochs()
+        steps = min(steps_left, self.per_epoch)
+        samples = steps * self.options.per_step
+        return shuffled[:samples].tolist()
 
     def _put_result(self) -> None:
-        """Give the model the weights that the training ends with."""
+        """Give the model the weights that the training ends with, and note in the history which epoch they are of."""
         if self.best is not None:
-            self.put(self.best[1])
+            _, best_weights = self.best
+            self.put(best_weights)
         elif self.course.keeps_epoch:
+            # Without a validation the last epoch is kept.
             self.history.kept_epoch = len(self.history.epochs)
         else:
             self.history.kept_epoch = None
+        # An average of several epochs, say, takes the place of what the model has.
         result = self.course.finish(self.options.seed)
         if result is not None:
             self.put(result)
 
-    def _finish_epoch(self, indices: Sequence[int], progress: Progress) -> None:
-        """Train on the samples of an epoch that are not done yet."""
-        size = self.options.data.batch_size
-        accumulate = self.options.data.accumulate
-        team = self.context.team
-        history = self.history
-        ahead = indices[self.position :]
-        batches = []
-        for start in range(0, len(ahead), size):
-            stop = start + size
-            batches.append(ahead[start:stop])
-        indices_of_this_process: list[int] = []
+    def _train_on(self, samples: Sequence[int], progress: Progress) -> None:
+        """Make the steps of one epoch; of an epoch that was taken up again, those that are not made yet.
+
+        Args:
+            samples: all samples of the epoch in order, of which the first ``position`` are done.
+            progress: advanced by every step.
+        """
+        samples_ahead = samples[self.position :]
+        batches = _chunks(samples_ahead, self.options.data.batch_size)
+        indices_to_read: list[int] = []
         for batch in batches:
-            part = batch[team.rank :: team.size]
+            part = self._part_of_process(batch)
             if not part:
-                # The last batch of an epoch is too short for all processes: this one computes a sample that counts
-                # nothing.
+                # The last batch of an epoch is too short for all processes, which have to compute equally often: this
+                # one computes a sample that counts nothing.
                 part = batch[:1]
-            indices_of_this_process += part
+            indices_to_read += part
         self.model.train()
-        stream = self.data.batches(indices_of_this_process, len(history.epochs))
-        for start in range(0, len(batches), accumulate):
-            stop = start + accumulate
-            batches_of_step = batches[start:stop]
-            samples = sum(len(batch) for batch in batches_of_step)
+        epoch = len(self.history.epochs)
+        stream = self.data.batches(indices_to_read, epoch)
+        for batches_of_step in _chunks(batches, self.options.data.accumulate):
+            samples_of_step = sum(len(batch) for batch in batches_of_step)
             shares = []
             for batch in batches_of_step:
-                part = batch[team.rank :: team.size]
-                shares.append(len(part) / samples)
-            with self._saving():
+                part = self._part_of_process(batch)
+                shares.append(len(part) / samples_of_step)
+            with self._stopping_if_workers_are_ended():
                 parts_of_step = [next(stream) for _ in batches_of_step]
-            loss = self._step(parts_of_step, shares)
-            history.losses.append(loss)
-            self.position += samples
-            rate = self._rate(-1)
-            self.context.run_log.step(history.steps, self.total, loss, rate, samples)
-            progress.advance(1, f"loss {loss:.4f}")
+            rate = self._rate_of_next_step()
+            loss = self._step(parts_of_step, shares, rate)
+            self._note_step(loss, rate, samples_of_step, progress)
             self._collect()
             self._save_or_stop()
 
+    def _part_of_process(self, batch: Sequence[int]) -> Sequence[int]:
+        """Return the samples of a batch that this process computes: every n-th of n processes."""
+        team = self.context.team
+        return batch[team.rank :: team.size]
+
+    def _note_step(self, loss: float, rate: float, samples: int, progress: Progress) -> None:
+        """Enter a step that was made at this learning rate, on so many samples, into the history and the logs."""
+        history = self.history
+        history.losses.append(loss)
+        self.position += samples
+        self.context.run_log.step(history.steps, self.total, loss, rate, samples)
+        progress.advance(1, f"loss {loss:.4f}")
+
     @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Around reading: a signal to all processes of a job ends those that read data too; then save and go."""
+    def _stopping_if_workers_are_ended(self) -> Iterator[None]:
+        """Return a context to read data in, which saves and stops where a signal has ended the processes that read.
+
+        A signal to all processes of a job reaches those too, and perhaps before this one: an error of reading may come
+        of it, and not of the data.
+        """
         try:
             yield
         except HydraError:
@@ -265,34 +327,52 @@ class Training:
             self._stop_alone()
             raise
 
-    def _rate(self, offset: int = 0) -> float:
-        """Return the learning rate of the step that comes, or of one before it."""
-        step = self.history.steps + offset
-        share = self.course.share_of_peak(step)
+    def _rate_of_next_step(self) -> float:
+        """Return the learning rate of the step after those that the history has."""
+        share = self.course.share_of_peak(self.history.steps)
         return self.lr * share
 
-    def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float]) -> float:
-        """One update from the batches of this process, shares of all its samples. Returns the mean loss before it."""
+    def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float], rate: float) -> float:
+        """Change the weights once.
+
+        Args:
+            batches: inputs and labels that this process has of the batches of the step.
+            shares: how much of all samples of the step each of them is.
+            rate: the learning rate.
+
+        Returns:
+            The loss of the step, of all processes, before the change.
+
+        Raises:
+            NonFiniteError: the loss is not finite; the weights are as before.
+        """
         team = self.context.team
-        clip = self.options.optimizer.clip
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate()
+            group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         calls = self.loss.calls(batches, shares)
-        value = backward(self._shared_loss, calls, team)
+        loss = backward(self._shared_loss, calls, team)
         if team.size > 1:
-            value = self._agreed(value)
-        self._check_loss(value)
-        for parameter, kept in self._kept_weights:
+            self._agreement = self._agree(loss)
+            loss = self._agreement.loss
+        self._check_loss(loss)
+        # Pruned weights stay zero.
+        for parameter, is_kept in self._kept_weights:
             if parameter.grad is not None:
-                parameter.grad.mul_(kept)
-        if clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters.values(), clip)
+                parameter.grad.mul_(is_kept)
+        largest_norm = self.options.optimizer.clip
+        if largest_norm:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), largest_norm)
         self.optimizer.step()
         self.loss.after_step()
-        return value
+        return loss
 
     def _check_loss(self, value: float) -> None:
+        """Refuse a loss that is not finite, and say whether a good state was saved before.
+
+        Raises:
+            NonFiniteError: it is not.
+        """
         if math.isfinite(value):
             return
         file = self.context.checkpointing.file
@@ -303,6 +383,11 @@ class Training:
         raise NonFiniteError(f"the loss is {value} at step {step}", hint=f"{_LOWER}; {what_is_left}")
 
     def _check_weights(self) -> None:
+        """Refuse weights that are not finite. All processes call it at the same step.
+
+        Raises:
+            NonFiniteError: they are not, in any of the processes.
+        """
         is_finite = all(map(_is_finite, self.parameters.values()))
         finite_in_processes = self.context.team.gather(is_finite)  # each may have other parts of them
         if not all(finite_in_processes):
@@ -319,28 +404,34 @@ class Training:
         weights = ((name, whole(parameter)) for name, parameter in self.parameters.items())
         self.course.collect(steps, weights, self.context.log, self.context.run_log)
 
-    def _end_epoch(self, steps_before: int) -> None:
-        """Validate, and keep the weights if they are the best so far (the first of equals)."""
+    def _end_epoch(self) -> None:
+        """Validate, enter the epoch into the history and the logs, and keep the weights if they are the best so far."""
         history = self.history
-        losses = history.losses[steps_before:]
+        losses = history.losses[self._steps_of_ended_epochs() :]
         epoch: EpochFigures = {
             "epoch": len(history.epochs) + 1,
             "steps": history.steps,
             "loss": sum(losses) / len(losses),
         }
         if self.data.validation is not None:
-            with self._saving():
+            with self._stopping_if_workers_are_ended():
                 figures = validate(self.model, self.data.validation, self.context.team, self._stop_alone)
             epoch["val_accuracy"] = figures["val_accuracy"]
             epoch["val_nll"] = figures["val_nll"]
+
         history.epochs.append(epoch)
-        self.position = 0
+        self.position = 0  # of the next epoch
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
         if self.data.validation is not None and self.course.keeps_epoch:
             self._keep_best(epoch["val_accuracy"])
 
     def _keep_best(self, accuracy: float) -> None:
+        """Keep a copy of the weights if they are the best so far, the first of equals; else wait, or stop early.
+
+        Args:
+            accuracy: on the validation set, after the epoch that has just ended.
+        """
         history = self.history
         is_better = True
         if self.best is not None:
@@ -374,24 +465,33 @@ class Training:
 
     # --- several processes --------------------------------------------------------------------------------------------
 
-    def _agreed(self, value: float) -> float:
-        """Add up the losses of all processes, and whether one of them wants to stop or to save."""
+    def _agree(self, loss: float) -> _Agreement:
+        """Exchange with all processes the loss of a step, and whether the run is to stop or to be saved after it.
+
+        Args:
+            loss: this process's share of it.
+        """
         context = self.context
         step = self.history.steps + 1
         is_due = context.team.rank == 0 and context.checkpointing.due(step)
-        flags = torch.tensor([value, context.signals.requested, is_due], dtype=torch.float64)
-        context.team.add(flags)
-        total, stop, save = flags.tolist()
-        self._all_stop = bool(stop)
-        self._all_save = bool(save)
-        return float(total)
+        is_to_stop = context.signals.requested
+        # One exchange for all three: a flag that any process has set is above 0 in the sum.
+        sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)
+        context.team.add(sums)
+        total, stops, saves = sums.tolist()
+        return _Agreement(loss=float(total), stop=stops > 0, save=saves > 0)
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
-        if self.context.team.size > 1:
-            is_to_stop = self._all_stop
-            is_to_save = self._all_save
+        """Save after a step, or save and stop, if it is time: where there are several processes, as they have agreed.
+
+        Raises:
+            Interrupted, KeyboardInterrupt: it stops.
+        """
+        if self._agreement is not None:
+            is_to_stop = self._agreement.stop
+            is_to_save = self._agreement.save
         else:
             is_to_stop = self.context.signals.requested
             is_to_save = self.context.checkpointing.due(self.history.steps)
@@ -407,7 +507,11 @@ class Training:
             self._interrupt()
 
     def _interrupt(self) -> NoReturn:
-        """Save and go."""
+        """Save and stop.
+
+        Raises:
+            Interrupted: always, with the hint how to go on; KeyboardInterrupt where nothing is saved.
+        """
         self.save()
         file = self.context.checkpointing.file
         if file is None:
@@ -438,6 +542,8 @@ class Training:
         """
         history = self.history
         team = self.context.team
+
+        # What every process takes part in.
         random_bytes = random_state(self.device).numpy().tobytes()
         random_states = team.gather(random_bytes.hex())
         best_accuracy: float | None = None
@@ -453,8 +559,10 @@ class Training:
             tensors[f"optimizer.{name}"] = whole(tensor)
         if team.rank != 0:
             return None
+
         for rank, state_as_hex in enumerate(random_states):
-            tensors[f"random.{rank}"] = torch.frombuffer(bytearray.fromhex(state_as_hex), dtype=torch.uint8)
+            state = bytearray.fromhex(state_as_hex)
+            tensors[f"random.{rank}"] = torch.frombuffer(state, dtype=torch.uint8)
         tensors |= self.course.tensors()
         tensors["order"] = self.epoch_start
         tensors["losses"] = torch.tensor(history.losses, dtype=torch.float64)
@@ -473,9 +581,11 @@ class Training:
         return Saved(progress, tensors)
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Set a training, newly made from the same options, to where another was saved."""
+        """Set a training, newly made from the same options, to where another was saved by :meth:`state_dict`."""
         progress = saved.progress
         history = self.history
+
+        # The weights, and what moves them.
         self.put(saved.part("model."))
         self._load_optimizer(saved.part("optimizer."))
         if progress["best"] is not None:
@@ -485,13 +595,17 @@ class Training:
                 best_weights[name] = shard_of_process.to(self.device)
             self.best = (progress["best"], best_weights)
         self.course.load(saved)
-        self.order.set_state(saved.tensors["order"])
+
+        # The counters.
         history.epochs = progress["epochs"]
         history.kept_epoch = progress["kept_epoch"]
         history.losses = saved.tensors["losses"].tolist()
         history.stopped_early = progress["stopped_early"]
         self.position = progress["position"]
         self.waited = progress["waited"]
+
+        # What is drawn next: of the epoch that was begun the samples are drawn once more.
+        self.order.set_state(saved.tensors["order"])
         random_states = saved.part("random.")
         # A process that was not there before takes the numbers of the first; without dropout they decide nothing.
         state_of_first = random_states["0"]
@@ -510,6 +624,15 @@ class Training:
         load_optimizer(self.optimizer, tensors)
 
 
+def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
+    """Cut a sequence into parts of ``size`` items; the last one may be shorter."""
+    chunks = []
+    for start in range(0, len(items), size):
+        stop = start + size
+        chunks.append(items[start:stop])
+    return chunks
+
+
 def _is_finite(parameter: Tensor) -> bool:
     """Return whether all numbers of a parameter are finite."""
     finite = torch.isfinite(parameter)
@@ -519,7 +642,7 @@ def _is_finite(parameter: Tensor) -> bool:
 @torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
 def validate(
     model: AnyModel,
-    batches: Callable[[], Iterator[tuple[Any, Tensor]]],
+    batches: ValidationBatches,
     team: Processes,
     before_batch: Callable[[], None],
 ) -> ValidationFigures:
@@ -531,10 +654,14 @@ def validate(
         team: all processes, each with samples of its own.
         before_batch: called before each; it may end the validation by an exception.
 
+    Returns:
+        Its accuracy and mean loss over the samples of all processes.
+
     Raises:
         NonFiniteError: the loss is not finite.
     """
     model.eval()
+    # Sums over the samples of this process.
     correct = 0
     loss = 0.0
     count = 0
@@ -548,16 +675,12 @@ def validate(
         loss += float(loss_of_batch)
         count += labelled
     if team.size > 1:
-        # As text: a sum that is not finite is passed on as well.
-        parts = team.gather([correct, loss.hex(), count])
-        correct = 0
-        count = 0
-        losses = []
-        for correct_of_process, loss_as_text, count_of_process in parts:
-            correct += correct_of_process
-            count += count_of_process
-            losses.append(float.fromhex(loss_as_text))
-        loss = sum(losses)
+        # The loss as text: a sum that is not finite is passed on as well.
+        sums_by_process = team.gather([correct, loss.hex(), count])
+        correct_by_process, losses_as_text, counts = zip(*sums_by_process, strict=True)
+        correct = sum(correct_by_process)
+        loss = sum(map(float.fromhex, losses_as_text))
+        count = sum(counts)
     if not math.isfinite(loss):
         raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
     return {"val_accuracy": correct / count, "val_nll": loss / count}

@@ -100,7 +100,7 @@ class OfMembers(CrossEntropy):
     """Cross-entropy of members that are trained together."""
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """Return the sum or the mean over members of the mean over a batch."""
+        """Return the loss of a batch: the sum or the mean over members, as their method says, of the mean over it."""
         inputs, labels = batch
         with self.autocast():
             logits, labels_of_members = self.model.answers(inputs, labels)
@@ -128,22 +128,27 @@ class Contrastive(Loss):
         return [(batches, share)]
 
     def forward(self, batches: Sequence[tuple[Any, Any]]) -> Tensor:
-        """Return the loss of all pairs, of all processes."""
+        """Return the loss of all pairs of a step, of all processes: each is compared with every other one.
+
+        Args:
+            batches: images and captions of this process; each pair of tensors has the same length.
+        """
+        # Of several batches nothing is kept that gradients need: a step may be larger than memory.
         twice = len(batches) > 1
         read_images = self.model.chain_of_samples
         read_texts = self.model.chain_of_labels
         image_features = []
         for pixels, _ in batches:
-            features = self._features(read_images, pixels, twice)
+            features = self._compute_features(read_images, pixels, twice)
             image_features.append(features)
         text_features = []
         for _, captions in batches:
-            features = self._features(read_texts, captions, twice)
+            features = self._compute_features(read_texts, captions, twice)
             text_features.append(features)
         images = torch.cat(image_features)  # [B, D]
         texts = torch.cat(text_features)
-        all_images = self._gathered(images)
-        all_texts = self._gathered(texts)
+        all_images = self._gather_features(images)  # [B of all processes, D]
+        all_texts = self._gather_features(texts)
         return self._loss(self._compare, all_images, all_texts)
 
     def after_step(self) -> None:
@@ -151,12 +156,19 @@ class Contrastive(Loss):
         self.model.family.bound_scale(network)
 
     def _compare(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Return the logits ``[I, T]`` of images with features ``[I, D]`` and texts with features ``[T, D]``."""
         features_of_members = [images[None], texts[None]]
         logits = self.model.logits(features_of_members)
         return logits[0]
 
-    def _features(self, chain: Callable[[Any], Tensor], inputs: Any, twice: bool) -> Tensor:
-        """Compute ``[B, D]``; with ``twice``, gradients compute it again with the same draws and nothing is kept."""
+    def _compute_features(self, chain: Callable[[Any], Tensor], inputs: Any, twice: bool) -> Tensor:
+        """Return the features of inputs, ``[B, D]``.
+
+        Args:
+            chain: the encoder of the inputs, to features ``[members, B, D]`` of a model with one member.
+            inputs: of one batch.
+            twice: keep nothing for the gradients: they compute the features again, with the same random draws.
+        """
 
         def compute() -> Tensor:
             with self.autocast():
@@ -169,14 +181,23 @@ class Contrastive(Loss):
             features = compute()
         return _at_least_float32(features)
 
-    def _gathered(self, features: Tensor) -> Tensor:
-        """Return the features of all processes; only those of this process have gradients."""
+    def _gather_features(self, features: Tensor) -> Tensor:
+        """Return the features of all processes, in the order of their ranks; only this process's have gradients.
+
+        Args:
+            features: of this process, ``[B, D]``.
+
+        Returns:
+            ``[sum of all B, D]``.
+        """
         team = self.team
         if team.size == 1:
             return features
         counts = team.gather(len(features))
         start = sum(counts[: team.rank])
         stop = start + len(features)
+
+        # Every process enters its rows into zeros: the sum over processes has the rows of all.
         of_all = features.new_zeros((sum(counts), features.shape[1]))
         of_all[start:stop] = features.detach()
         team.add(of_all)
@@ -184,7 +205,9 @@ class Contrastive(Loss):
             # The loss of every process depends on these features, so their gradient is the sum over processes. What is
             # done with gradients later takes the mean over processes: times their number, that is the sum.
             features.register_hook(lambda gradient: gradient * team.size)
-        return torch.cat([of_all[:start], features, of_all[stop:]])
+        of_lower_ranks = of_all[:start]
+        of_higher_ranks = of_all[stop:]
+        return torch.cat([of_lower_ranks, features, of_higher_ranks])
 
 
 def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
@@ -197,27 +220,34 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     """
     pairs = len(images)
 
-    def part(start: int) -> Tensor:
+    def loss_of_rows(start: int) -> Tensor:
+        """Return the sum of the losses of the images and of the texts of some rows."""
         stop = min(start + rows, pairs)
         right_answers = torch.arange(start, stop, device=images.device)
         texts_of_images = compare(images[start:stop], texts)  # [rows, B]
-        by_image = F.cross_entropy(texts_of_images, right_answers, reduction="sum")
+        loss_of_images = F.cross_entropy(texts_of_images, right_answers, reduction="sum")
         images_of_texts = compare(images, texts[start:stop]).T  # [rows, B]
-        by_text = F.cross_entropy(images_of_texts, right_answers, reduction="sum")
-        return by_image + by_text
+        loss_of_texts = F.cross_entropy(images_of_texts, right_answers, reduction="sum")
+        return loss_of_images + loss_of_texts
 
-    total = _in_parts(part, pairs, rows)
+    total = _sum_in_parts(loss_of_rows, pairs, rows)
     return total / (2 * pairs)
 
 
 def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
-    """Compute SigLIP's loss: every image with every text is a yes or no of its own; the sum over the number of pairs.
+    """Compute SigLIP's loss: every image with every text is a yes or no of its own.
 
     Args:
-        compare, images, texts, rows: as of :func:`softmax_loss`.
+        compare: features to logits.
+        images, texts: features ``[B, D]``; those of one row belong together.
+        rows: images that are compared with all texts at once.
+
+    Returns:
+        The sum over all images and texts, divided by B, the number of pairs.
     """
 
-    def part(start: int) -> Tensor:
+    def loss_of_rows(start: int) -> Tensor:
+        """Return the sum of the losses of the images of some rows, with all texts."""
         stop = start + rows
         logits = compare(images[start:stop], texts)  # [rows, B]
         signs = torch.full_like(logits, -1.0)
@@ -226,22 +256,29 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
         return -log_p.sum()
 
     pairs = len(images)
-    total = _in_parts(part, pairs, rows)
+    total = _sum_in_parts(loss_of_rows, pairs, rows)
     return total / pairs
 
 
-def _in_parts(part: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
-    """Sum ``part(0)``, ``part(rows)``, ...; several keep nothing for their gradients and compute it again."""
+def _sum_in_parts(loss_of_rows: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
+    """Return the sum over all rows; where it takes several parts, they keep nothing for gradients, which compute again.
+
+    Args:
+        loss_of_rows: from the first of some rows to the sum over them.
+        count: how many rows there are in all.
+        rows: how many of them are computed at once.
+    """
     if count <= rows:
-        return part(0)
+        return loss_of_rows(0)
     parts = []
     for start in range(0, count, rows):
-        loss_of_part = checkpoint(part, start, use_reentrant=False)
+        loss_of_part = checkpoint(loss_of_rows, start, use_reentrant=False)
         parts.append(loss_of_part)
     return torch.stack(parts).sum()
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
+    """Return values in float32, or as they are in float64."""
     if values.dtype == torch.float64:
         return values
     return values.float()

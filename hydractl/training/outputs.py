@@ -71,14 +71,20 @@ class RunFiles:
     name: str = ""
 
     @classmethod
-    def of(
+    def of_output(
         cls,
         output: str,
         log: str | None,
         several: int | None = None,
         trackers: Mapping[str, str | None] = MappingProxyType({}),
     ) -> RunFiles:
-        """Return the files of an output as a person named it; of several, ``a.st`` becomes ``a.1.st`` and so on.
+        """Return the files of an output as a person named it.
+
+        Args:
+            output: a file, or a folder where it ends in a slash.
+            log: a file; ``beside`` for one beside the output, None for no log.
+            several: how many models the training leaves: ``a.st`` becomes ``a.1.st`` and so on. None: one model.
+            trackers: by name, where each has its runs; None: where it does by itself.
 
         Raises:
             UsageError: the log, or the folder of a tracker, would be another file of this training.
@@ -91,12 +97,16 @@ class RunFiles:
         paths = [path]
         if several is not None:
             paths = [named_apart(path, number, folder=is_folder) for number in range(1, several + 1)]
+
+        # Beside the output, whatever the number of models.
         state = path.with_name(f"{path.name}.state")
         log_path = None
         if log == "beside":
             log_path = path.with_name(f"{stem(output)}.log.jsonl")
         elif log is not None:
             log_path = file_path(log)
+
+        # The names may differ and be one place all the same, by links or dots.
         places_in_use = {os.path.realpath(other) for other in (*paths, state)}
         if log_path is not None and os.path.realpath(log_path) in places_in_use:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
@@ -106,7 +116,7 @@ class RunFiles:
         return cls(tuple(paths), is_folder, state, log_path, trackers, name=stem(output))
 
     def weights(self) -> list[Path]:
-        """Return the files of the outputs that describe themselves; an output that is not there has none."""
+        """Return the file of each output that says how it came to be; an output that is not there has none."""
         if not self.folder:
             return [path for path in self.paths if path.is_file()]
         files = []
@@ -117,7 +127,13 @@ class RunFiles:
         return files
 
     def open_log(self, saved: Saved | None, about: RunFacts, log: Log) -> RunLog:
-        """Open the log, which goes on where the saved run was."""
+        """Open the log, a file and trackers as they are asked for, which goes on where the saved run was.
+
+        Args:
+            saved: the run that is taken up; None: a new one.
+            about: the training.
+            log: hears of what cannot be logged.
+        """
         sinks: list[Sink] = []
         if self.log is not None:
             position = None
@@ -178,25 +194,29 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     details = dict(decisive)
     details["lr"] = trained.lr
     details["parent"] = dict(opened.source.description.provenance)
-    if run.course.left_models():
+    leaves_several = len(run.course.left_models()) > 0  # snapshots, say
+    if leaves_several:
         return _write_left_models(outputs, opened, details, trained)
-    details.update(_results(trained))
+    details.update(_results_of_one_model(trained))
     if not isinstance(model, Together):
-        return [_write(outputs[0], opened, run, model.stock_tensors(), details)]
+        stock = model.stock_tensors()
+        return [_write_output(outputs[0], opened, run, stock, details)]
     digests = []
     for index, output in enumerate(outputs):
         member_details = {**details, "member": index + 1}
         stock = model.stock_tensors(index)
-        digests.append(_write(output, opened, run, stock, member_details))
+        digests.append(_write_output(output, opened, run, stock, member_details))
     return digests
 
 
-def _results(trained: Trained) -> dict[str, object]:
-    """Return what the provenance says of a training that leaves the weights of its model."""
+def _results_of_one_model(trained: Trained) -> dict[str, object]:
+    """Return what the provenance says of how a training went that leaves the weights of its model."""
     outcome = trained.outcome
     grid = []
     for result in trained.grid:
-        grid.append({key: value for key, value in result.items() if key != "loss_curve"})
+        short_result = dict(result)
+        short_result.pop("loss_curve", None)
+        grid.append(short_result)
     return {
         "history": outcome["epochs"],
         "kept_epoch": outcome["kept_epoch"],
@@ -209,7 +229,17 @@ def _results(trained: Trained) -> dict[str, object]:
 def _write_left_models(
     outputs: Sequence[Output], opened: Opened, details: Mapping[str, object], trained: Trained
 ) -> list[str]:
-    """Write each of several models that one training leaves. Returns their SHA-256."""
+    """Write each of several models that one training leaves, such as snapshots.
+
+    Args:
+        outputs: one for each model.
+        opened: the data and the start of the training.
+        details: what the provenance says of all of them.
+        trained: the training.
+
+    Returns:
+        The SHA-256 of each. The model of the training has the weights of the last one then.
+    """
     run = trained.run
     model = run.model
     assert not isinstance(model, Together)  # members that are trained together are left as they are
@@ -223,38 +253,59 @@ def _write_left_models(
             "stopped_early": False,
             **left.facts,
         }
-        digest = _write(output, opened, run, model.stock_tensors(), details_of_left)
+        digest = _write_output(output, opened, run, model.stock_tensors(), details_of_left)
         digests.append(digest)
     return digests
 
 
-def _write(
+def _write_output(
     output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, object]
 ) -> str:
-    """Write one output and commit it. Returns its SHA-256."""
+    """Write one output and commit it.
+
+    Args:
+        output: where.
+        opened: the data and the start of the training.
+        run: the training.
+        stock: the weights, by the names of an ordinary model.
+        details: what the provenance says beside the verb, the seed and the model it started from.
+
+    Returns:
+        Its SHA-256.
+
+    Raises:
+        NonFiniteError: of weights that are not finite.
+    """
     source = opened.source
+    # A published folder is read by other libraries, which know no missing heads: they are zeros there.
+    layout = "zeroed" if output.is_folder else "sliced"
+    seen = merged(source.description.seen, _entries_of_data(opened))
     description = replace(
         source.description,
-        layout="zeroed" if output.is_folder else "sliced",
+        layout=layout,
         family_version=source.family.version,
         extra={},
         provenance=provenance("finetune", run.options.seed, [source.sha256], details, source.bases),
-        seen=tuple(merged(source.description.seen, _seen(opened))),
+        seen=tuple(seen),
     )
+
+    # Every tensor in the dtype that it had before.
     typed = {}
     for name, tensor in stock.items():
         dtype_before = torch_dtype(source.tensors.info(name))
         typed[name] = tensor.to(dtype_before)
     tensors: TensorSource = DictTensors(typed)
     check_finite_weights(f"{source.name} after training", tensors)
+
+    # The count of weights that pruning has left may have changed.
     if source.description.params_nonzero is not None:
         sparse = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
         description = replace(description, extra={**description.extra, "sparse": sparse})
     return write_model(output, description, tensors)
 
 
-def _seen(opened: Opened) -> list[Entry]:
-    """Return the samples that the weights, or the choice of an epoch, come from: no test data for them any more."""
+def _entries_of_data(opened: Opened) -> list[Entry]:
+    """Return the data that the weights, or the choice of an epoch, come from: they are no test data any more."""
     seen = [entry("finetune", "train", opened.train_set)]
     if opened.val_set is not None:
         seen.append(entry("finetune", "val", opened.val_set))
@@ -283,7 +334,7 @@ class FinishedTraining:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> FinishedTraining:
-        """Read it off the settings in the provenance of the output."""
+        """Return what the settings in the provenance of an output say."""
         return cls(
             history=settings["history"],
             kept_epoch=settings.get("kept_epoch"),
@@ -304,14 +355,26 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
     Raises:
         InputError: an output is of another training; all differences are listed.
     """
-    outputs = [_finished(path, fingerprint, force=force) for path in files.weights()]
+    outputs = [_read_finished(path, fingerprint, force=force) for path in files.weights()]
     if len(outputs) < len(files.paths) or None in outputs:
         return None
     return outputs[-1]
 
 
-def _finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
-    """Return what one output says, as :func:`finished` does; None where it is not of this training."""
+def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
+    """Return what one output says of the training that wrote it, if that is this very one.
+
+    Args:
+        path: of the output, which is there.
+        fingerprint: what decides the result of this training; a value of None is none.
+        force: whether an output of another training may be replaced.
+
+    Returns:
+        What it says; None where another program has written it, or another training and it may be replaced.
+
+    Raises:
+        InputError: it is of another training and may not be replaced; all differences are listed.
+    """
     try:
         description = read_header(path).description or {}
     except HydraError:
@@ -319,12 +382,14 @@ def _finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> 
     made_by = description.get("provenance", {})
     if made_by.get("verb") != "finetune":
         return None
+
+    # Of its settings, those that decided the result.
     settings = made_by["settings"]
     in_file = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
     for key, value in settings.items():
         if key not in _RESULTS:
             in_file[key] = value
-    if "grid" in settings:
+    if "grid" in settings:  # its "lr" is the one of the grid that was kept
         in_file["lr"] = [result["lr"] for result in settings["grid"]]
     asked_for = {key: value for key, value in fingerprint.items() if value is not None}
     problems = differences(in_file, asked_for, "in the file")

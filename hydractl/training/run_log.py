@@ -92,14 +92,24 @@ class RunLog:
         self._since = time.monotonic()
 
     def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
-        """Record that a step was made on so many samples."""
+        """Count a step, and write an event of all steps since the last one if it is time for it.
+
+        Args:
+            step: how many steps are made, with this one.
+            total: how many there will be.
+            loss: of the step.
+            lr: its learning rate.
+            samples: how many it was made on.
+        """
         self._losses.append(loss)
         self._samples += samples
         now = time.monotonic()
         seconds = now - self._since
         steps_of_a_line = max(1, total // _LINES)
-        is_due = step % steps_of_a_line == 0 or step == total or seconds >= _SECONDS
-        if not is_due:
+        is_full = step % steps_of_a_line == 0
+        is_last = step == total
+        is_overdue = seconds >= _SECONDS
+        if not (is_full or is_last or is_overdue):
             return
         speed = self._samples / max(seconds, 1e-9)
         mean = sum(self._losses) / len(self._losses)
@@ -143,18 +153,23 @@ class FileLog:
     """
 
     def __init__(self, path: Path, position: int | None, about: RunFacts, log: Log) -> None:
+        """Open the file, cut off what it has behind ``position``, and write its first line or that it goes on."""
         self.path = path
         self._log = log
         self._failed = False
+        if position is None:
+            position = 0
         with storing(path):
             self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the training runs
             self._file.seek(0)
             start = self._file.read(len(_BIRTH))
-            if start and start != _BIRTH:
+            is_empty = not start
+            if not is_empty and start != _BIRTH:
                 raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
             # What a killed run logged behind the point where it is taken up happens again.
-            self._file.truncate(min(position or 0, self.position()))
-        if self.position():
+            size = self.position()
+            self._file.truncate(min(position, size))
+        if self.position() > 0:
             self.event("resumed")
         else:
             self._write({"schema": SCHEMA, "time": _now(), **about.to_json()})
@@ -174,6 +189,7 @@ class FileLog:
         self._file.close()
 
     def _write(self, line: Mapping[str, object]) -> None:
+        """Write a line, unless an earlier one could not be written; warn where this is the first that cannot."""
         if self._failed:
             return
         try:
@@ -185,9 +201,14 @@ class FileLog:
 
 
 def first_new_step(saved: Saved | None, about: RunFacts) -> int:
-    """Return the first step that a run makes anew: 0, or the one after the step it was saved at.
+    """Return the first step whose points a tracker gets anew: 0, or the one after the step the run was saved at.
 
-    Saved between the last step of an epoch and its validation, the point of that validation comes again.
+    Saved between the last step of an epoch and its validation, it is that last step: the point of the validation, which
+    has its number, comes again.
+
+    Args:
+        saved: the run that is taken up; None for a new one.
+        about: the training.
     """
     if saved is None or "steps" not in saved.progress:
         return 0
@@ -201,5 +222,6 @@ def first_new_step(saved: Saved | None, about: RunFacts) -> int:
 
 
 def _now() -> str:
+    """Return the time in UTC, to the millisecond, as ISO 8601 writes it."""
     now = datetime.now(UTC)
     return now.isoformat(timespec="milliseconds")

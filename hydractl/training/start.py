@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.criteria.weights import matrices
+from hydractl.criteria.weights import biases, matrices
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.overlap import GivenSet, Validation, without_training_data
@@ -32,6 +32,9 @@ from hydractl.training.adapters import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.members import AnyModel, Together
 from hydractl.training.options import DataOptions, OptimizerOptions, TrainOptions, WeightOptions
+
+_MATCHES_NOTHING = "$."
+"""The pattern of the names of a part that a model does not have."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,11 @@ class Opened:
 
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
-    """Open the data and set the model up.
+    """Open the data of a training and set up the model that it starts from.
+
+    Args:
+        source: the model as it was given: a classifier, a body without one, or a model that compares images with texts.
+        options: of the training.
 
     Raises:
         InputError: for data that do not fit the model or each other.
@@ -66,25 +73,33 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     if options.weights.init == "random":
         source = drawn(source, options.seed)
     if options.loss.name == "contrastive":
-        return _with_pairs(source, options)
+        return _open_contrastive(source, options)
+
+    # A zero-shot model takes the names of its classes from the data.
     body = named_by_data(source, options.data.train, options.data.limit, "--train")
-    source, train_set = _with_classes(body, options)
+    source, train_set = _open_with_classifier(body, options)
     check_labels_are_classes(train_set, source)
-    labels = _class_names(source, train_set, options.data.train)
-    source = replace(source, description=replace(source.description, labels=labels))
+    class_names = _class_names(source, train_set, options.data.train)
+    source = replace(source, description=replace(source.description, labels=class_names))
+
     members: tuple[Source, ...] = (source,)
     if options.together is not None:
         members = options.together.sources(source, options.seed)
-    first = members[0]
-    validation = _validation(source, options.data, train_set, labels)
-    drawn_names = _drawn_names(body, source, options.weights)
+    opened = Opened(
+        source=members[0],
+        train_set=train_set,
+        val_set=None,
+        drawn=_drawn_names(body, source, options.weights),
+        members=members,
+    )
+    validation = _open_validation(source, options.data, train_set, class_names)
     if validation is None:
-        return Opened(first, train_set, None, drawn_names, members)
-    return Opened(first, train_set, validation.dataset, drawn_names, members, validation.left_out)
+        return opened
+    return replace(opened, val_set=validation.dataset, left_out=validation.left_out)
 
 
 def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
-    """Refuse what would make other numbers of pruned weights.
+    """Refuse to train a model with pruned weights in a way that makes other numbers of its zeros.
 
     Raises:
         UsageError: for an adapter, or members together, of a model with pruned weights.
@@ -101,25 +116,48 @@ def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
     raise UsageError(f"{source.name} has pruned weights, which {filled_by} would fill", hint=hint)
 
 
-def _with_classes(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
-    """Return the model with the classifier that the training starts from, and the data that its classes are of."""
-    data = options.data
+def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
+    """Open the training data, and give the model the classifier that the training starts from.
+
+    Args:
+        body: the model, with or without a classifier.
+        options: of the training.
+
+    Returns:
+        The model with its own classifier or a new one for the classes of the data; and the data, whose labels are in
+        the order of its classes.
+
+    Raises:
+        UsageError: the model has no classifier and none is to be made, or one of another size than ``--classes`` says.
+    """
     weights = options.weights
-    needs_head = weights.reset_head or body.classes == 0
-    if needs_head and not weights.reset_head and weights.init != "head":
-        need_classifier(body)
+    if weights.reset_head:
+        return _open_with_new_classifier(body, options)
+    if body.classes == 0:
+        if weights.init != "head":
+            need_classifier(body)  # raises: nothing says that it is to get one
+        return _open_with_new_classifier(body, options)
+
     source = body
-    if weights.labels is not None and not needs_head:
+    if weights.labels is not None:
         nameless = replace(source, description=replace(source.description, labels=None))
-        source = with_labels(nameless, weights.labels)  # of the new classifier
-    names = weights.labels if needs_head else source.description.labels
-    train_set = _open(data.train, "--train", source, data, names)
-    if needs_head:
-        classes = _classes(train_set, weights.classes)
-        source = with_new_head(source, train_set.label_names, classes, options.seed)
-    elif weights.classes not in (None, source.classes):
+        source = with_labels(nameless, weights.labels)
+    class_names = source.description.labels
+    train_set = _open_labelled(options.data.train, "--train", source, options.data, class_names)
+    if weights.classes not in (None, source.classes):
         hint = "add --reset-head for a classifier of another size"
         raise UsageError(f"--classes {weights.classes}: {source.name} has {source.classes}", hint=hint)
+    if weights.init == "head":
+        source = with_drawn_head(source, options.seed)
+    return source, train_set
+
+
+def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
+    """Open the training data, and give the model a new classifier for their classes; return the model, and the data."""
+    weights = options.weights
+    train_set = _open_labelled(options.data.train, "--train", body, options.data, weights.labels)
+    classes = _count_classes(train_set, weights.classes)
+    source = with_new_head(body, train_set.label_names, classes, options.seed)
     if weights.init == "head":
         source = with_drawn_head(source, options.seed)
     return source, train_set
@@ -145,45 +183,76 @@ def _class_names(source: Source, train_set: Dataset, spec: str) -> list[str] | N
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
-    """Return the names of the tensors that a body got and that are not zeros."""
+    """Return the names of the tensors that a body did not have and that were drawn at random.
+
+    Args:
+        body: the model before; one that had a classifier has got nothing that is reported.
+        source: the same with its new classifier.
+        weights: whether that classifier was drawn too (``init`` is ``head``), or is of zeros.
+    """
     if body.classes != 0:
         return ()
-    pattern_of_zeros = "$."  # matches nothing
+    pattern_of_zeros = _MATCHES_NOTHING
     if weights.init != "head":
         pattern_of_zeros = source.family.named_parts["head"]
     names_before = set(body.tensors.names())
     drawn_names = []
     for name in source.tensors.names():
-        if name not in names_before and not re.match(pattern_of_zeros, name):
+        is_new = name not in names_before
+        is_zeros = re.match(pattern_of_zeros, name)
+        if is_new and not is_zeros:
             drawn_names.append(name)
     return tuple(drawn_names)
 
 
-def _validation(
+def _open_validation(
     source: Source, options: DataOptions, train_set: Dataset, labels: Sequence[str] | None
 ) -> Validation | None:
+    """Open the validation data without the samples that are training data too; None where none are asked for.
+
+    Args:
+        source: the model that is validated.
+        options: with the SPEC of the data.
+        train_set: the training data.
+        labels: names of the classes in the order of the model; None where they have none.
+    """
     if options.val is None:
         return None
-    val_set = _open(options.val, "--val", source, options, labels)
+    val_set = _open_labelled(options.val, "--val", source, options, labels)
     check_labels_are_classes(val_set, source)
     return without_training_data(GivenSet("--val", val_set), GivenSet("--train", train_set))
 
 
-def _with_pairs(source: Source, options: TrainOptions) -> Opened:
-    """Open pairs. They have no classes: those of a validation set name them, unless the model or ``--labels`` does."""
+def _open_contrastive(source: Source, options: TrainOptions) -> Opened:
+    """Open the pairs of a contrastive training, and labelled images to validate on if they are asked for.
+
+    Pairs have no classes: those of the validation set are named by it, unless the model or ``--labels`` names them.
+    """
     data = options.data
     train_set = open_pairs(source, data, options.per_step)
     if options.weights.init == "head":
-        source = with_drawn_head(source, options.seed)  # says that there is none
+        source = with_drawn_head(source, options.seed)  # raises: such a model has no classifier
     if data.val is not None:
         source = named_by_data(source, data.val, data.limit, "--val")
-    validation = _validation(source, data, train_set, source.description.labels)
+    class_names = source.description.labels
+    validation = _open_validation(source, data, train_set, class_names)
     if validation is None:
         return Opened(source, train_set, None)
     return Opened(source, train_set, validation.dataset, left_out=validation.left_out)
 
 
-def _open(spec: str, option: str, source: Source, options: DataOptions, names: Sequence[str] | None) -> Dataset:
+def _open_labelled(
+    spec: str, option: str, source: Source, options: DataOptions, names: Sequence[str] | None
+) -> Dataset:
+    """Open labelled data that a model reads.
+
+    Args:
+        spec: of the data.
+        option: that the SPEC was given to, for messages.
+        source: the model.
+        options: the limit, and the seed of its draw.
+        names: of the classes, in the order that the labels are to have; None: in the data's.
+    """
     return open_data(
         spec,
         option=option,
@@ -195,8 +264,16 @@ def _open(spec: str, option: str, source: Source, options: DataOptions, names: S
     )
 
 
-def _classes(dataset: Dataset, asked: int | None) -> int:
-    """Return the number of classes of a labelled set: by its names, else as asked for, else by its highest label."""
+def _count_classes(dataset: Dataset, asked: int | None) -> int:
+    """Return the number of classes of a labelled set: by its names, else as asked for, else by its highest label.
+
+    Args:
+        dataset: the set.
+        asked: what ``--classes`` says; None: nothing.
+
+    Raises:
+        UsageError: for another number than there are names, or for labels of one class.
+    """
     if dataset.label_names is not None:
         count = len(dataset.label_names)
         if asked not in (None, count):
@@ -217,9 +294,9 @@ def _classes(dataset: Dataset, asked: int | None) -> int:
 def drawn(source: Source, seed: int) -> Source:
     """Return the same architecture with weights as its library draws them; heads that are gone stay gone."""
     description = source.description
-    initial = source.family.initial(description.config, seed)
-    full = HeadMask.full(source.sites)
-    present = sliced(DictTensors(initial), source.family, source.sites, full, description.mask)
+    initial = DictTensors(source.family.initial(description.config, seed))
+    all_heads = HeadMask.full(source.sites)
+    present = sliced(initial, source.family, source.sites, all_heads, description.mask)
     extra = dict(description.extra)
     extra.pop("sparse", None)  # it is of the weights before
     description = replace(description, extra=extra)
@@ -227,10 +304,10 @@ def drawn(source: Source, seed: int) -> Source:
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
-    """Return the model with a classifier of zeros for these classes.
+    """Return the model with a classifier of zeros for these classes, and with whatever else its classifier needs.
 
     Args:
-        source: a classifier, a body, or a zero-shot model, of which the tower of images stays.
+        source: a classifier, a body, or a zero-shot model, of which only the tower of images (its image encoder) stays.
         labels: names of the classes, or None where they have none.
         classes: how many.
         seed: draws what else a body lacks (a pooler, a dense layer before the last), as its library does.
@@ -238,34 +315,44 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
     Raises:
         UsageError: for a zero-shot model whose library has no such classifier.
     """
-    if source.family.classes(source.description.config) is None:
-        source = _of_images(source, classes)
+    is_zero_shot = source.family.classes(source.description.config) is None
+    if is_zero_shot:
+        source = _image_tower(source, classes)
     family = source.family
     config = family.with_classes(source.description.config, classes)
-    state = family.build(config).state_dict()
-    head = _head(source, state, "--reset-head")
-    added = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
+    expected = family.build(config).state_dict()
+    head = _classifier_tensors(source, expected, "--reset-head")
+    new_tensors = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
+    # What a body lacks beside the classifier itself is drawn: from zeros it could not learn.
     names_before = set(source.tensors.names())
-    lacking = state.keys() - names_before - head.keys()
+    lacking = expected.keys() - names_before - head.keys()
     if lacking:
         initial = family.initial(config, seed)
         for name in lacking:
-            added[name] = initial[name]
+            new_tensors[name] = initial[name]
     if labels is not None:
         labels = list(labels)
     description = replace(source.description, config=config, labels=labels)
-    tensors = _with(source, added)
+    tensors = _with_new_tensors(source, new_tensors)
     return replace(source, description=description, tensors=tensors)
 
 
-def _of_images(source: Source, classes: int) -> Source:
-    """Return the tower of images of a zero-shot model, as that of a classifier whose last layer is still missing."""
+def _image_tower(source: Source, classes: int) -> Source:
+    """Return the image encoder of a zero-shot model, as a classifier whose last layer is still missing.
+
+    Args:
+        source: a model that compares images with texts.
+        classes: of the classifier.
+    """
     family = source.family
     description = source.description
     arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
-    mask = description.mask.at(site.path for site in family.sites(config))
-    names_in_both = set(family.build(config).state_dict()) & set(source.tensors.names())
-    infos = {name: source.tensors.info(name) for name in names_in_both}
+    # Its heads are those of the attention layers (sites) that are left; what was pruned there stays pruned.
+    paths = [site.path for site in family.sites(config)]
+    mask = description.mask.at(paths)
+    names_of_classifier = set(family.build(config).state_dict())
+    shared_names = names_of_classifier & set(source.tensors.names())
+    infos = {name: source.tensors.info(name) for name in shared_names}
     tensors = MappedTensors(infos, source.tensors.read)
     description = replace(
         description,
@@ -287,18 +374,23 @@ def with_drawn_head(source: Source, seed: int) -> Source:
     """
     config = source.description.config
     initial = source.family.initial(config, seed)
-    head = _head(source, initial, "--init head")
-    tensors = _with(source, head)
+    head = _classifier_tensors(source, initial, "--init head")
+    tensors = _with_new_tensors(source, head)
     return replace(source, tensors=tensors)
 
 
-def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
-    """Return the classifier's tensors among those of a model.
+def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
+    """Return those of some tensors that belong to the classifier.
+
+    Args:
+        source: the model whose architecture says which these are.
+        tensors: all weights of such a model, by name.
+        option: that asks for a classifier, for messages.
 
     Raises:
-        UsageError: for a model without a classifier.
+        UsageError: for an architecture without a classifier.
     """
-    pattern = source.family.named_parts.get("head", "$.")
+    pattern = source.family.named_parts.get("head", _MATCHES_NOTHING)
     head = {}
     for name, tensor in tensors.items():
         if re.match(pattern, name):
@@ -313,8 +405,8 @@ def _head(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[st
     raise UsageError(f"{option}: {description.arch} has no classifier that can be made anew", hint=hint)
 
 
-def _with(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
-    """Return the weights with some of them replaced, each in the dtype it has, or added."""
+def _with_new_tensors(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
+    """Return the weights of a model with some of them replaced, each in the dtype it had, or added as they are."""
     names_before = set(source.tensors.names())
     typed = {}
     for name, tensor in tensors.items():
@@ -336,19 +428,26 @@ def with_dropout(source: Source, rate: float | None) -> Source:
 
 
 def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
-    """Put on a model what is trained in the place of its weights, as far as these would be trained.
+    """Put the adapter of the options on a model, in place: few numbers that are trained instead of its weights.
+
+    Args:
+        model: with one member.
+        options: the adapter, if there is one, and which weights are to be trained: others get none.
+        seed: of what the adapter draws.
 
     Raises:
         UsageError: as :func:`trainable` does.
     """
     if options.adapter is not None:
         options.adapter.add(model, seed)
-        trainable(model, options)
+        trainable(model, options)  # marks what is trained: where that is nothing of the adapter, it is taken off again
         remove_idle(model)
 
 
 def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter]:
     """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
+
+    A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each.
 
     Args:
         model: with one member, or of members that are trained together.
@@ -391,19 +490,22 @@ def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ..
     Raises:
         UsageError: when a tower has fewer blocks.
     """
-    last = options.train_last
+    blocks_to_train = options.train_last
     prefixes: list[str] = []
     for stages in model.family.stages(model.networks[0]):
-        if options.tower not in (None, "both", stages.tower):
+        is_to_train = options.tower in (None, "both", stages.tower)
+        if not is_to_train:
             prefixes += stages.prefixes
             continue
-        if last is None:
+        if blocks_to_train is None:
             continue
         blocks = len(stages.block_paths)
-        if not 0 <= last <= blocks:
-            raise UsageError(f"--train-last {last} is outside 0..{blocks}, the blocks of the model")
+        if not 0 <= blocks_to_train <= blocks:
+            raise UsageError(f"--train-last {blocks_to_train} is outside 0..{blocks}, the blocks of the model")
+        # All that comes before the last blocks.
         prefixes += stages.stem_prefixes
-        for index in range(blocks - last):
+        blocks_to_freeze = blocks - blocks_to_train
+        for index in range(blocks_to_freeze):
             prefixes += stages.prefixes_of(index)
     return tuple(prefixes)
 
@@ -416,17 +518,22 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
     """
     names = [name for name, _ in model.networks[0].named_parameters()]
     frozen = set()
+
     # Sines and cosines of positions are parameters that the library itself never trains.
-    for name, parameter in model.family.build(model.description.config).named_parameters():
+    library_model = model.family.build(model.description.config)
+    for name, parameter in library_model.named_parameters():
         if not parameter.requires_grad:
             frozen.add(name)
+
     for part in options.freeze:
         names_of_part = part_names(model, part, names)
         if not names_of_part and not options.lenient:
             raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
         frozen.update(names_of_part)
+
+    # With an adapter nothing is trained but itself and the classifier.
     if options.adapter is not None:
-        head_pattern = model.family.named_parts.get("head", "$.")
+        head_pattern = model.family.named_parts.get("head", _MATCHES_NOTHING)
         adapted = options.adapter.trains(model)
         for name in names:
             is_trained = name in adapted or re.match(head_pattern, name)
@@ -436,19 +543,25 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
 
 
 def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the trained matrices of a model with pruned weights, each with where it is not zero; empty for others.
+    """Return the trained weights of a model with pruned ones, each with a mask of the weights that are left.
 
-    A classifier that starts from zeros is no pruned one. Weights of zero without a gradient stay zero: no optimizer
-    moves them, nor does weight decay.
+    Where the gradient is multiplied by the mask, pruned weights stay zero: without a gradient no optimizer moves them,
+    nor does weight decay. A classifier that starts from zeros is no pruned one.
+
+    Returns:
+        Each matrix and a bool tensor of its shape, True where it is not zero; empty for a model without pruned weights.
     """
     if isinstance(model, Together):
-        of_members = []
+        weights_of_all = []
         for member in model.each:
-            of_members += kept_weights(member, options)
-        return of_members
+            weights_of_all += kept_weights(member, options)
+        return weights_of_all
     if model.description.params_nonzero is None:
         return []
-    trained = {name: matrix for name, matrix in matrices(model.networks[0]).items() if matrix.requires_grad}
+    removable = matrices(model.networks[0])
+    if model.description.extra["sparse"].get("biases", False):
+        removable.update(biases(model.networks[0]))
+    trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
     names_of_new_head: list[str] = []
     if options.reset_head:
         names_of_new_head = part_names(model, "head", list(trained))
@@ -461,7 +574,13 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
-    """Return the parameter names of one part of a model; none where it has no such part."""
+    """Return which of some parameters belong to one part of a model; none where it has no such part.
+
+    Args:
+        model: with one member.
+        part: ``stem``, ``attention``, ``mlp``, ``norm``, or a part that the family names, such as ``head``.
+        names: of its parameters.
+    """
     family = model.family
     if part == "stem":
         prefixes: list[str] = []
@@ -469,16 +588,16 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
             prefixes += stages.stem_prefixes
         return [name for name in names if name.startswith(tuple(prefixes))]
     if part in ("attention", "mlp", "norm"):
-        return [name for name in names if _part(model, name) == part]
+        return [name for name in names if _part_of_parameter(model, name) == part]
     pattern = family.named_parts.get(part)
     if pattern is None:
         return []
     return [name for name in names if re.match(pattern, name)]
 
 
-def _part(model: HydraModel, name: str) -> str:
+def _part_of_parameter(model: HydraModel, name: str) -> str:
     """Return the part of a model that a parameter belongs to: ``attention``, ``mlp``, ``norm`` or another."""
-    # The projections of the heads have names of hydractl's own here, inside the path of their site.
+    # The projections of the heads have names of hydractl's own here, inside the path of their attention layer (site).
     inside = tuple(f"{site.path}." for site in model.sites)
     if name.startswith(inside) and ".members." in name:
         return "attention"
@@ -498,8 +617,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions
         {"params": with_decay, "weight_decay": options.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},
     ]
-    is_on_gpu = parameters[0].device.type == "cuda"
-    fused = True if is_on_gpu else None
+    device = parameters[0].device
+    fused = True if device.type == "cuda" else None  # None: torch decides
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused)
@@ -523,6 +642,7 @@ def speed_up(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> No
 
 
 def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a block as its class does; in training, without keeping its activations for the backward pass."""
     forward = partial(type(block).forward, block)
     if not block.training:
         return forward(*args, **kwargs)

@@ -40,6 +40,7 @@ class TensorBoard:
     """A folder of events, ``where/name``, by ``torch.utils.tensorboard``; what is there of later steps is not shown."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
+        """Begin, or go on with, the folder of a run; what it has from ``first_step`` on is written anew."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(where or "runs") / name
@@ -60,6 +61,7 @@ class WandB:
     """A run in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps it on this machine."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
+        """Begin a run of this name, with the settings of the training as its configuration."""
         import wandb
 
         # Standard output belongs to the result.
@@ -81,6 +83,7 @@ class MLflow:
     """A run in the experiment ``hydractl`` of an MLflow store: a folder, a database or a server."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
+        """Begin a run of this name, with the settings of the training as its parameters."""
         import mlflow
 
         self._client = mlflow.MlflowClient(where)
@@ -145,6 +148,7 @@ class Tracked:
     """
 
     def __init__(self, kind: str, where: str | None, name: str, first_step: int, about: RunFacts, log: Log) -> None:
+        """Check that the tracker can be written to; its run begins with the first event."""
         self._kind = kind
         self._where = where
         self._name = name
@@ -162,52 +166,64 @@ class Tracked:
                     raise PermissionError(13, "the folder is not writable")
 
     def event(self, event: str, **values: Any) -> None:
-        """Points of a step or an epoch; a candidate begins another run."""
+        """Send the tracker the numbers of a step or an epoch; a candidate begins another run. Others say nothing to it.
+
+        Args:
+            event: its name, as in the log.
+            values: what the log says of it.
+        """
         if event == "candidate":
-            self.close()
-            if self._part:  # only the first one of a resumed run goes on
-                self._first_step = 0
-            self._part = f"/lr-{values['lr']:g}"
+            self._begin_candidate(values["lr"])
         elif event == "step":
-            numbers = {}
-            for name, tag in _TAGS.items():
-                numbers[tag] = values[name]
-            self._write(values["step"], numbers)
+            numbers = {tag: values[name] for name, tag in _TAGS.items()}
+            self._send_or_warn(values["step"], numbers)
         elif event == "epoch":
             numbers = {}
             for name, value in values.items():
-                if name not in ("epoch", "steps") and isinstance(value, (int, float)):
+                is_counter = name in ("epoch", "steps")
+                if not is_counter and isinstance(value, (int, float)):
                     numbers[_epoch_tag(name)] = value
-            self._write(values["steps"], numbers)
+            self._send_or_warn(values["steps"], numbers)
+
+    def _begin_candidate(self, lr: float) -> None:
+        """End the run of one learning rate; the next event begins that of another."""
+        self.close()
+        is_first = not self._part
+        if not is_first:
+            self._first_step = 0  # only the first one of a resumed training goes on
+        self._part = f"/lr-{lr:g}"
 
     def position(self) -> int:
-        """0, after flushing."""
+        """Put on the disk what was sent, and return 0: a tracker has no position to go on from."""
         if self._tracker is not None and not self._failed:
-            self._try(self._tracker.flush)
+            self._try_or_warn(self._tracker.flush)
         return 0
 
     def close(self) -> None:
         """Finish the run."""
         if self._tracker is not None:
-            self._try(self._tracker.close)
+            self._try_or_warn(self._tracker.close)
             self._tracker = None
 
-    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def _send_or_warn(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of a step, unless sending has failed before."""
         if not self._failed:
-            self._try(lambda: self._add(step, numbers))
+            self._try_or_warn(lambda: self._send(step, numbers))
 
-    def _add(self, step: int, numbers: Mapping[str, float]) -> None:
+    def _send(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Send the numbers of a step; the first ones begin the run."""
         if self._tracker is None:
-            self._tracker = self._begun()
+            self._tracker = self._new_run()
         self._tracker.add(step, numbers)
 
-    def _begun(self) -> Tracker:
+    def _new_run(self) -> Tracker:
         """Return a new run in the tracker."""
         make = TRACKERS[self._kind]
         name = f"{self._name}{self._part}"
         return make(self._where, name, self._first_step, self._about)
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _try_or_warn(self, action: Callable[[], None]) -> None:
+        """Do something with the tracker; warn where that fails for the first time, and note that it has."""
         try:
             action()
         except Exception as error:  # whatever a library has met, in a thread of its own too

@@ -22,6 +22,7 @@ from hydractl.verbs.requirements import check_known, unmet_of_bench
 
 if TYPE_CHECKING:
     from hydractl.benchmark.rows import BenchModel
+    from hydractl.data.base import Dataset
     from hydractl.files.bench_answer import BenchCost
 
 SCHEMA = "hydractl.bench/1"
@@ -57,7 +58,6 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     """Measure every MODEL at every batch size and dtype."""
     from hydractl.benchmark.measuring import BenchOptions, measure_rows
     from hydractl.benchmark.rows import bench_rows, find_contestants, on_one_input, open_samples, with_ratios
-    from hydractl.model.cost import COUNTED_PRODUCTS
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
@@ -103,20 +103,15 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
             compile_mode=compile_mode,
             data=data,
         )
-        sources = {}
+        source_by_name = {}
         for row in rows:
             for source in row.model.sources:
-                sources[source.name] = source
-        announce_reading(sources.values(), log)
+                source_by_name[source.name] = source
+        announce_reading(source_by_name.values(), log)
         measured = measure_rows(options, rows, costs, device, log)
 
         # Write the answer.
-        conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
-        conventions["rounds_measured"] = settings.rounds
-        conventions["rounds_warmup"] = settings.warmup
-        if data is not None:
-            conventions["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
-        conventions["seed"] = settings.seed
+        conventions = _conventions(settings, data)
         document = replace(measured, conventions=conventions).to_json()
         files = []
         if output is not None:
@@ -124,6 +119,24 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     results = [result.to_json() for result in measured.results]
     unmet = unmet_of_bench(results, settings.requirements(), compared)
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
+
+
+def _conventions(settings: BenchSettings, data: Dataset | None) -> dict[str, object]:
+    """Return how the numbers of the answer are defined, by key, with what this command decides about them.
+
+    Args:
+        settings: of the command.
+        data: the samples that models run on; None for random inputs.
+    """
+    from hydractl.model.cost import COUNTED_PRODUCTS
+
+    conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
+    conventions["rounds_measured"] = settings.rounds
+    conventions["rounds_warmup"] = settings.warmup
+    if data is not None:
+        conventions["inputs"] = f"all full batches of {data.spec}, the same for all rows; times are means over them"
+    conventions["seed"] = settings.seed
+    return conventions
 
 
 def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None:

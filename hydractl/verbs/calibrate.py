@@ -72,10 +72,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         output = stack.enter_context(Output(path, force=settings.force))
         features_file = None
         if features is not None:
-            if features.exists():
-                features_file = FeaturesFile(features)
-            else:
-                features_file = FeaturesFile(stack.enter_context(Output(features)))
+            features_file = _open_features(features, stack)
         if not _compares_scores(settings):
             for eval_set in unused_sets(opened.sets, options):
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
@@ -94,7 +91,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
 
         # Write it; a score only where one was asked for, or the checkpoint had one.
         score = None
-        if options.fit.scores.told or model.stored.score:
+        if options.fit.scores.are_named or model.stored.score:
             score = choice.score
         stored = write_calibrated(model, choice.fitted, score, reference, opened.sets, settings.note, output)
     for eval_set in opened.sets:
@@ -102,10 +99,19 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             report_skipped(eval_set.dataset, log)
     if settings.reference is None and stored is None:
         log.info(_NO_REFERENCE)
-    answer = _answer(model, opened, choice, score, options, settings.note, [*doubts, *choice.warnings])
+    warnings = [*doubts, *choice.warnings]
+    answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
     if stored is not None:
         answer = replace(answer, reference=stored.record())
     return Outcome(answer.to_json(), files=[path])
+
+
+def _open_features(path: Path, stack: ExitStack) -> FeaturesFile:
+    """Return the file of features: one that is there is read, else a new one is claimed, which the stack completes."""
+    if path.exists():
+        return FeaturesFile(path)
+    output = stack.enter_context(Output(path))
+    return FeaturesFile(output)
 
 
 def _dry_run(
@@ -116,19 +122,26 @@ def _dry_run(
     features: Path | None,
     settings: CalibrateSettings,
 ) -> Outcome:
-    """Return what would be chosen on and written, after a check that it can be."""
+    """Return what would be chosen on and written, after a check that it can be.
+
+    Args:
+        model: to calibrate.
+        opened: the sets that something is chosen on.
+        held_out: the samples of the reference; None for no reference.
+        path: of the calibrated model.
+        features: the file of features, which is written where it is not there; None for none.
+        settings: of the command.
+    """
     check_outputs([path], force=settings.force)
     files = [path]
     if features is not None and not features.exists():
         files.append(features)
-    samples = {dataset.name: len(dataset) for dataset in opened.sets}
+    samples_by_set = {dataset.name: len(dataset) for dataset in opened.sets}
     if held_out is not None and held_out.samples is not None:
-        samples[held_out.samples.name] = len(held_out.samples)
-    plan = PlannedCalibration(
-        model=model.name,
-        samples=samples,
-        files=[str(file) for file in files],
-    )
+        reference = held_out.samples
+        samples_by_set[reference.name] = len(reference)
+    names = [str(file) for file in files]
+    plan = PlannedCalibration(model=model.name, samples=samples_by_set, files=names)
     return Outcome({"schema": CALIBRATE_SCHEMA, "dry_run": True, **plan.to_json()})
 
 
@@ -170,7 +183,7 @@ def _compares_scores(settings: CalibrateSettings) -> bool:
     return len(names) > 1
 
 
-def _answer(
+def _make_answer(
     model: RunningModel,
     opened: OpenedSets,
     choice: Choice,

@@ -93,8 +93,12 @@ class Child:
                 heard.put((self, text.rstrip()))
         heard.put((self, None))
 
-    def say(self, line: str, log: Log) -> None:
-        """Pass on one line of its log; the lines of an error are kept for the end instead."""
+    def take_line(self, line: str, log: Log) -> None:
+        """Take one line of its log: pass it on, marked with its name, or keep it as part of its error.
+
+        The lines of an error come last, as the command line shows them: ``error: MESSAGE``, then ``  - PROBLEM`` for
+        each of several problems, and ``hint: HINT``. They are said when the command has ended.
+        """
         ended = self.ended
         has_error = ended.message is not None
         kind, _, rest = line.partition(": ")
@@ -208,7 +212,7 @@ def run_commands(
                 except queue.Empty:
                     continue  # to see whether a signal has come
                 if line is not None:
-                    child.say(line, log)
+                    child.take_line(line, log)
                     continue
 
                 # A command has ended.
@@ -225,17 +229,24 @@ def run_commands(
 
 
 def report(ended: Ended, log: Log, *, stopping: bool) -> None:
-    """Say how a command ended; ``stopping`` says whether it was asked to end."""
+    """Say how a command ended: done, stopped with what it has saved, or, as a warning, failed.
+
+    Args:
+        ended: how it ended.
+        log: hears it.
+        stopping: whether it was asked to end.
+    """
     if ended.code == 0:
         log.info(f"{ended.name}: done")
         return
-    interrupted = ended.code == 128 + signal.SIGINT
+    was_interrupted = ended.code == 128 + signal.SIGINT
     # SIGTERM ends a command that does not handle it yet, shortly after its start.
     ended_on_request = stopping and ended.code == 128 + signal.SIGTERM
-    if interrupted or ended_on_request:
+    if was_interrupted or ended_on_request:
         # The hint ends with what was saved: "add --resume ...; a.st.state has step 5 of 10".
-        _, _, saved = (ended.hint or "").rpartition("; ")
-        log.info(f"{ended.name}: stopped, {saved or 'nothing was saved'}")
+        hint = ended.hint or ""
+        saved = hint.rpartition("; ")[2] or "nothing was saved"
+        log.info(f"{ended.name}: stopped, {saved}")
         return
     message = ended.message or "it said nothing"
     log.warn(f"{ended.name} failed with exit code {ended.code}: {message}")

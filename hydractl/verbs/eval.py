@@ -67,14 +67,19 @@ def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
 
 
 def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
-    """Return the options of an evaluation from the settings; the OOD sets of a suite come behind those of ``--ood``."""
+    """Return the options of an evaluation from the settings.
+
+    Args:
+        settings: of the verb.
+        suite: its OOD sets come behind those of ``--ood``; None for no suite.
+    """
     ood = settings.ood_sets()
     if suite is not None:
         ood += suite.sets
     data = settings.fill(DataOptions, ood=ood, ood_val=settings.ood_val_sets(), corruptions=settings.corruption_names())
     fit = settings.fill(
         FitOptions,
-        scores=_scores_of(settings),
+        scores=_score_options(settings),
         temperature=settings.temperature_of_all(),
         temperatures=settings.temperatures_of_rows(),
         knn_bank=None,
@@ -95,8 +100,11 @@ def _keeps_logits(settings: EvalSettings) -> bool:
     return settings.predictions.endswith(".st")
 
 
-def _scores_of(settings: EvalSettings) -> ScoreOptions:
-    """Return the OOD scores that are asked for, of all rows and of single ones."""
+def _score_options(settings: EvalSettings) -> ScoreOptions:
+    """Return the OOD scores that are asked for: those of all rows, and by name the one score of a single row.
+
+    Of ``all`` scores a row leaves out those that it cannot have.
+    """
     scores_of_all: list[str] = []
     score_by_row: dict[str, str] = {}
     for choice in settings.scores():
@@ -125,7 +133,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
 
     # The rows, and the files of each.
     resolve_device(settings.device)
-    suite = _suite(settings, log)
+    suite = _find_suite(settings, log)
     options = options_of(settings, suite)
     models = find_rows(settings.model, model_options(settings), options, log)
     if options.keep_logits:
@@ -133,10 +141,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     names = [model.name for model in models]
     _check_row_names("--ood-score", options.fit.scores.of_rows, names)
     _check_row_names("--temperature", options.fit.temperatures, names)
-    names_that_run = []
-    for model in models:
-        if model.reads is not None:
-            names_that_run.append(model.name)
+    names_that_run = [model.name for model in models if model.reads is not None]
     predictions = _paths_by_row(settings.predictions, names)
     features = _paths_by_row(settings.features, names_that_run)
 
@@ -178,7 +183,7 @@ def _default_name(first: str, settings: EvalSettings) -> str:
     return f"{first}.eval.json"
 
 
-def _suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
+def _find_suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
     """Find the sets of ``--ood-suite`` below ``--ood-root``; return None without the option."""
     choice = settings.suite()
     if choice is None:
@@ -247,7 +252,11 @@ class Plan:
 
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
-    """Measure every row, write everything, and hold the requirements against the answer."""
+    """Measure every row, write everything, and hold the requirements against the answer.
+
+    Returns:
+        The answer, the files that were written, the answer first, and the requirements that do not hold.
+    """
     from hydractl.evaluation.measuring import Measuring
 
     with ExitStack() as stack:
@@ -256,10 +265,10 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         for file in plan.files():
             may_replace = plan.replaceable(file, settings)
             outputs[file] = stack.enter_context(Output(file, force=may_replace))
-        features: dict[str, Path | Output] = dict(plan.features)
+        features_by_row: dict[str, Path | Output] = dict(plan.features)
         for name, path in plan.features.items():
             if not path.exists():  # else it is read
-                features[name] = stack.enter_context(Output(path))
+                features_by_row[name] = stack.enter_context(Output(path))
         _report_before(plan, settings, log)
 
         # Measure row after row.
@@ -267,27 +276,31 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
         rows: list[EvalRow] = []
         files: list[Path] = []
         for model in plan.models:
-            predictions = plan.predictions.get(model.name)
-            output = None
-            if predictions is not None:
-                output = outputs[predictions]
-                files.append(predictions)
+            predictions_file = plan.predictions.get(model.name)
+            predictions_output = None
+            if predictions_file is not None:
+                predictions_output = outputs[predictions_file]
+                files.append(predictions_file)
             seen = plan.seen.get(model.name, {})
-            row = measuring.row(model, output, seen, features.get(model.name))
+            row = measuring.row(model, predictions_output, seen, features_by_row.get(model.name))
             rows.append(row)
 
-        # Write the answer.
-        answer = _answer(plan, rows, [*plan.doubts, *measuring.warnings], settings)
+        # Say what is odd about the figures.
+        doubts = [*plan.doubts, *measuring.warnings]
+        answer = _make_answer(plan, rows, doubts, settings)
         all_warnings = list(answer.warnings or ())
-        new_warnings = all_warnings[len(plan.doubts) :]  # the doubts, which come first, have been logged
+        new_warnings = all_warnings[len(plan.doubts) :]  # those of the plan, which come first, have been logged
         for warning in new_warnings:
             log.warn(warning)
-        document = answer.to_json()
         _report_skipped(plan, log)
-        named = [(row.name, row.to_json()) for row in rows]
-        unmet = unmet_in(named, settings.requirements(), skip_first=False)
+
+        # Write the answer.
+        document = answer.to_json()
+        named_rows = [(row.name, row.to_json()) for row in rows]
+        unmet = unmet_in(named_rows, settings.requirements(), skip_first=False)
         if plan.path is not None:
-            files.insert(0, _write_answer(outputs[plan.path], document, settings))
+            answer_file = _write_answer(outputs[plan.path], document, settings)
+            files.insert(0, answer_file)
     return Outcome(document, files=files, unmet=unmet, print_document=plan.path is None)
 
 
@@ -324,8 +337,11 @@ def _write_answer(output: Output, document: dict[str, object], settings: EvalSet
     return output.path
 
 
-def _answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings: EvalSettings) -> EvalAnswer:
-    """Return the answer: the rows, what they were measured on, and warnings of what makes them worth less."""
+def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings: EvalSettings) -> EvalAnswer:
+    """Return the answer: the rows, what they were measured on, and warnings of what makes them worth less.
+
+    The warnings are ``doubts``, and behind them those of rows whose members hardly differ.
+    """
     from hydractl.evaluation.answer import conventions, records_of_sets
 
     records = records_of_sets(plan.sets, plan.options)
@@ -367,7 +383,8 @@ def _report_skipped(plan: Plan, log: Log) -> None:
 def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
     """Say where labels are missing or tell little; missing ones are expected where predictions are stored."""
     for eval_set in plan.sets:
-        if eval_set.dataset is not None and eval_set.role in ("id", "val"):
+        should_have_labels = eval_set.role in ("id", "val")
+        if should_have_labels and eval_set.dataset is not None:
             report_classes(eval_set.dataset, log)
     test_set = plan.sets[0]
     if test_set.labels is None and settings.predictions is None:
@@ -382,15 +399,15 @@ def _report_cut(plan: Plan, log: Log) -> None:
     """Say how many texts of each set are cut, once for all models that cut alike."""
     from hydractl.evaluation.providers.running import RunningModel
 
-    reported: list[Any] = []
+    ways_reported: list[Any] = []  # of preparing texts
     for model in plan.models:
         if not isinstance(model, RunningModel) or model.reads != "text":
             continue
         source = model.argument.sources[0]
         preprocess = source.description.preprocess
-        if preprocess in reported:
+        if preprocess in ways_reported:
             continue
-        reported.append(preprocess)
+        ways_reported.append(preprocess)
         for eval_set in plan.sets:
             assert eval_set.dataset is not None  # a model that runs needs --test
             report_cut(eval_set.dataset, source.family.collate(preprocess), log)

@@ -32,7 +32,9 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
     (source,) = open_sources(settings.model, model_options(settings, bodies=True))
     need_classifier(source)
     _check_input(settings, source)
-    stem = _stem(settings, source)
+
+    # The files and folders, checked from headers alone.
+    stem = _path_without_ending(settings, source)
     file_formats = [kind for kind in settings.format if kind not in FOLDER_ENDINGS]
     targets: list[Target] = []
     if file_formats:
@@ -43,17 +45,20 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
         files += target.files
     check_outputs(files, force=settings.force)
     check_outputs([folder.path for folder in folders], force=settings.force, folder=True)
+    planned_files = [target.planned() for target in targets]
+    planned_folders = [folder.planned() for folder in folders]
     plan = ExportAnswer(
         model=source.name,
         arch=source.description.arch,
         members=len(source.description.masks),
-        exports=[target.planned() for target in targets] + [folder.planned() for folder in folders],
+        exports=planned_files + planned_folders,
     )
     if settings.dry_run:
         plan = replace(plan, dry_run=True)
         return Outcome(plan.to_json())
 
-    source, data = _with_data(settings, source)
+    # Write them.
+    source, data = _open_check_data(settings, source)
     announce_reading([source], log)
     macs = cost_of(source.description, source.tensors)["macs"]
 
@@ -71,8 +76,13 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
 
     with ExitStack() as stack:
         claim = stack.enter_context(claimed(targets, force=settings.force))
-        outputs = [stack.enter_context(Output(folder.path, force=settings.force, folder=True)) for folder in folders]
-        exports = write(claim) if targets else []
+        outputs = []
+        for folder in folders:
+            output = Output(folder.path, force=settings.force, folder=True)
+            outputs.append(stack.enter_context(output))
+        exports: list[ExportedFileRecord] = []
+        if targets:
+            exports = write(claim)
         for folder, output in zip(folders, outputs, strict=True):
             exports.append(folder.write(output.temporary, write, settings.batch_size))
         warnings = _report_rounding(exports, log)
@@ -96,8 +106,10 @@ def _check_input(settings: ExportSettings, source: Source) -> None:
         )
 
 
-def _stem(settings: ExportSettings, source: Source) -> Path:
+def _path_without_ending(settings: ExportSettings, source: Source) -> Path:
     """Return the path of the files without their endings: that of ``-o``, else the model's name.
+
+    Each format adds its own ending, so ``-o`` may have that of a format that is written, or none.
 
     Raises:
         UsageError: for an ending of ``-o`` that none of the files has.
@@ -107,12 +119,14 @@ def _stem(settings: ExportSettings, source: Source) -> Path:
     path = file_path(settings.output)
     kind = kind_of(path) or FOLDER_FORMATS.get(path.suffix)
     if kind in settings.format:
-        return path.with_name(path.name.removesuffix(_ending(kind)))
-    if path.suffix == ".st" or kind is not None:
+        name = path.name.removesuffix(_ending(kind))
+        return path.with_name(name)
+    is_of_another_kind = kind is not None or path.suffix == ".st"
+    if is_of_another_kind:
         formats = ",".join(settings.format)
-        better = path.with_suffix(_ending(settings.format[0]))
+        better_path = path.with_suffix(_ending(settings.format[0]))
         raise UsageError(
-            f"--output {settings.output}: export --format {formats} writes no such file", hint=f"-o {better}"
+            f"--output {settings.output}: export --format {formats} writes no such file", hint=f"-o {better_path}"
         )
     return path
 
@@ -124,7 +138,7 @@ def _ending(kind: str) -> str:
     return FORMATS[kind].ending
 
 
-def _with_data(settings: ExportSettings, source: Source) -> tuple[Source, CheckData | None]:
+def _open_check_data(settings: ExportSettings, source: Source) -> tuple[Source, CheckData | None]:
     """Open the data that rounded weights are measured on.
 
     Returns:

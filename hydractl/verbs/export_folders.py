@@ -62,7 +62,11 @@ class FolderTarget:
         return self._write_mlflow(folder)
 
     def _write_triton(self, folder: Path, write: WriteClaim, max_batch: int) -> ExportedFileRecord:
-        """Write ``NAME/1/model.onnx`` and ``NAME/config.pbtxt``."""
+        """Write a model repository of Triton: ``NAME/1/model.onnx``, ``NAME/config.pbtxt``, and the labels, if any.
+
+        Returns:
+            What the answer says of the folder: the check of the graph in it.
+        """
         model_folder = folder / self.name
         model_path = model_folder / MODEL_FILE
         model_path.parent.mkdir(parents=True)
@@ -80,42 +84,50 @@ class FolderTarget:
         return replace(record, format=self.kind, path=str(self.path), data=None)
 
     def _write_mlflow(self, folder: Path) -> ExportedFileRecord:
-        """Write the checkpoint, and what MLflow wants to know of it.
+        """Write the checkpoint and what MLflow wants to know of it, and check that it has the logits of the model.
+
+        Returns:
+            What the answer says of the folder: the size and the digest of the checkpoint in it.
 
         Raises:
             HydraError: the checkpoint in the folder has other logits than the model.
         """
         write_mlflow_model(self.source, folder)
         checkpoint = folder / CHECKPOINT
+
+        # Check it: the logits of one sample are the same to the last bit.
         model = build_model(self.source)
         inputs = model.example_inputs(1)
         with torch.inference_mode():
-            expected = model.member_logits(inputs)
-            logits = build_model(open_source(str(checkpoint))).member_logits(inputs)
-        if not torch.equal(logits, expected):
+            expected_logits = model.member_logits(inputs)
+            written_model = build_model(open_source(str(checkpoint)))
+            logits = written_model.member_logits(inputs)
+        if not torch.equal(logits, expected_logits):
             raise HydraError(f"{self.path}: the checkpoint in it has other logits than {self.source.name}")
-        return replace(self.planned(), bytes=checkpoint.stat().st_size, sha256=sha256_file(checkpoint))
+        size = checkpoint.stat().st_size
+        return replace(self.planned(), bytes=size, sha256=sha256_file(checkpoint))
 
 
 def plan_folders(kinds: Sequence[str], stem: Path, source: Source) -> list[FolderTarget]:
-    """Decide which folders to write, and check from headers alone that they can be.
+    """Return the folders to write, after a check from headers alone that they can be.
 
     Args:
-        kinds: formats, those of files too.
+        kinds: formats, those of files too, for which there is no folder.
         stem: the paths of the folders without their endings.
         source: the model.
 
     Raises:
-        UsageError: as :func:`hydractl.exports.targets.plan_exports` does.
+        UsageError: the model cannot be exported to a graph, or its classes have no names.
     """
+    has_classes = bool(source.classes or source.description.labels)
     folders = []
     for kind in kinds:
         if kind not in FOLDER_ENDINGS:
             continue
-        if kind == "triton":
+        if kind == "triton":  # it holds a graph
             FORMATS["onnx"].require()
             plan_exports(["onnx"], stem, source.description, source.tensors)
-        elif not source.classes and not source.description.labels:
+        elif not has_classes:  # the others hold a model that predicts classes
             raise UsageError(f"the classes of {source.name} have no names", hint="name them: --labels FILE")
         path = stem.with_name(f"{stem.name}{FOLDER_ENDINGS[kind]}")
         folders.append(FolderTarget(kind, path, stem.name, source))

@@ -24,11 +24,11 @@ from hydractl.verbs.outcome import Outcome
 def run(settings: CircuitSettings, log: Log) -> Outcome:
     """Search one ranking per objective and write a circuit file for each."""
     with processes(settings.timeout) as team:
-        return _run(settings, team.quieted(log), team)
+        return _run_in_team(settings, team.quieted(log), team)
 
 
-def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    """Search with all processes of a team.
+def _run_in_team(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
+    """Search with all processes of a team, which may be a single one.
 
     Raises:
         UsageError: several circuits cannot go to standard output.
@@ -39,6 +39,7 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
     options = settings.fill(SearchOptions)
     scope = scope_of(source, options, log)
 
+    # The files: a circuit for each objective, and the journal of an unfinished search; none on standard output.
     paths: dict[str, Path] = {}
     journal: Path | None = None
     if not settings.to_stdout:
@@ -49,9 +50,11 @@ def _run(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
         raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
 
     if settings.dry_run:
-        check_outputs(paths.values(), force=settings.force or settings.resume)
-        return _dry_run(scope, options, log, [str(path) for path in paths.values()], team)
-    _announce(scope, options, log)
+        may_replace = settings.force or settings.resume
+        check_outputs(paths.values(), force=may_replace)
+        names = [str(path) for path in paths.values()]
+        return _dry_run(scope, options, log, names, team)
+    _announce_search(scope, options, log)
     try:
         return _search_and_write(scope, options, log, team, paths, journal)
     except KeyboardInterrupt:
@@ -83,14 +86,15 @@ def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
     return paths
 
 
-def _announce(scope: Scope, options: SearchOptions, log: Log) -> None:
+def _announce_search(scope: Scope, options: SearchOptions, log: Log) -> None:
     """Say how many heads are removed, and how many evaluations that takes."""
     heads = len(scope.heads)
-    count = heads
+    count = heads  # of headmap, which measures each head once
     if options.algorithm == "greedy":
         count = evaluations(heads, scope.budget)
+    may_end_early = bool(options.subject_to) or options.max_drop is not None
     up_to = ""
-    if options.subject_to or options.max_drop is not None:  # these may end the search early
+    if may_end_early:
         up_to = "up to "
     objectives = ", ".join(options.objective)
     log.info(

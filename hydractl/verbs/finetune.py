@@ -78,20 +78,27 @@ class Prepared:
 
     @cached_property
     def decisive(self) -> dict[str, object]:
-        """The settings and data that decide the result, for the provenance; reads all data."""
+        """The settings and data that decide the result, by key, for the provenance; computing it reads all data."""
         source = self.opened.source
         settings = self.settings
-        val_set = self.opened.val_set
+
+        # The settings, as JSON has them.
         decisive: dict[str, object] = {name: getattr(settings, name) for name in DECISIVE}
         decisive["ensemble"] = None
         if settings.ensemble is not None:
             decisive["ensemble"] = settings.ensemble.to_json()
         if len(settings.lr) == 1:
             decisive["lr"] = settings.lr[0]
+
+        # What they mean for this model.
+        names_of_new_head = self.options.weights.labels or ()
         decisive["max_length"] = source.description.preprocess.get("max_length")
         decisive["drawn"] = list(self.opened.drawn) or None
-        decisive["labels"] = list(self.options.weights.labels or ()) or None
+        decisive["labels"] = list(names_of_new_head) or None
         decisive.update(asked_classes(source, settings.tower))
+
+        # The data.
+        val_set = self.opened.val_set
         decisive["train"] = self.opened.train_set.fingerprint()
         decisive["val"] = None
         if val_set is not None:
@@ -107,48 +114,59 @@ class Prepared:
 
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
-    """Train one model, or several, each in a process of its own."""
+    """Train one model in this process or those that ``torchrun`` started; or several, each in a process of its own.
+
+    Raises:
+        UsageError: the options need several processes, or do not suit them.
+    """
     if settings.several or settings.slurm:
         log = SayOnce(log)  # the trainings share their data, so each would say the same of them
-        return train_members(settings, log, _check, _answer_of_finished)
+        return train_members(settings, log, _check_training, _answer_of_finished)
     if settings.devices:
         settings = on_first_device(settings)
-    if restarted():
+    if restarted():  # torchrun has started all processes again after one had failed
         settings = replace(settings, resume=True)
     if settings.shard and alone():
         raise UsageError("--shard needs several processes", hint="torchrun --nproc-per-node N -m hydractl finetune ...")
-    if settings.device.startswith("cuda:") and not alone():
+    names_one_gpu = settings.device.startswith("cuda:")
+    if names_one_gpu and not alone():
         hint = "--device cuda gives each process its own"
         raise UsageError(f"--device {settings.device} is one GPU for all processes", hint=hint)
     with processes(settings.timeout, nccl=True) as team:
-        return _run(settings, team.quieted(log), team)
+        return _train_one_model(settings, team.quieted(log), team)
 
 
-def _run(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
-    """Train one model with all processes of a team."""
+def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
+    """Train one model with all processes of a team, unless it is a dry run, or the training is finished already.
+
+    Returns:
+        The answer; of a team that of rank 0 counts, and the others are silent.
+    """
     prepared = _prepare(settings, log)
     source = prepared.opened.source
     files = prepared.files
+    doubts_of_names = renaming_doubts([source])  # these are told when the model is read
     doubts_of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
-    for doubt in doubts_of_data:  # those of names are told when the model is read
+    for doubt in doubts_of_data:
         log.warn(doubt)
-    warnings = [*renaming_doubts([source]), *doubts_of_data]
-    plan = replace(prepared.plan, warnings=warnings)
+    plan = replace(prepared.plan, warnings=[*doubts_of_names, *doubts_of_data])
 
     if settings.dry_run:
         return _dry_run(plan, files, settings, team)
-    if not settings.resume and not team.rank:
+    is_first = team.rank == 0
+    if is_first and not settings.resume:
         check_files(files, settings)
 
     announce_reading([source], log)
     state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
+    # A training that has ended has removed its state, and left the models.
     if settings.resume and not state.exists():
         earlier = finished(files, prepared.fingerprint, force=settings.force)
         if earlier is not None:
             names = " ".join(map(str, files.paths))
             log.info(f"the training of {names} is finished: nothing to do")
             answer = _answer_of_finished(files, earlier, plan)
-            return Outcome(answer.to_json(), files=list(files.paths), silent=bool(team.rank))
+            return Outcome(answer.to_json(), files=list(files.paths), silent=not is_first)
     return _train_and_write(replace(prepared, plan=plan), state, log, team)
 
 
@@ -163,7 +181,7 @@ def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, te
 
 
 def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
-    """Open and check everything that a training needs, and say what is odd about it.
+    """Open and check everything that a training needs, say what is odd about it, and return it.
 
     Raises:
         UsageError: the model or the settings do not suit a training.
@@ -176,7 +194,7 @@ def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
-    files = RunFiles.of(output, settings.log, settings.outputs, settings.trackers())
+    files = RunFiles.of_output(output, settings.log, settings.outputs, settings.trackers())
     check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)
@@ -185,24 +203,35 @@ def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
     options = train_options(settings)
     opened = open_all(source, options)
     if opened.drawn:
-        log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {', '.join(opened.drawn)}")
-    val_names = None
-    report_classes(opened.train_set, log)
-    if opened.val_set is not None:
-        report_classes(opened.val_set, log)
-        val_names = opened.val_set.label_names
-    differences = label_differences(opened.train_set.label_names, val_names)
-    if differences:
-        raise InputError(f"--val against the training set: {'; '.join(differences)}")
-    if opened.val_set is not None and opened.left_out:
-        validation = Validation(opened.val_set, opened.left_out)
-        log.info(validation.words("--val", "--train"))
+        drawn = ", ".join(opened.drawn)
+        log.info(f"{source.name} has no classifier; drawn by --seed {options.seed}: {drawn}")
+    _report_data(opened, log)
 
-    plan = _plan(opened, options, files, log)
+    plan = _plan_training(opened, options, files, log)
     return Prepared(settings, options, opened, files, plan)
 
 
-def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
+def _report_data(opened: Opened, log: Log) -> None:
+    """Say what is odd about the classes of the data, and what was left out of the validation data.
+
+    Raises:
+        InputError: training and validation data have different classes.
+    """
+    train_set = opened.train_set
+    val_set = opened.val_set
+    report_classes(train_set, log)
+    if val_set is None:
+        return
+    report_classes(val_set, log)
+    differences = label_differences(train_set.label_names, val_set.label_names)
+    if differences:
+        raise InputError(f"--val against the training set: {'; '.join(differences)}")
+    if opened.left_out:
+        validation = Validation(val_set, opened.left_out)
+        log.info(validation.words("--val", "--train"))
+
+
+def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
     """Return what will be trained and written, and say how much work that is."""
     source = opened.source
     samples = len(opened.train_set)
@@ -221,11 +250,13 @@ def _plan(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> T
     if options.loss.name == "contrastive":
         log.info(f"{steps} steps of {options.per_step} pairs")  # captions vary, and their mult-adds
         return plan
-    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    # Each learning rate is a training of its own, and members that are trained together pass a sample several times.
     passes = len(options.lr)
     if options.together is not None:
         passes *= options.together.passes
-    work = 3 * cost["macs"] * steps * options.per_step * passes
+    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    macs_a_sample = 3 * cost["macs"] * passes
+    work = macs_a_sample * steps * options.per_step
     log.info(f"{steps} steps of {options.per_step} samples, about {work:.2g} mult-adds")
     return plan
 
@@ -235,7 +266,7 @@ def _planned_files(files: RunFiles, models: Sequence[Mapping[str, int]]) -> list
 
     Args:
         files: of the training.
-        models: what is known of each model, as :func:`_planned_models` returns it.
+        models: what is known of each model, such as its number, in the order of the files.
     """
     if not models:
         return None
@@ -254,7 +285,7 @@ def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]
     return [{"member": number} for number in members]
 
 
-def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
+def _check_training(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
     """Check one of several trainings before they begin; return its plan, and a function that returns its fingerprint.
 
     The fingerprint reads the model and all data, and not every caller needs it.
@@ -268,17 +299,28 @@ def _check(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable
 
 
 def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Processes) -> Outcome:
-    """Train, and write the models; in a team, the first process writes for all."""
+    """Train, and write the models; in a team, the first process writes for all.
+
+    Args:
+        prepared: everything that was checked before.
+        state: the file of an unfinished training, which is saved on the way, and removed at the end.
+        log: hears of the training.
+        team: the processes that train together.
+
+    Returns:
+        The answer; of the other processes a silent outcome.
+    """
     opened = prepared.opened
     files = prepared.files
     plan = prepared.plan
     settings = prepared.settings
+    is_first = team.rank == 0
     is_resumed = settings.resume and state.exists()
     with ExitStack() as stack:
         # Claim the files, and read what an unfinished run saved.
         outputs: list[Output] = []
         saved = None
-        if team.rank == 0:
+        if is_first:
             # A run that is resumed replaces what it wrote when it ended before.
             may_replace = settings.force or is_resumed
             for path in files.paths:
@@ -288,33 +330,35 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
         elif is_resumed:
             saved = state.load(Log())
         team.gather(None)  # nobody saves before all have read
-        if team.rank == 0:
-            run_log = files.open_log(saved, _about(plan, settings), log)
+        if is_first:
+            run_log = files.open_log(saved, _facts_of_run(plan, settings), log)
         else:
             run_log = RunLog()  # writes nothing
         stack.callback(run_log.close)
 
         # Train.
-        first = _model(prepared)
-        report_all_cut(first, (opened.train_set, opened.val_set), log)
+        first_model = _build_model(prepared)
+        report_all_cut(first_model, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
         with team.exchanging():
-            make_start = _maker(first, prepared, team)
+            make_start = _start_maker(first_model, prepared, team)
             trained = train_each(make_start, prepared.options, context, saved)
             if settings.shard:
                 trained.run.unshard()
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
 
         # Write.
-        if team.rank:
+        if not is_first:
             return Outcome({}, silent=True)
         digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
-    doubts = course_doubts(trained.outcome, opened.val_set, _classes_of_loss(prepared))
-    for doubt in doubts:
+
+    # Say what is odd about its course.
+    doubts_of_course = course_doubts(trained.outcome, opened.val_set, _classes_of_loss(prepared))
+    for doubt in doubts_of_course:
         log.warn(doubt)
-    plan = replace(plan, warnings=[*plan.warnings, *doubts])
-    answer = _answer(trained, plan, digests)
+    plan = replace(plan, warnings=[*plan.warnings, *doubts_of_course])
+    answer = _answer_of_training(trained, plan, digests)
     return Outcome(answer.to_json(), files=list(files.paths))
 
 
@@ -322,7 +366,11 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 
 
 def train_options(settings: FinetuneSettings) -> TrainOptions:
-    """Return the options of the verb as those of a training."""
+    """Return the options of the verb as those of a training.
+
+    An ensemble method may change a model for training (an adapter), its course (such as snapshots), or train several
+    members together; each is None where it does not. The others have an option of the same name in the settings.
+    """
     adapter = None
     course = None
     together = None
@@ -330,24 +378,29 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         adapter = settings.ensemble.adapter()
         course = settings.ensemble.course()
         together = settings.ensemble.together()
-    labels_of_new_head = None
+    names_of_new_head = None
     if settings.new_head:
-        labels_of_new_head = tuple(model_options(settings).labels or ()) or None
+        class_names = model_options(settings).labels
+        if class_names:
+            names_of_new_head = tuple(class_names)
+    data = settings.fill(DataOptions, train=settings.train, augment=tuple(settings.augment))
     weights = settings.fill(
         WeightOptions,
-        labels=labels_of_new_head,
+        labels=names_of_new_head,
         freeze=tuple(settings.freeze),
         lenient="freeze" in settings.from_recipe,
         adapter=adapter,
     )
+    optimizer = settings.fill(OptimizerOptions, name=settings.optimizer, betas=tuple(settings.betas))
+    schedule = ScheduleOptions(shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor)
     return settings.fill(
         TrainOptions,
-        data=settings.fill(DataOptions, train=settings.train, augment=tuple(settings.augment)),
+        data=data,
         lr=tuple(settings.lr),
         epochs=settings.epochs or 0,
         weights=weights,
-        optimizer=settings.fill(OptimizerOptions, name=settings.optimizer, betas=tuple(settings.betas)),
-        schedule=ScheduleOptions(shape=settings.schedule, warmup=settings.warmup, floor=settings.lr_floor),
+        optimizer=optimizer,
+        schedule=schedule,
         course=course,
         loss=settings.fill(LossOptions, name=settings.loss),
         together=together,
@@ -357,19 +410,19 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def _model(prepared: Prepared) -> AnyModel:
-    """Return the model that is trained, or the members that are trained together."""
+def _build_model(prepared: Prepared) -> AnyModel:
+    """Return the model that is trained, or the members that are trained together as one model."""
     opened = prepared.opened
     options = prepared.options
     sources = opened.members or (opened.source,)
-    models = [_one_model(prepared, source) for source in sources]
+    models = [_build_member(prepared, source) for source in sources]
     if options.together is None:
         return models[0]
     return options.together.model(models, opened.source, options.seed)
 
 
-def _one_model(prepared: Prepared, source: Source) -> HydraModel:
-    """Return a model on its device, adapted and sharded as the settings say."""
+def _build_member(prepared: Prepared, source: Source) -> HydraModel:
+    """Return a model, or a member of several, on its device, adapted and sharded as the settings say."""
     settings = prepared.settings
     options = prepared.options
     source = with_dropout(source, settings.dropout)
@@ -385,21 +438,24 @@ def _one_model(prepared: Prepared, source: Source) -> HydraModel:
     return model
 
 
-def _maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
-    """Return a function that returns a model to start from, the first time ``first``, then new ones, and the data.
+def _start_maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
+    """Return a function that returns a model to start from and the data to train it on; each learning rate calls it.
 
-    The data are made once, for the first model, and serve all.
+    Args:
+        first: the model that the first call returns; each later call builds a new one.
+        prepared: everything that was checked before.
+        team: the processes that share the data. These are made once, for the first model, and serve all.
     """
     opened = prepared.opened
     data = training_data(first, opened.train_set, opened.val_set, prepared.options, team)
     not_used_yet = [first]
 
-    def make() -> tuple[AnyModel, TrainingData]:
+    def make_start() -> tuple[AnyModel, TrainingData]:
         if not_used_yet:
             return not_used_yet.pop(), data
-        return _model(prepared), data
+        return _build_model(prepared), data
 
-    return make
+    return make_start
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -418,7 +474,7 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, int |
     }
 
 
-def _about(plan: TrainingPlan, settings: FinetuneSettings) -> RunFacts:
+def _facts_of_run(plan: TrainingPlan, settings: FinetuneSettings) -> RunFacts:
     """Return what the log of the training says of it: the model, and the settings in effect."""
     values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
     return RunFacts(
@@ -441,8 +497,14 @@ def _classes_of_loss(prepared: Prepared) -> int | None:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def _answer(trained: Trained, plan: TrainingPlan, digests: Sequence[str]) -> FinetuneAnswer:
-    """Return the answer of a training that has just ended."""
+def _answer_of_training(trained: Trained, plan: TrainingPlan, digests: Sequence[str]) -> FinetuneAnswer:
+    """Return the answer of a training that has just ended.
+
+    Args:
+        trained: its course and its model.
+        plan: of the training.
+        digests: SHA-256 of each file of weights that was written, the last one that of the answer.
+    """
     outcome = trained.outcome
     trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
     return FinetuneAnswer(

@@ -105,37 +105,38 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
 
     # Check everything that can be checked before the first process is started.
     members = members_of(settings)
-    done, plans = _checked(members, log, check, answer)
+    finished_before, plans = _check_members(members, log, check, answer)
     devices = settings.places[: len(members)]
     if settings.dry_run:
         places = devices
         if settings.slurm:
             places = ["slurm"]
-        return _dry_run(members, plans, done, places)
+        return _dry_run(members, plans, finished_before, places)
 
     # Train those that were not finished before.
-    for name in done:
+    for name in finished_before:
         log.info(f"{name}: finished before, nothing to do")
     commands = {}
     for member in members:
-        if member.name not in done:
+        if member.name not in finished_before:
             commands[member.name] = member.argv
     folder = members[0].files.paths[0].parent
     with Interruptions() as signals:
         ended = run_side_by_side(commands, devices, settings.slurm, folder, log, signals)
-    _raise_failures(members, ended, done, interrupted=signals.requested)
+    _raise_failures(members, ended, finished_before, interrupted=signals.requested)
 
     # Gather the answers, in the order of the members.
-    answers = dict(done)
-    for name, end in ended.items():
-        answers[name] = _answer_of_process(name, end)
+    answers = dict(finished_before)
+    for name, command in ended.items():
+        answers[name] = _answer_of_process(name, command)
     trained = []
     files: list[Path] = []
     for member in members:
         training = answers[member.name]
         trained.append(TrainedMember(name=member.name, seed=member.settings.seed, training=training))
         files += member.files.paths
-    return Outcome(FinetunesAnswer(schema=SCHEMA, members=trained).to_json(), files=files)
+    answer_of_all = FinetunesAnswer(schema=SCHEMA, members=trained)
+    return Outcome(answer_of_all.to_json(), files=files)
 
 
 def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
@@ -177,7 +178,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
                 slurm=[],
                 model=[model],
             )
-            files = RunFiles.of(path, settings.log, settings.outputs)
+            files = RunFiles.of_output(path, settings.log, settings.outputs)
             members.append(Member(stem(path), settings_of_member, files))
 
     _check_names(members)
@@ -208,7 +209,7 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
     return outputs
 
 
-def _checked(
+def _check_members(
     members: Sequence[Member], log: Log, check: Check, answer: Finished
 ) -> tuple[dict[str, FinetuneAnswer], dict[str, TrainingPlan]]:
     """Check everything that can be checked before the first process is started.
@@ -216,23 +217,30 @@ def _checked(
     Args:
         members: the trainings.
         log: hears of the first one; what is said of the others would repeat it.
-        check, answer: as of :func:`train_members`.
+        check: checks one training without beginning it; returns its plan, and a function that returns its fingerprint.
+        answer: returns the answer of a training that was finished before.
 
     Returns:
         The answers of the members that were finished before, and the plans of all, both by name.
+
+    Raises:
+        HydraError: what is wrong with a training, with an unfinished one to be resumed, or with the outputs.
     """
-    done: dict[str, FinetuneAnswer] = {}
+    finished_before: dict[str, FinetuneAnswer] = {}
     plans: dict[str, TrainingPlan] = {}
     plan_by_model: dict[str, TrainingPlan] = {}
     for member in members:
         settings = member.settings
         state = member.files.state
+        # An unfinished training has left a state, and a finished one only its weights.
+        has_weights = bool(member.files.weights())
         is_resumed = settings.resume and state.exists()
-        may_be_finished = settings.resume and not state.exists() and bool(member.files.weights())
+        may_be_finished = settings.resume and not state.exists() and has_weights
+        is_new = not is_resumed and not may_be_finished
 
-        # Members of one model differ in their seeds and files alone: one of them is checked.
+        # New members of one model differ in their seeds and files alone: one of them is checked.
         model = settings.model[0]
-        if model in plan_by_model and not is_resumed and not may_be_finished:
+        if is_new and model in plan_by_model:
             plans[member.name] = _plan_with_files(plan_by_model[model], member.files)
             continue
         log_of_check = log
@@ -246,9 +254,10 @@ def _checked(
         if may_be_finished:
             earlier = finished(member.files, fingerprint(), force=settings.force)
             if earlier is not None:
-                done[member.name] = answer(member.files, earlier, plan)
-    _check_files([member for member in members if member.name not in done])
-    return done, plans
+                finished_before[member.name] = answer(member.files, earlier, plan)
+    to_train = [member for member in members if member.name not in finished_before]
+    _check_files_of_members(to_train)
+    return finished_before, plans
 
 
 def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
@@ -275,7 +284,7 @@ def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
     """Check that the outputs of one training can be written and no unfinished run is in the way.
 
     Raises:
-        OutputError: as :class:`hydractl.files.atomic.Output` does, or for an unfinished run.
+        OutputError: an output exists or cannot be written, or an unfinished run is there.
     """
     is_resumed = settings.resume and files.state.exists()
     may_replace_outputs = settings.force or is_resumed
@@ -284,12 +293,12 @@ def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
     refuse_unfinished(files.state, force=may_replace_state)
 
 
-def _check_files(members: Sequence[Member]) -> None:
+def _check_files_of_members(members: Sequence[Member]) -> None:
     """Check that every output can be written and no unfinished run is in the way.
 
     Raises:
         OutputError: naming all that are in the way.
-        HydraError: as of :func:`check_files`, where one is in the way.
+        HydraError: what is wrong with a single one.
     """
     errors: list[HydraError] = []
     for member in members:
@@ -307,13 +316,22 @@ def _check_files(members: Sequence[Member]) -> None:
 def _dry_run(
     members: Sequence[Member],
     plans: dict[str, TrainingPlan],
-    done: dict[str, FinetuneAnswer],
+    finished_before: dict[str, FinetuneAnswer],
     devices: Sequence[str],
 ) -> Outcome:
-    """Return what would be trained, with which settings and on which devices."""
+    """Return what would be trained, with which settings and on which devices.
+
+    Args:
+        members: the trainings.
+        plans: of all of them, by name.
+        finished_before: the answers of those that are finished, by name.
+        devices: one for each training that runs at the same time; ``slurm`` for jobs.
+    """
     planned = []
     for member in members:
-        is_finished = True if member.name in done else None  # the answer leaves out what is None
+        is_finished: bool | None = None  # which the answer leaves out
+        if member.name in finished_before:
+            is_finished = True
         plan = plans[member.name]
         planned.append(PlannedMember(name=member.name, seed=member.settings.seed, plan=plan, finished=is_finished))
     trainings = PlannedTrainings(
@@ -343,22 +361,25 @@ def _answer_of_process(name: str, ended: Ended) -> FinetuneAnswer:
 
 
 def _raise_failures(
-    members: Sequence[Member], ended: dict[str, Ended], done: dict[str, FinetuneAnswer], *, interrupted: bool
+    members: Sequence[Member], ended: dict[str, Ended], finished_before: dict[str, FinetuneAnswer], *, interrupted: bool
 ) -> None:
     """Raise an error unless all members are trained.
+
+    Args:
+        members: the trainings.
+        ended: how each command that was begun has ended, by the name of its member.
+        finished_before: the answers of those that needed no command, by name.
+        interrupted: whether a signal has come.
 
     Raises:
         Interrupted: a signal came before all had ended.
         HydraError: some failed; it names all of them, and has the hint and the exit code of the first.
     """
-    failed = {}
-    for name, end in ended.items():
-        if end.code != 0:
-            failed[name] = end
+    failed = {name: command for name, command in ended.items() if command.code != 0}
     finished_names = []
     for member in members:
         has_succeeded = member.name in ended and member.name not in failed
-        if has_succeeded or member.name in done:
+        if has_succeeded or member.name in finished_before:
             finished_names.append(member.name)
     if len(finished_names) == len(members):
         return
@@ -367,15 +388,16 @@ def _raise_failures(
         raise Interrupted(hint=f"add --resume to the same command to go on; {progress}")
 
     problems = []
-    for name, end in failed.items():
-        message = end.message or "it said nothing"
-        problems.append(f"{name}: {message} (exit code {end.code})")
-        problems += [f"{name}: {problem}" for problem in end.problems]
-    first_name, first_end = next(iter(failed.items()))
+    for name, command in failed.items():
+        message = command.message or "it said nothing"
+        problems.append(f"{name}: {message} (exit code {command.code})")
+        problems += [f"{name}: {problem}" for problem in command.problems]
+    first_name = next(iter(failed))
+    first = failed[first_name]
     summary = f"{len(failed)} of {len(members)} members failed, first {first_name}"
     if finished_names:
         names = ", ".join(finished_names)
         summary += f"; {names} finished"
-    error = HydraError(summary, first_end.hint, problems)
-    error.exit_code = first_end.code
+    error = HydraError(summary, first.hint, problems)
+    error.exit_code = first.code
     raise error

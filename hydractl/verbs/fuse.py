@@ -30,6 +30,7 @@ from hydractl.files.fuse_answer import (
     SharedTower,
 )
 from hydractl.files.model_records import ModelSize
+from hydractl.files.records import Metrics
 from hydractl.files.verb_answers import CascadeAnswer, PlannedCascade, PlannedFusion
 from hydractl.fusion.averaging import AUTO, MembersRunOptions, measure_on, plan_checked
 from hydractl.fusion.cascade import CascadeOptions, fit_cascade
@@ -73,7 +74,10 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 
 
 def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
-    """Fuse several models, after everything that their headers tell has been checked."""
+    """Fuse several models into one file, after everything that their headers tell has been checked.
+
+    With ``--val`` the fused model is measured on those data, and with ``--cascade`` a cascade is fitted to them.
+    """
     # What is fused, as far as the headers tell.
     default = "hydra.unmerged.st"
     if settings.merge:
@@ -88,7 +92,7 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
         return _dry_run(settings, outline, sources, path)
 
     # The data.
-    validation = _validation(settings, sources)
+    validation = _open_validation(settings, sources)
     doubts: list[str] = []
     if validation is not None:
         doubts += validation.doubts
@@ -135,13 +139,16 @@ class _Measured:
 
 
 def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source], path: Path) -> Outcome:
-    """Return what the headers of the models tell of the fused one."""
+    """Return what the headers of the models tell of the fused one.
+
+    With ``--merge auto`` they do not tell whether members are averaged; the plan is that where they are, with a note.
+    """
     plan = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
     if settings.merge != AUTO:
         plan = replace(plan, note=_AT_MOST)
         return Outcome(plan.to_json())
-    whole = plan_fusion(sources, [], headers_only=True)
-    most_parameters = parameters(whole.tensors)
+    members_whole = plan_fusion(sources, [], headers_only=True)
+    most_parameters = parameters(members_whole.tensors)
     note = _UNDECIDED.format(count_text(most_parameters))
     plan = replace(plan, averaging={"asked": "auto"}, note=note)
     return Outcome(plan.to_json())
@@ -191,17 +198,30 @@ class _Validation:
         return sets
 
 
-def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
+def _open_validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
     """Open the validation data; return None without ``--val``.
 
     OOD data are opened for a cascade alone.
+
+    Raises:
+        UsageError, InputError: they cannot be opened, or share samples.
     """
     if settings.val is None:
         return None
     inside, named = _open_id_data(settings, sources, settings.val)
     if not settings.cascade:
         return _Validation(inside, named, {})
-    reads = {source.name: source.description.reads for source in named}
+    outside = _open_ood_data(settings, inside, named)
+    validation = _Validation(inside, named, outside)
+    findings = compare_sets(validation.given_sets())
+    findings.refuse()
+    doubts = [*findings.warnings, *_doubts_of_cascade_data(sources, validation)]
+    return replace(validation, doubts=doubts)
+
+
+def _open_ood_data(settings: FuseSettings, inside: Dataset, models: Sequence[Source]) -> dict[str, Dataset]:
+    """Return the OOD data of ``--ood-val``, by name; for ``auto`` they are made from the ID data ``inside``."""
+    reads = {source.name: source.description.reads for source in models}
     outside: dict[str, Dataset] = {}
     for ood_set in settings.ood_val_sets():
         option = f"--ood-val {ood_set.name}"
@@ -216,15 +236,15 @@ def _validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validatio
             ignore_labels=True,
             reads=reads,
         )
-    validation = _Validation(inside, named, outside)
-    findings = compare_sets(validation.given_sets())
-    findings.refuse()
-    doubts = [*findings.warnings, *_doubts(sources, validation)]
-    return replace(validation, doubts=doubts)
+    return outside
 
 
-def _doubts(sources: Sequence[Source], validation: _Validation) -> list[str]:
-    """Return what is odd about the data that a cascade is fitted on, one sentence each."""
+def _doubts_of_cascade_data(sources: Sequence[Source], validation: _Validation) -> list[str]:
+    """Return what is odd about the data that a cascade is fitted on, one sentence each.
+
+    Odd are samples that do not look like data, apart from OOD data that were made, and samples that a model was
+    trained on.
+    """
     doubts = sample_doubts(validation.inside)
     for dataset in validation.outside.values():
         if not isinstance(dataset, PseudoOod):
@@ -238,7 +258,10 @@ def _doubts(sources: Sequence[Source], validation: _Validation) -> list[str]:
 
 
 def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) -> tuple[Dataset, list[Source]]:
-    """Open the labelled ID data; return them, and the models with their classes named by them."""
+    """Open the labelled ID data; return them, and the models.
+
+    A zero-shot model without class names gets those of the data, and is unchanged otherwise.
+    """
     named = [named_by_data(source, spec, settings.limit, "--val") for source in sources]
     labels: Sequence[str] = []
     for source in named:
@@ -270,7 +293,7 @@ def _write(
     doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
-    """Write the model with what was measured of it, and say what was found.
+    """Write the model with what was measured of it, say what was found, and return the answer.
 
     Args:
         settings: of the verb.
@@ -288,21 +311,18 @@ def _write(
         on_data=measured.on_data,
         cascade=measured.cascade,
     )
-    warnings = [*doubts, *_say(answer, plan, log)]
+    warnings = [*doubts, *_say_what_was_found(answer, plan, log)]
     origins = [source.sha256 for source in sources]
     details = {"merge": plan.description.merge}
-    description = replace(
-        plan.description,
-        extra=measured.to_extra(),
-        provenance=provenance("fuse", settings.seed, origins, details),
-    )
+    made_by = provenance("fuse", settings.seed, origins, details)
+    description = replace(plan.description, extra=measured.to_extra(), provenance=made_by)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
     answer = replace(answer, warnings=warnings or None, sha256=digest)
     return Outcome(answer.to_json(), files=[output.path])
 
 
-def _say(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
-    """Say what was decided and what it costs; return the warnings, which are said too."""
+def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
+    """Say what was decided and what it costs; return all warnings, those of the plan first, which were said before."""
     for sentence in (averaging_words(answer), sharing_words(answer)):
         if sentence is not None:
             log.info(sentence)
@@ -310,25 +330,30 @@ def _say(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
         log.info(data_words(answer.on_data))
     if answer.cascade is not None:
         log.info(cascade_words(answer.cascade))
-    warnings = list(warnings_of(answer))
+    new_warnings = list(warnings_of(answer))
     if not plan.warnings:
-        warnings += _diversity_warnings(answer)
-    for warning in warnings:
+        new_warnings += _diversity_warnings(answer)
+    for warning in new_warnings:
         log.warn(warning)
-    return [*plan.warnings, *warnings]
+    return [*plan.warnings, *new_warnings]
 
 
 def _diversity_warnings(answer: FuseAnswer) -> list[str]:
-    """Return a warning where members hardly differ, on the data of ``--val`` or else on the inputs of the check."""
+    """Return a warning where members hardly differ; empty where they do, or were not measured.
+
+    They are compared on the data of ``--val``, or without these on the inputs of the self-check.
+    """
+    diversity: Metrics
     if answer.on_data is not None:
-        after = answer.on_data.after
-        where = f"{answer.on_data.n} samples"
-        warning = little_diversity({"mi": after.mi, "disagreement": after.disagreement}, where)
+        measured_on = f"{answer.on_data.n} samples"
+        fused = answer.on_data.after
+        diversity = {"mi": fused.mi, "disagreement": fused.disagreement}
     elif answer.self_check is not None:
-        check = answer.self_check
-        warning = little_diversity({"mi": check.mi, "disagreement": check.disagreement}, check.inputs)
+        measured_on = answer.self_check.inputs
+        diversity = {"mi": answer.self_check.mi, "disagreement": answer.self_check.disagreement}
     else:
         return []
+    warning = little_diversity(diversity, measured_on)
     if warning is None:
         return []
     return [warning]
@@ -359,14 +384,14 @@ def _answer_of(form: type[Form], plan: FusionPlan, sources: Sequence[Source], pa
         output=str(path),
         arch=plan.description.arch,
         merge=list(plan.description.merge or []),
-        members=[_member(source, dry_run=dry_run) for source in sources],
+        members=[_member_record(source, dry_run=dry_run) for source in sources],
         parameters=counts,
         shared=shared_towers,
         cost=_costs(plan, sources),
     )
 
 
-def _member(source: Source, *, dry_run: bool) -> FusedMember:
+def _member_record(source: Source, *, dry_run: bool) -> FusedMember:
     """Return what the answer says of one member; its digest is None in a dry run, which reads no weights."""
     digest = None
     if not dry_run:
@@ -380,14 +405,14 @@ def _member(source: Source, *, dry_run: bool) -> FusedMember:
 
 
 def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
-    """Return the sizes of the first member, of all members apart, and of the fused model."""
+    """Return the sizes of the first member, of all members apart, and of the fused model beside the unpruned one."""
     first = sources[0]
-    members = total_cost(cost_of(source.description, source.tensors) for source in sources)
+    costs_of_members = [cost_of(source.description, source.tensors) for source in sources]
     fused = cost_of(plan.description, plan.tensors)
     macs_of_dense = dense_macs(plan.description)
     return FusedSizes(
         single=size_of(first.description, first.tensors),
-        members=ModelSize(**members),
+        members=ModelSize(**total_cost(costs_of_members)),
         fused=ModelSize(**fused),
         dense_macs=macs_of_dense,
         dense_params=dense_parameters(plan.description),
@@ -411,8 +436,8 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         )
     path = file_path(settings.output or "cascade.st")
     check_outputs([path], force=settings.force)
-    validation = _validation(settings, [source])
-    assert validation is not None
+    validation = _open_validation(settings, [source])
+    assert validation is not None  # a rule of the settings
     plan = PlannedCascade(
         schema="hydractl.cascade/1",
         output=str(path),
@@ -425,11 +450,13 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
 
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
-        # Fit the cascade.
-        # They do not hold for a cascade, whose first member often answers alone.
+        # What calibrate chose does not hold for a cascade, whose first member often answers alone.
         left_out = [name for name in CHOSEN_BY_CALIBRATE if name in description.extra]
         if left_out:
-            log.warn(f"{source.name}: left out, as fitted to all members: {', '.join(left_out)}; see calibrate")
+            names = ", ".join(left_out)
+            log.warn(f"{source.name}: left out, as fitted to all members: {names}; see calibrate")
+
+        # Fit the cascade.
         cascade = validation.fit(settings, description, source.tensors, log)
         warnings = [*validation.doubts, *cascade_warnings(cascade)]
         log.info(cascade_words(cascade))

@@ -67,7 +67,8 @@ def _describe_folder(path: Path) -> InfoAnswer:
 
     source = open_source(str(path), ModelOptions(bodies=True))
     holds = f"a folder of {source.description.family}"
-    return with_model(InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds), source.description)
+    info = InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds)
+    return with_model(info, source.description)
 
 
 def _describe_export(path: Path) -> InfoAnswer:
@@ -77,7 +78,7 @@ def _describe_export(path: Path) -> InfoAnswer:
 
     exported = exported_at(path)
     told = exported.to_json()
-    told["preprocess"] = _readable(exported.preprocess)
+    told["preprocess"] = _preprocess_without_vocabulary(exported.preprocess)
     return InfoAnswer(
         schema=INFO_SCHEMA,
         file=str(path),
@@ -143,7 +144,7 @@ def _row_names(rows: Sequence[object]) -> list[Any]:
 
 
 def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
-    """Add the heads of all sites, or a note that they are too many to be shown."""
+    """Add the heads of all sites (attention modules), or a note that they are too many to be shown."""
     heads = 0
     for site in sites:
         heads += site.heads or 0
@@ -163,7 +164,14 @@ def _sites_of_mask(entries: Mapping[str, object]) -> list[KeptSite]:
 
 
 def _sites_of_circuit(document: Mapping[str, object]) -> list[KeptSite]:
-    """Return the heads that a circuit leaves; empty where the file does not say how many heads there were."""
+    """Return, for every site (attention module) of a circuit, the heads that are left after all its removals.
+
+    The file may be broken: ``kept`` is None where it does not list the heads of a site, and a listed head that is no
+    number is passed on as it is.
+
+    Returns:
+        The sites; empty where the file does not say how many heads there were.
+    """
     heads_by_site = document.get("sites")
     if not isinstance(heads_by_site, dict):
         return []
@@ -176,7 +184,9 @@ def _sites_of_circuit(document: Mapping[str, object]) -> list[KeptSite]:
         if isinstance(at_start, list):
             kept = []
             for head in at_start:
-                if type(head) is not int or (path, head) not in removed:
+                # Asked first, because a head that is a list, as a broken file may have, cannot be looked up in a set.
+                is_number = type(head) is int
+                if not is_number or (path, head) not in removed:
                     kept.append(head)
         sites.append(KeptSite(site=path, heads=count, kept=kept))
     return sites
@@ -218,7 +228,7 @@ def _head_count(value: object) -> int | None:
 
 
 def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
-    """Return how far the heads of several files overlap, for all pairs of masks of the same sites.
+    """Return how far the kept heads of several files overlap, for all pairs of masks of the same sites.
 
     Args:
         infos: what :func:`describe` returned. Members of one fused file are compared in its own document.
@@ -228,15 +238,15 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
     """
     masks: list[_NamedMask] = []
     for index, info in enumerate(infos):
-        masks += _masks(info, info.file, index)
-    if not _few_enough([named.mask for named in masks]):
+        masks += _named_masks(info, info.file, index)
+    if not _few_enough_to_compare([named.mask for named in masks]):
         return None
     pairs = []
     for first, second in combinations(masks, 2):
         if first.document == second.document:
             continue
         if comparable(first.mask, second.mask):
-            pairs.append(_overlap(first, second))
+            pairs.append(_overlap_of_masks(first, second))
     if not pairs:
         return None
     return OverlapAnswer(schema=OVERLAP_SCHEMA, pairs=pairs)
@@ -257,7 +267,11 @@ _MADE_WITH = (
 
 
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
-    """Return what a safetensors file holds, by its header."""
+    """Return what a safetensors file holds, by its header.
+
+    Its weights are counted without the tensors that lie beside them, such as stored statistics. What else there is to
+    tell depends on the schema in its metadata; a file of another program has none.
+    """
     weights = []
     for name, tensor in header.tensors.items():
         if not name.startswith(BESIDE):
@@ -277,7 +291,7 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     schema = description.get("schema")
     info = replace(info, holds=schema)
     if str(schema).startswith("hydractl.predictions/"):
-        return replace(info, content=_predictions(path))
+        return replace(info, content=_prediction_facts(path))
     if schema == FEATURES_SCHEMA:
         return replace(info, told=_entries_there(description, _MADE_WITH))
     if schema == TRAINING_SCHEMA:
@@ -286,32 +300,45 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
 
 
 def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
-    """Add what a model says of itself: what it is, its heads, what it was fitted to, has seen and comes from."""
-    members = [_kept_sites(mask) for mask in description.masks]
-    results = _stored_results(description)
+    """Return the answer on a file with what the model in it says of itself.
+
+    Args:
+        info: the answer, which says what file it is about.
+        description: of the model, from the header of the file.
+
+    Returns:
+        The answer with what the model is, what it was fitted to, has seen and comes from. A single model has a
+        ``head_map``. Several members have ``head_maps``, and the overlap of each two of them, or a note that they are
+        too many to be compared.
+    """
     seen = []
     for entry in description.seen:
-        seen.append(f"{entry['n']} samples ({entry['as']}) by {entry['by']}")
+        samples = entry["n"]
+        purpose = entry["as"]
+        verb = entry["by"]
+        seen.append(f"{samples} samples ({purpose}) by {verb}")
     info = replace(
         info,
         content=_model_facts(description),
-        results=results,
+        results=_stored_results(description),
         seen=seen,
         training=_training_texts(description),
         source=dict(description.provenance),
     )
-    if len(members) == 1:
-        return replace(info, head_map=members[0])
-    info = replace(info, head_maps=members)
-    if not _few_enough(description.masks):
-        return replace(info, note=f"{len(members)} members of many heads, too many to be compared")
-    overlap = []
-    for first, second in combinations(_masks(info), 2):
-        overlap.append(_overlap(first, second))
-    return replace(info, overlap=overlap)
+    head_maps = [_kept_sites(mask) for mask in description.masks]
+    if len(head_maps) == 1:
+        return replace(info, head_map=head_maps[0])
+    info = replace(info, head_maps=head_maps)
+    if not _few_enough_to_compare(description.masks):
+        return replace(info, note=f"{len(head_maps)} members of many heads, too many to be compared")
+    overlaps = []
+    for first, second in combinations(_named_masks(info), 2):
+        overlaps.append(_overlap_of_masks(first, second))
+    return replace(info, overlap=overlaps)
 
 
 def _model_facts(description: Description) -> ModelFacts:
+    """Return what a model is, as JSON has it: lists in place of tuples, and no text of a vocabulary."""
     labels = None
     if description.labels is not None:
         labels = list(description.labels)
@@ -327,7 +354,7 @@ def _model_facts(description: Description) -> ModelFacts:
         arch=description.arch,
         layout=description.layout,
         labels=labels,
-        preprocess=_readable(description.preprocess),
+        preprocess=_preprocess_without_vocabulary(description.preprocess),
         prompt=prompt,
         merge=merge,
     )
@@ -364,7 +391,7 @@ def _kept_sites(mask: HeadMask) -> list[KeptSite]:
     return sites
 
 
-def _predictions(path: Path) -> PredictionFacts:
+def _prediction_facts(path: Path) -> PredictionFacts:
     """Return what a file of predictions says of the model and the data sets."""
     predictions = read_predictions(path)
     members, _, classes = predictions.shape(0)
@@ -377,7 +404,7 @@ def _predictions(path: Path) -> PredictionFacts:
     )
 
 
-def _few_enough(masks: Sequence[HeadMask]) -> bool:
+def _few_enough_to_compare(masks: Sequence[HeadMask]) -> bool:
     """Return whether each of these masks can be compared with each other one in a moment."""
     most_heads = 0
     for mask in masks:
@@ -402,12 +429,12 @@ class _NamedMask:
     document: int
 
 
-def _masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_NamedMask]:
+def _named_masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_NamedMask]:
     """Return the masks behind the head maps of a file; broken ones of an untrusted file are left out.
 
     Args:
-        info: what :func:`describe` returned.
-        file: begins the names.
+        info: what :func:`describe` returned: one ``head_map``, or ``head_maps``, one for each member.
+        file: begins the names: ``FILE``, or ``FILE member 0`` and so on; without it ``member 0`` and so on.
         index: of the document among those that are compared.
     """
     maps_by_name = {file: info.head_map or ()}
@@ -418,27 +445,37 @@ def _masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_NamedMask]
             maps_by_name[name.lstrip()] = sites
     masks = []
     for name, sites in maps_by_name.items():
-        mask = _mask_of(sites)
+        mask = _mask_of_head_map(sites)
         if mask is not None:
             masks.append(_NamedMask(name, mask, index))
     return masks
 
 
-def _mask_of(sites: Sequence[KeptSite]) -> HeadMask | None:
-    """Return the mask of a head map; None for an empty or a broken one."""
-    heads: dict[str, int] = {}
-    kept: dict[str, tuple[int, ...]] = {}
+def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
+    """Return the mask that a head map shows.
+
+    Args:
+        sites: for every attention module its path, how many heads it had and which of them are kept, as a file of any
+            origin says; values may be missing or wrong.
+
+    Returns:
+        The mask; None where there are no sites, or one does not say which of its heads are kept.
+    """
+    heads_by_site: dict[str, int] = {}
+    kept_by_site: dict[str, tuple[int, ...]] = {}
     for site in sites:
-        if site.heads is None or site.kept is None or not _lists_heads(site.kept, site.heads):
+        if site.heads is None or site.kept is None:
             return None
-        heads[site.site] = site.heads
-        kept[site.site] = tuple(sorted(site.kept))
-    if not heads:
+        if not _lists_each_head_once(site.kept, site.heads):
+            return None
+        heads_by_site[site.site] = site.heads
+        kept_by_site[site.site] = tuple(sorted(site.kept))
+    if not heads_by_site:
         return None
-    return HeadMask(heads, kept)
+    return HeadMask(heads_by_site, kept_by_site)
 
 
-def _lists_heads(kept: object, heads: int) -> bool:
+def _lists_each_head_once(kept: object, heads: int) -> bool:
     """Return whether ``kept`` lists some of ``heads`` heads, each once."""
     if not isinstance(kept, list):
         return False
@@ -448,7 +485,8 @@ def _lists_heads(kept: object, heads: int) -> bool:
     return len(set(kept)) == len(kept)
 
 
-def _overlap(first: _NamedMask, second: _NamedMask) -> ComparedMasks:
+def _overlap_of_masks(first: _NamedMask, second: _NamedMask) -> ComparedMasks:
+    """Return how far two masks agree on the heads that are kept, and on those that are removed."""
     overlap = mask_overlap(first.mask, second.mask)
     return ComparedMasks(
         a=first.name,
@@ -458,7 +496,7 @@ def _overlap(first: _NamedMask, second: _NamedMask) -> ComparedMasks:
     )
 
 
-def _readable(preprocess: Mapping[str, object]) -> dict[str, object]:
+def _preprocess_without_vocabulary(preprocess: Mapping[str, object]) -> dict[str, object]:
     """Return preprocessing with the length of a tokenizer's vocabulary file in place of its text."""
     readable = dict(preprocess)
     tokenizer = preprocess.get("tokenizer")

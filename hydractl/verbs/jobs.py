@@ -70,20 +70,23 @@ def run_side_by_side(
     """Run commands as jobs of a cluster where ``slurm`` has options for them, else on devices of this machine.
 
     Args:
-        commands, log, signals: as of :func:`run_commands`.
-        devices: as of :func:`run_commands`; each job is given the first.
-        slurm: options of the jobs, as ``KEY=VALUE``.
+        commands: by name, a function from the device that a command runs on to its command line.
+        devices: a command runs on the first of them that is free; each job is given the first.
+        slurm: options of the jobs, as ``KEY=VALUE``; empty for none.
         folder: the files of the jobs are written to its subfolder ``slurm``.
+        log: receives the lines of the commands, marked with their names.
+        signals: says whether SIGINT or SIGTERM has come; entered by the caller.
 
     Returns:
-        The ends of the commands that were begun, by name.
+        How each command that was begun has ended, by name.
     """
     if not slurm:
         threads = threads_each(len(devices))
         return run_commands(commands, devices, threads, log, signals)
+    device_of_jobs = devices[0]
     jobs = {}
     for name, argv_on in commands.items():
-        jobs[name] = argv_on(devices[0])
+        jobs[name] = argv_on(device_of_jobs)
     options = dict(item.split("=") for item in slurm)
     job_folder = folder.absolute() / "slurm"
     return run_jobs(jobs, options, job_folder, log, signals)
@@ -98,7 +101,10 @@ class Job:
         self._child: Child | None = None
 
     def __call__(self) -> Ended:
-        """Run the command in a process of its own, with its log as that of the job, and return how it ended."""
+        """Run the command in a process of its own, with its log as that of the job, and return how it ended.
+
+        Ctrl-C asks the command to save and to end, and its log is read until it has.
+        """
         heard: queue.Queue[tuple[Child, str | None]] = queue.Queue()
         child = Child(self.name, "", self.argv, bare_environment(os.environ), heard)
         self._child = child
@@ -108,11 +114,11 @@ class Job:
             except KeyboardInterrupt:
                 child.stop()
                 continue
-            if line is None:
+            if line is None:  # it has closed its log
                 return child.finish()
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
-            child.say(line, Log())
+            child.take_line(line, Log())
 
     def checkpoint(self) -> Any:
         """Let the command save, and return the job that goes on with it."""
@@ -167,36 +173,49 @@ def run_jobs(
     Raises:
         UsageError: for options that submitit does not know, or where there is no Slurm.
     """
-    jobs = _submitted(commands, options, folder)
+    jobs = _submit(commands, options, folder)
     for name, job in jobs.items():
         log.info(f"{name}: submitted as job {job.job_id}, which writes {job.paths.stderr}")
     ended: dict[str, Ended] = {}
     stopping = False
-    code_without_result = 1
     with log.progress("jobs", len(jobs), "jobs") as progress:
         while len(ended) < len(jobs):
+            # After a signal, cancel all jobs, once.
             if signals.requested and not stopping:
                 stopping = True
-                code_without_result = 128 + signal.SIGTERM
                 for job in jobs.values():
                     job.cancel(check=False)
+
+            # Take the results of those that have ended since the last look.
             for name, job in jobs.items():
                 if name in ended or not job.done():
                     continue
-                ended[name] = _result(name, job, code_without_result)
+                ended[name] = _result(name, job, stopping=stopping)
                 progress.advance(1, name)
                 report(ended[name], log, stopping=stopping)
             time.sleep(_POLL_S)
     return {name: ended[name] for name in commands}
 
 
-def _submitted(commands: Mapping[str, Sequence[str]], options: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Submit commands as :func:`run_jobs` describes them; return submitit's jobs by name."""
+def _submit(commands: Mapping[str, Sequence[str]], options: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Submit commands, each as a job; return submitit's jobs by the name of the command.
+
+    Args:
+        commands: by name their command lines.
+        options: of the jobs, by names of submitit or sbatch; ``time`` in minutes, and ``cluster``, else ``slurm``.
+        folder: a new folder of submitit's files is made in it.
+
+    Raises:
+        UsageError: for options that submitit does not know, or where there is no Slurm.
+    """
     import submitit
 
+    # The options by the names that submitit's executor for any cluster has for them.
     values: dict[str, int | str] = {}
     for key, text in options.items():
-        values[key] = int(text) if text.isdigit() else text
+        values[key] = text
+        if text.isdigit():
+            values[key] = int(text)
     cluster = values.pop("cluster", "slurm")
     minutes = values.pop("time")
     parameters = {}
@@ -221,10 +240,16 @@ def _submitted(commands: Mapping[str, Sequence[str]], options: Mapping[str, str]
     return jobs
 
 
-def _result(name: str, job: Any, code: int) -> Ended:
-    """Return how the command of a job ended; with this exit code where the job left no result."""
+def _result(name: str, job: Any, *, stopping: bool) -> Ended:
+    """Return how the command of a job ended.
+
+    A job that left no result has failed, or, where all jobs were cancelled (``stopping``), was ended by SIGTERM.
+    """
     # submitit has errors of its own for a job that was killed, and reading a broken result may raise anything.
     with suppress(Exception):
         return job.result()
+    code = 1
+    if stopping:
+        code = 128 + signal.SIGTERM
     message = f"job {job.job_id} ended without a result: {job.state}"
     return Ended(name, code, message=message, hint=f"see {job.paths.stderr}")

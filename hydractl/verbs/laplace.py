@@ -44,7 +44,7 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     doubts = _doubts(source, data, val, in_passing=settings.dry_run)
     for doubt in doubts:
         log.warn(doubt)
-    samples = settings.pseudo_data or len(data)
+    samples = settings.pseudo_samples(len(data), are_pairs=_needs_pairs(source))
     plan = PosteriorPlan(
         output=str(path),
         model=source.name,
@@ -185,6 +185,11 @@ def _description(
     )
 
 
+def _needs_pairs(source: Source) -> bool:
+    """Return whether the training data are pairs of images and captions: those of a model without a classifier."""
+    return source.family.classes(source.description.config) is None
+
+
 def _open_data_sets(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
     """Open the data of the verb.
 
@@ -193,7 +198,7 @@ def _open_data_sets(source: Source, settings: LaplaceSettings, log: Log) -> tupl
         None without ``--val``; and the source, its classes named by the validation data.
     """
     assert settings.train is not None  # the settings need it
-    needs_pairs = source.family.classes(source.description.config) is None
+    needs_pairs = _needs_pairs(source)
     data = open_data(
         settings.train,
         option="--train",

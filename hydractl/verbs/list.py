@@ -78,7 +78,7 @@ class Kind(NamedTuple):
 
 
 def run(settings: Settings, log: Log) -> Outcome:
-    """List the kinds, or the entries of one kind.
+    """Return the kinds of things to choose from, or the entries of one kind whose names fit a pattern.
 
     Raises:
         UsageError: no entry fits the pattern.
@@ -188,6 +188,7 @@ def _metric_names() -> list[str]:
 
 
 def _metrics(pattern: str) -> Iterator[ListedEntry]:
+    """Yield what ``eval`` measures, each with the data that it takes."""
     for kind, needs in _NEEDED_BY_METRIC.items():
         for metric in metrics(kind):
             about = _first_sentence(metric.convention)
@@ -198,6 +199,7 @@ def _metrics(pattern: str) -> Iterator[ListedEntry]:
 
 
 def _methods(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the ensemble methods."""
     for method in METHODS.all():
         needs = ""
         if any(row.needs_training_data for row in method.rows):
@@ -206,6 +208,7 @@ def _methods(pattern: str) -> Iterator[ListedEntry]:
 
 
 def _criteria(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the criteria that score heads."""
     for criterion in CRITERIA.all():
         about = _first_sentence(type(criterion).__doc__)
         needs = ""
@@ -215,6 +218,7 @@ def _criteria(pattern: str) -> Iterator[ListedEntry]:
 
 
 def _suites(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the OOD benchmarks, each with the names and the groups of its sets."""
     suites: Any = pkgutil.resolve_name("hydractl.data.suites:SUITES")
     for name in OOD_SUITES:
         suite = suites[name]
@@ -222,11 +226,13 @@ def _suites(pattern: str) -> Iterator[ListedEntry]:
         for member in suite.members:
             if member.group is not None and not member.official:
                 sets.append(f"{member.name} ({member.group})")
-        about = f"OOD {suite.samples}: {', '.join(sets)}"
+        names_of_sets = ", ".join(sets)
+        about = f"OOD {suite.samples}: {names_of_sets}"
         yield ListedEntry(name=name, about=about, needs="its files (--ood-root)")
 
 
 def _corruptions(pattern: str) -> Iterator[ListedEntry]:
+    """Yield the corruptions of images."""
     table: Any = pkgutil.resolve_name("hydractl.data.corruptions:TABLE")
     for name in CORRUPTIONS:
         about = _first_sentence(table[name].apply.__doc__)

@@ -66,8 +66,14 @@ def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple
     return len(counts_read) - 1, counts_read
 
 
-def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
+def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
     """Count the removals of a circuit that stay within the drop, by what its own search counted.
+
+    Args:
+        document: the circuit: its ``base`` and each entry of ``removed`` say how many of ``n_id`` samples are
+            ``correct`` there.
+        path: of its file, for errors.
+        max_drop: the accuracy that may be lost, as a share of the samples.
 
     Returns:
         The number of removals, and what the provenance says of it.
@@ -82,15 +88,15 @@ def from_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tup
     if isinstance(base, Mapping):
         samples = base.get("n_id")
     steps = [base, *document["removed"]]
-    correct = _correct_of_steps(steps, samples)
+    correct = _correct_after_steps(steps, samples)
     if correct is None or type(samples) is not int:
         raise InputError(f"{path} does not say how many samples each step gets right", hint="give --val, to count them")
     count, counts_read = steps_within(correct, samples, max_drop)
     return count, _provenance(max_drop, "circuit", samples, counts_read)
 
 
-def _correct_of_steps(steps: Sequence[Any], samples: Any) -> list[int] | None:
-    """Return how many samples each step of a circuit gets right.
+def _correct_after_steps(steps: Sequence[Any], samples: Any) -> list[int] | None:
+    """Return how many samples the model gets right after each step of a circuit.
 
     Args:
         steps: as in the file, which may be broken.
@@ -126,29 +132,33 @@ def choose_within(
         log: hears of the first two choices, one without and one with removals, and of every accuracy.
     """
     dataset, indices = _samples_to_measure_on(source, settings, log)
+    samples = len(indices)
     source = named_by_data(source, settings.val or settings.data or "", settings.limit)
-    choices: list[HeadChoice] = []
+    choices_tried: list[HeadChoice] = []
 
-    def correct_by_budget() -> Iterable[int]:
-        """Yield how many samples are right at each budget, and add the choice for it to ``choices``."""
+    def try_budgets() -> Iterable[int]:
+        """Yield how many samples are right at each budget, and add the choice for it to ``choices_tried``.
+
+        Budgets are tried while they are asked for, so that none is measured after the first that loses too much.
+        """
         for budget in budgets:
             log_of_choice = log
-            if len(choices) >= 2:
-                log_of_choice = Log()
+            if len(choices_tried) >= 2:
+                log_of_choice = Log()  # says nothing: the first two choices have said it all
             choice = choose(budget, log_of_choice)
-            choices.append(choice)
+            choices_tried.append(choice)
             correct = _count_correct(source, choice.mask, dataset, indices, settings)
-            accuracy = correct / len(indices)
-            log.info(f"{budget} removed: accuracy {accuracy:.4f} of {len(indices)} samples")
+            accuracy = correct / samples
+            log.info(f"{budget} removed: accuracy {accuracy:.4f} of {samples} samples")
             yield correct
 
     assert settings.max_drop is not None
-    steps, counts_read = steps_within(correct_by_budget(), len(indices), settings.max_drop)
-    choice = choices[steps]
+    steps, counts_read = steps_within(try_budgets(), samples, settings.max_drop)
+    choice = choices_tried[steps]
     measured_on = "data"
     if settings.val:
         measured_on = "val"
-    measured = _provenance(settings.max_drop, measured_on, len(indices), counts_read)
+    measured = _provenance(settings.max_drop, measured_on, samples, counts_read)
     measured_samples = entry("prune", "val", dataset, indices)
     return HeadChoice(
         mask=choice.mask,
@@ -158,7 +168,14 @@ def choose_within(
 
 
 def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, object]:
-    """Return what the provenance says of the accuracy that decided."""
+    """Return what the provenance says of the accuracy that decided.
+
+    Args:
+        max_drop: the accuracy that might be lost.
+        measured_on: ``val``, ``data``, or ``circuit`` where the search of a circuit counted.
+        samples: how many there are.
+        correct: how many of them are right before the first step and after each.
+    """
     measured = {"on": measured_on, "n": samples, "correct": list(correct)}
     return {"max_drop": max_drop, "measured": measured}
 
@@ -187,7 +204,7 @@ def _samples_to_measure_on(source: Source, settings: PruneSettings, log: Log) ->
 def _count_correct(
     source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], settings: PruneSettings
 ) -> int:
-    """Count the samples, of those at ``indices``, that the model pruned by a mask classifies right."""
+    """Return how many samples, of those at ``indices``, the model pruned by a mask classifies right."""
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)
     model = build_model(pruned_source, settings.device, settings.dtype)

@@ -58,7 +58,7 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
     for doubt in renaming_doubts(sources):
         log.warn(doubt)
     for source in sources:
-        _announce(source, log)
+        _announce_odd_weights(source, log)
 
     size_by_name = {source.name: weight_bytes(source.tensors) for source in sources}
     big_models = []
@@ -67,17 +67,20 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
             gigabytes = size / 1e9
             big_models.append(f"{name} ({gigabytes:.1f} GB)")
     if big_models:
-        log.info(f"reading {', '.join(big_models)}")
+        listed = ", ".join(big_models)
+        log.info(f"reading {listed}")
 
 
-def _announce(source: Source, log: Log) -> None:
-    """Say which weights of a model are drawn, come from a pickle, or are left out."""
+def _announce_odd_weights(source: Source, log: Log) -> None:
+    """Say which weights of a model are drawn, come from a pickle, or are left out; mostly none are."""
+    name = source.name
+    tensors = source.tensors
     if source.drawn_by is not None:
-        log.info(f"{source.name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
-    if isinstance(source.tensors, StateDict):
-        log.info(f"{source.name}: the numbers of its pickle are read as data, and nothing in it is run")
-        if source.tensors.entry is not None:
-            log.info(f"{source.name}: of the training's checkpoint, its {source.tensors.entry}")
+        log.info(f"{name}: random weights drawn by --seed {source.drawn_by}; another seed is another model")
+    if isinstance(tensors, StateDict):
+        log.info(f"{name}: the numbers of its pickle are read as data, and nothing in it is run")
+        if tensors.entry is not None:
+            log.info(f"{name}: of the training's checkpoint, its {tensors.entry}")
     if source.left:
         left_out = ", ".join(source.left)
-        log.info(f"{source.name}: of another task, and left: {left_out}")
+        log.info(f"{name}: of another task, and left: {left_out}")

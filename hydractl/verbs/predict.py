@@ -119,7 +119,10 @@ class _Plan:
     def reference(self) -> Reference | None:
         """The samples that inputs are compared with; None where there are none, or they were predicted as others."""
         reference = self.model.chosen.reference
-        if reference is None or not reference.fits(self.model.labels, self.model.classes):
+        if reference is None:
+            return None
+        has_these_classes = reference.fits(self.model.labels, self.model.classes)
+        if not has_these_classes:
             return None
         return reference
 
@@ -153,7 +156,9 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
 
 
 def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
-    """Return the settings of one of several processes that ``torchrun`` started.
+    """Return the settings of one of several processes that ``torchrun`` started: on its own device.
+
+    Processes that ``torchrun`` starts again after a failure resume.
 
     Raises:
         UsageError: for what cannot be shared.
@@ -174,61 +179,77 @@ def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
 
 
 def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
-    """Predict with all processes of a team."""
-    resolve_device(settings.device)
-    path, report = _files(settings)
-    plan = _plan_of(settings, Part(team.rank + 1, team.size))
+    """Predict with all processes of a team, which may be a single one.
+
+    Args:
+        settings: of this process.
+        log: hears all of a single process; of a team, most is said by rank 0.
+        team: each of its processes predicts a part.
+
+    Returns:
+        The summary; of the other ranks a silent outcome. Without an output file nothing is predicted yet: the outcome
+        has lines, which are predicted while they are taken, and its summary is there after the last one.
+    """
+    resolve_device(settings.device)  # refuses one that is not there
+    path, report = _output_files(settings)
+    plan = _make_plan(settings, Part(team.rank + 1, team.size))
+    log_of_team = team.quieted(log)
     _check_requirements(plan, settings)
-    _say_what_is_missing(plan, team.quieted(log))
+    _say_what_is_missing(plan, log_of_team)
     if settings.dry_run:
-        if team.rank:
+        if team.rank > 0:
             return Outcome({}, silent=True)
         return _dry_run(plan, path, report, settings)
-    announce_reading(plan.model.sources, team.quieted(log))
+
+    announce_reading(plan.model.sources, log_of_team)
     if path is None:
         outcome = Outcome({})
-        outcome.lines = _lines(plan, report, outcome, settings, log)
+        outcome.lines = _predict_line_by_line(plan, report, outcome, settings, log)
         return outcome
     try:
-        return _into_file(plan, path, report, settings, log, team)
+        return _predict_into_file(plan, path, report, settings, log, team)
     except KeyboardInterrupt:
         raise Interrupted(hint="add --resume to the same command to go on") from None
 
 
 def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
-    """Predict parts by commands of their own, on devices or as jobs, and join their lines."""
+    """Predict parts by commands of their own, on devices or as jobs, and join their lines into the output.
+
+    Raises:
+        UsageError: under ``torchrun``, or where the devices or Slurm are not there.
+    """
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 predicts a part on each"
         raise UsageError("--devices and --slurm are not for torchrun", hint=hint)
     check_places(settings.places, settings.slurm)
-    path, report = _files(settings)
+    path, report = _output_files(settings)
     assert path is not None  # a rule of the settings
-    plan = _plan_of(settings, Part(1, 1))
+    plan = _make_plan(settings, Part(1, 1))
     _check_requirements(plan, settings)
     _say_what_is_missing(plan, log)
     if settings.dry_run:
         return _dry_run(plan, path, report, settings)
+
     with ExitStack() as stack:
         output = stack.enter_context(Output(path, force=settings.force))
-        report_output = _claimed(report, settings, stack)
+        report_output = _claim_report(report, settings, stack)
         fingerprint = _fingerprint(plan, settings)
         fingerprint.pop("device", None)  # that of a job is known on its node alone
         parts = PredictionParts(output.target, fingerprint, settings.parts_in_all, resume=settings.resume, log=log)
         parts.run(settings, log)
-        tally = _tally(plan)
-        rows = _counted(parts.windows(tally), tally.add)
+        tally = _empty_tally(plan)
+        rows = _rows_counted(parts.windows(tally), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.model.labels is not None)
         parts.remove()
-        answer = _finished(plan, tally, path, report_output, settings, log)
-    files = [file for file in (path, report) if file is not None]
-    return Outcome(answer.to_json(), files=files, unmet=_unmet(answer, settings))
+        answer = _sum_up(plan, tally, path, report_output, settings, log)
+    return _outcome(answer, path, report, settings)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def _files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
-    """Return the file of the predictions, None where they are printed, and that of the summary.
+def _output_files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
+    """Return the file of the predictions, None where they are printed, and that of the summary, None for none.
 
     Raises:
         OutputError: one of them names a folder.
@@ -237,26 +258,32 @@ def _files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
     path = None
     if settings.output is not None and settings.output != "-":
         path = file_path(settings.output)
-    report = None if settings.report is None else file_path(settings.report)
-    if path is not None and path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+    report = None
+    if settings.report is not None:
+        report = file_path(settings.report)
+    is_parquet = path is not None and path.suffix.lower() == ".parquet"
+    if is_parquet and find_spec("pyarrow") is None:
         raise UsageError("writing Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow"))
     return path, report
 
 
-def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
-    """Open the checkpoint and the inputs, and check what can be checked before anything runs.
+def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
+    """Open the checkpoint and the inputs, and return what is to be predicted, and how it is said.
 
     Args:
         settings: of the command.
         part: what this process predicts, where ``--part`` does not say it.
+
+    Raises:
+        UsageError, InputError: the model or the inputs cannot be opened, or do not suit each other.
     """
-    model = _opened_model(settings)
-    texts = list(settings.inputs)
-    if not texts:
+    model = _open_model(settings)
+    inputs = list(settings.inputs)
+    if not inputs:
         assert settings.data is not None  # a rule of the settings
-        texts = [settings.data]  # which may hold samples of a Python program
+        inputs = [settings.data]  # which may hold samples of a Python program
     dataset = open_inputs(
-        texts,
+        inputs,
         reads={model.name: model.reads},
         labels=model.labels or [],
         limit=settings.limit,
@@ -270,8 +297,8 @@ def _plan_of(settings: PredictSettings, part: Part) -> _Plan:
     return _Plan(model, dataset, samples, form)
 
 
-def _opened_model(settings: PredictSettings) -> _OpenedModel:
-    """Open the MODEL.
+def _open_model(settings: PredictSettings) -> _OpenedModel:
+    """Open the MODEL, an exported file or a checkpoint; its weights are not read.
 
     Raises:
         UsageError: it is no single model, its classes have no names, or an option is not for exported files.
@@ -279,8 +306,8 @@ def _opened_model(settings: PredictSettings) -> _OpenedModel:
     """
     file = exported_file(settings.model[0])
     if file is not None:
-        return _exported_model(file, settings)
-    return _checkpoint(single_source(settings), settings)
+        return _open_exported_file(file, settings)
+    return _open_checkpoint(single_source(settings), settings)
 
 
 def single_source(settings: Common) -> Source:
@@ -291,26 +318,34 @@ def single_source(settings: Common) -> Source:
         InputError: what is wrong with the file.
     """
     text = settings.model[0]
-    _, refs = split_model(text)
-    if len(refs) > 1:
+    _, files = split_model(text)
+    if len(files) > 1:
         raise UsageError(f"{settings.verb} runs one model, and {text} is several", hint="fuse them: hydractl fuse")
-    if is_predictions(refs[0]):
+    (file,) = files
+    if is_predictions(file):
         raise UsageError(f"{text} is a predictions file", hint="give the model")
     (argument,) = find_models([text], model_options(settings))
     if not argument.sources:
         raise UsageError(f"{text} is an exported file", hint="give the checkpoint that it was made of")
     source = replace(argument.sources[0], name=argument.name)
-    if not source.description.labels and not source.classes:
+    is_zero_shot = not source.classes
+    if is_zero_shot and not source.description.labels:
         raise UsageError(f"{source.name} is zero-shot, and its classes have no names", hint="name them: --labels FILE")
     return source
 
 
-def _checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
+def _open_checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
     """Return a checkpoint as the MODEL."""
     description = source.description
-    labels = None if description.labels is None else list(description.labels)
+    labels = None
+    if description.labels is not None:
+        labels = list(description.labels)
+    prompt = None
+    if description.prompt is not None:
+        prompt = list(description.prompt)
 
     def build(log: Log) -> HydraModel:
+        """Read the weights, and compute what does not depend on the inputs: the features of class names."""
         model = build_model(source, settings.device, settings.dtype, whole_last_block=settings.whole_last_block)
         model.read_prompts(log, source.name)
         return model
@@ -328,7 +363,7 @@ def _checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
             "whole_last_block": settings.whole_last_block,
             "max_length": description.preprocess.get("max_length"),
             "labels": labels,
-            "prompt": None if description.prompt is None else list(description.prompt),
+            "prompt": prompt,
         },
         digest=lambda: source.sha256,
         build=build,
@@ -340,8 +375,8 @@ _NOT_FOR_FILES = ("arch", "labels", "prompt", "whole_last_block")
 """Options about checkpoints: what they decide is settled in an exported file."""
 
 
-def _exported_model(file: ExportedFile, settings: PredictSettings) -> _OpenedModel:
-    """Open an exported file.
+def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _OpenedModel:
+    """Return an exported file as the MODEL.
 
     Raises:
         UsageError: an option says what an exported file cannot do.
@@ -352,7 +387,8 @@ def _exported_model(file: ExportedFile, settings: PredictSettings) -> _OpenedMod
                 f"{settings.called(name)}{settings.where(name)} is for checkpoints: in an exported file it is settled",
                 hint="export its checkpoint again, or give the checkpoint",
             )
-    if settings.dtype != "float32" or settings.device not in ("auto", "cpu"):
+    runs_as_asked = settings.dtype == "float32" and settings.device in ("auto", "cpu")
+    if not runs_as_asked:
         raise UsageError(
             f"exported files run on the CPU, in float32 and as they were written: {file.name}",
             hint="give the checkpoint that it was made of",
@@ -373,11 +409,21 @@ def _exported_model(file: ExportedFile, settings: PredictSettings) -> _OpenedMod
 
 
 def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
-    """Say what would be predicted, and written."""
-    files = [file for file in (path, report) if file is not None]
+    """Return how many samples would be predicted, and which files written.
+
+    Raises:
+        OutputError: a file exists, and ``--force`` is not given.
+    """
+    files = _files_to_write(path, report)
     check_outputs(files, force=settings.force)
-    planned = PlannedPredictions(model=plan.model.name, samples=len(plan.samples), files=[str(file) for file in files])
+    names = [str(file) for file in files]
+    planned = PlannedPredictions(model=plan.model.name, samples=len(plan.samples), files=names)
     return Outcome({"schema": PREDICT_SCHEMA, "dry_run": True, **planned.to_json()})
+
+
+def _files_to_write(path: Path | None, report: Path | None) -> list[Path]:
+    """Return the file of the predictions and that of the summary, of those that there are."""
+    return [file for file in (path, report) if file is not None]
 
 
 def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
@@ -387,18 +433,16 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
         UsageError: of a figure that there is not.
     """
     name = plan.model.name
+    has_threshold = plan.model.chosen.threshold is not None
+    has_reference = plan.reference is not None
     requirements = settings.requirements()
     check_known(requirements, [name], REQUIRABLE, skip_first=False)
     for requirement in requirements:
-        if requirement.key == "ood_share" and plan.model.chosen.threshold is None:
-            raise UsageError(
-                f"--require {requirement.text} needs a threshold, and {name} holds none", hint=THRESHOLD_HINT
-            )
-        if requirement.key == "alarms" and plan.reference is None:
-            raise UsageError(
-                f"--require {requirement.text} needs a reference, and {name} holds none of its classes",
-                hint=REFERENCE_HINT,
-            )
+        option = f"--require {requirement.text}"
+        if requirement.key == "ood_share" and not has_threshold:
+            raise UsageError(f"{option} needs a threshold, and {name} holds none", hint=THRESHOLD_HINT)
+        if requirement.key == "alarms" and not has_reference:
+            raise UsageError(f"{option} needs a reference, and {name} holds none of its classes", hint=REFERENCE_HINT)
 
 
 def _say_what_is_missing(plan: _Plan, log: Log) -> None:
@@ -413,8 +457,11 @@ def _say_what_is_missing(plan: _Plan, log: Log) -> None:
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> Iterator[Window]:
-    """Yield the predictions from a sample on, with progress."""
+def _predict_windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> Iterator[Window]:
+    """Yield the predictions of the samples of a plan from ``start`` on, in windows of a few batches, with progress.
+
+    The weights are read when the first window is asked for, and not at all where no sample is left.
+    """
     samples = range(start, plan.samples.stop)
     if not samples:
         return
@@ -432,78 +479,113 @@ def _windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> It
             progress.advance(len(window.rows) + len(window.skipped))
 
 
-def _lines(
+def _predict_line_by_line(
     plan: _Plan, report: Path | None, outcome: Outcome, settings: PredictSettings, log: Log
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each sample as it is predicted, and complete the outcome behind the last one."""
+    """Yield a row for each sample as it is predicted, and fill in ``outcome`` after the last one.
+
+    Raises:
+        InputError: not one of the inputs can be read.
+    """
     with ExitStack() as stack:
-        report_output = _claimed(report, settings, stack)
-        tally = _tally(plan)
-        for window in _windows(plan, plan.samples.start, settings, log):
+        report_output = _claim_report(report, settings, stack)
+        tally = _empty_tally(plan)
+        for window in _predict_windows(plan, plan.samples.start, settings, log):
             tally.add(window)
             yield from window.rows
-        if plan.samples and not tally.predicted and settings.part is None:
+        is_whole = settings.part is None  # all samples of one part may be broken
+        if is_whole and plan.samples and not tally.predicted:
             raise _nothing_readable(plan)
-        answer = _finished(plan, tally, None, report_output, settings, log)
-    outcome.document = answer.to_json()
-    outcome.files = [] if report is None else [report]
-    outcome.unmet = _unmet(answer, settings)
+        answer = _sum_up(plan, tally, None, report_output, settings, log)
+    complete = _outcome(answer, None, report, settings)
+    outcome.document = complete.document
+    outcome.files = complete.files
+    outcome.unmet = complete.unmet
 
 
-def _into_file(
+def _predict_into_file(
     plan: _Plan, path: Path, report: Path | None, settings: PredictSettings, log: Log, team: Processes
 ) -> Outcome:
-    """Predict into a file, by way of the file of an unfinished run; of a team each process has such a file."""
+    """Predict into a file. Each process first writes an unfinished file; rank 0 joins them at the end.
+
+    Returns:
+        The summary; a silent outcome of the other ranks.
+
+    Raises:
+        InputError: not one of the inputs can be read.
+        UsageError: what is to be resumed was begun by another number of processes.
+    """
     with ExitStack() as stack:
+        # Claim the outputs before anybody begins.
         target = Path(os.path.realpath(path))
         if settings.resume:
             refuse_other_division(target, team.size)
         output = report_output = None
         if team.rank == 0:
             output = stack.enter_context(Output(path, force=settings.force))
-            report_output = _claimed(report, settings, stack)
-        team.gather(None)  # nobody begins before the output is claimed
+            report_output = _claim_report(report, settings, stack)
+        team.gather(None)  # waits for rank 0
 
-        unfinished_at = unfinished_of_rank(target, team.rank, team.size)
-        rank_log = team.quieted(log)
-        if settings.resume and not unfinished_at.exists():
-            rank_log.info(f"nothing to resume: {path} is begun")
-        elif unfinished_at.exists() and not settings.resume:
-            rank_log.info(f"an unfinished {unfinished_at} is begun anew; --resume would have gone on with it")
-        unfinished = UnfinishedPredictions(unfinished_at, _fingerprint(plan, settings), resume=settings.resume)
+        # Predict the samples of this process.
+        unfinished_path = unfinished_of_rank(target, team.rank, team.size)
+        unfinished = _open_unfinished(unfinished_path, path, plan, settings, team.quieted(log))
         stack.callback(unfinished.close)
         start = plan.samples.start
         if unfinished.stop is not None:
             start = unfinished.stop
-            rank_log.info(
-                f"{unfinished_at} is resumed: {plan.samples.stop - start:,} of {len(plan.samples):,} are left"
-            )
-        for window in _windows(plan, start, settings, rank_log):
+        for window in _predict_windows(plan, start, settings, team.quieted(log)):
             unfinished.append(window)
         unfinished.close()  # so that it is whole for rank 0
-        predicted = sum(team.gather(unfinished.predicted))
+        predicted_by_all = sum(team.gather(unfinished.predicted))
         if output is None:
             report_skipped(plan.dataset, log)
             return Outcome({}, silent=True)
 
-        # A single process, or the first one of a team, joins what there is.
+        # Join those of all processes.
         files_of_team = unfinished_of_team(target, team.size)
-        if not predicted and len(plan.dataset) and settings.part is None:
+        is_whole = settings.part is None  # all samples of one part may be broken
+        if is_whole and len(plan.dataset) and not predicted_by_all:
             _remove(files_of_team)
             raise _nothing_readable(plan)
-        tally = _tally(plan)
-        rows = _counted(windows_in(files_of_team), tally.add)
+        tally = _empty_tally(plan)
+        rows = _rows_counted(windows_in(files_of_team), tally.add)
         write_rows(output, rows, plan.fields, named_classes=plan.model.labels is not None)
         _remove(files_of_team)
-        answer = _finished(plan, tally, path, report_output, settings, log)
-    files = [file for file in (path, report) if file is not None]
-    return Outcome(answer.to_json(), files=files, unmet=_unmet(answer, settings))
+        answer = _sum_up(plan, tally, path, report_output, settings, log)
+    return _outcome(answer, path, report, settings)
 
 
-def _tally(plan: _Plan) -> PredictionTally:
-    """Return a tally of nothing yet."""
+def _open_unfinished(
+    unfinished_path: Path, path: Path, plan: _Plan, settings: PredictSettings, log: Log
+) -> UnfinishedPredictions:
+    """Return the unfinished file of a process: the one that is there with ``--resume``, else an empty one.
+
+    Args:
+        unfinished_path: the file.
+        path: the output that it becomes, for messages.
+        plan: what is predicted.
+        settings: of the command.
+        log: hears whether it is resumed, and how many samples are left.
+    """
+    exists = unfinished_path.exists()
+    if settings.resume and not exists:
+        log.info(f"nothing to resume: {path} is begun")
+    elif exists and not settings.resume:
+        log.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
+    unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan, settings), resume=settings.resume)
+    if unfinished.stop is not None:
+        left = plan.samples.stop - unfinished.stop
+        log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.samples):,} are left")
+    return unfinished
+
+
+def _empty_tally(plan: _Plan) -> PredictionTally:
+    """Return a count before the first prediction; it compares with the reference that the model holds, if any."""
+    watch = None
     reference = plan.reference
-    return PredictionTally(watch=None if reference is None else WatchOfAll(reference))
+    if reference is not None:
+        watch = WatchOfAll(reference)
+    return PredictionTally(watch=watch)
 
 
 def _remove(files: Iterable[Path]) -> None:
@@ -518,27 +600,27 @@ def _nothing_readable(plan: _Plan) -> InputError:
     return InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
 
 
-def _counted(windows: Iterator[Window], count: Callable[[Window], None]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of windows, each of which is counted when it comes."""
+def _rows_counted(windows: Iterator[Window], count: Callable[[Window], None]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of windows; ``count`` is called with each window before its rows."""
     for window in windows:
         count(window)
         yield from window.rows
 
 
-def _claimed(report: Path | None, settings: PredictSettings, stack: ExitStack) -> Output | None:
-    """Claim the file of the summary before anything long begins."""
+def _claim_report(report: Path | None, settings: PredictSettings, stack: ExitStack) -> Output | None:
+    """Claim the file of the summary before anything long begins; the stack gives it free or completes it."""
     if report is None:
         return None
     return stack.enter_context(Output(report, force=settings.force))
 
 
 def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
-    """Return what decides the lines: an unfinished file of other values is of no use."""
-    ids = "\n".join(plan.dataset.ids).encode("utf-8", "surrogateescape")
-    inputs = canonical_json([plan.dataset.spec, len(plan.dataset), hashlib.sha256(ids).hexdigest()])
+    """Return what decides the lines, by key: an unfinished file of other values is of no use."""
+    digest_of_ids = _sha256("\n".join(plan.dataset.ids))
+    digest_of_inputs = _sha256(canonical_json([plan.dataset.spec, len(plan.dataset), digest_of_ids]))
     return {
         "model": plan.model.digest(),
-        "inputs": hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest(),
+        "inputs": digest_of_inputs,
         "samples": [plan.samples.start, plan.samples.stop],
         "batch_size": settings.batch_size,
         "on_bad": settings.on_bad,
@@ -548,18 +630,38 @@ def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
     }
 
 
+def _sha256(text: str) -> str:
+    """Return the digest of a text, which may hold names of files that are no UTF-8."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    return hashlib.sha256(encoded).hexdigest()
+
+
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 
-def _finished(
+def _sum_up(
     plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
 ) -> PredictAnswer:
-    """Sum up, say it, and write it where that is asked for."""
-    answer = tally.answer(plan.model.record(), None if path is None else str(path))
+    """Return the summary of all predictions, after telling the log of it and writing it to the file of ``--report``.
+
+    Args:
+        plan: what was predicted.
+        tally: has counted every window.
+        path: the file of the predictions; None where they were printed.
+        report: the file of the summary; None for none.
+        settings: of the command.
+        log: hears of inputs that were flagged, that differ from the reference, or that could not be read.
+    """
+    output_name = None
+    if path is not None:
+        output_name = str(path)
+    answer = tally.answer(plan.model.record(), output_name)
     answer = replace(answer, part=settings.part)
-    log.info(_words(answer))
+    log.info(_summary_in_words(answer))
     if answer.watched is not None:
-        say = log.warn if answer.watched.alarms else log.info
+        say = log.info
+        if answer.watched.alarms:
+            say = log.warn
         for line in watch_lines(answer.watched):
             say(line)
     report_skipped(plan.dataset, log)
@@ -568,18 +670,22 @@ def _finished(
     return answer
 
 
-def _words(answer: PredictAnswer) -> str:
-    """Return the summary in a line."""
+def _summary_in_words(answer: PredictAnswer) -> str:
+    """Return in one line how many inputs were predicted, flagged and left out."""
     words = f"{answer.n:,} inputs"
-    if answer.ood is not None and answer.ood.share is not None and answer.ood.ci is not None:
-        low, high = answer.ood.ci
+    flagged = answer.ood
+    if flagged is not None and flagged.share is not None and flagged.ci is not None:
+        low, high = flagged.ci
         assert low is not None and high is not None  # there are samples
-        words += f", {answer.ood.n:,} flagged as OOD: {answer.ood.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
+        interval = f"95 % interval {low:.2%} to {high:.2%}"
+        words += f", {flagged.n:,} flagged as OOD: {flagged.share:.2%} ({interval})"
     if answer.skipped is not None:
         words += f", {answer.skipped.n:,} more could not be read"
     return words
 
 
-def _unmet(answer: PredictAnswer, settings: PredictSettings) -> list[str]:
-    """Return the requirements that do not hold."""
-    return unmet_in([(answer.model.name, answer.requirable())], settings.requirements(), skip_first=False)
+def _outcome(answer: PredictAnswer, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
+    """Return the outcome of finished predictions: summary, files, and the requirements that do not hold."""
+    row = (answer.model.name, answer.requirable())
+    unmet = unmet_in([row], settings.requirements(), skip_first=False)
+    return Outcome(answer.to_json(), files=_files_to_write(path, report), unmet=unmet)

@@ -54,7 +54,13 @@ _REPLACED = (
 
 
 def unfinished_of_rank(target: Path, rank: int, size: int) -> Path:
-    """Return where a rank keeps its predictions: for a single process where it keeps them without ``torchrun``."""
+    """Return where a process of ``torchrun`` keeps its predictions until all are done.
+
+    Args:
+        target: the output, beside which the file lies.
+        rank: the number of the process, from 0.
+        size: how many processes there are; a single one uses the file that it would use without ``torchrun``.
+    """
     if size == 1:
         return unfinished_path(target)
     return target.with_name(f"{target.name}.{rank + 1}of{size}.part")
@@ -63,15 +69,25 @@ def unfinished_of_rank(target: Path, rank: int, size: int) -> Path:
 def refuse_other_division(target: Path, size: int) -> None:
     """Refuse to resume what another number of processes has begun.
 
+    Beside the output OUT a single process leaves ``OUT.part``, and the first of three ``OUT.1of3.part``.
+
+    Args:
+        target: the output.
+        size: how many processes there are now.
+
     Raises:
         UsageError: files of another number of processes are beside the output.
     """
     for path in target.parent.glob("*.part"):
-        name = path.name.removeprefix(target.name)
-        match = re.fullmatch(r"(?:\.[0-9]+of([0-9]+))?\.part", name)
-        if match is None or not path.name.startswith(target.name):
+        if not path.name.startswith(target.name):
             continue
-        begun_by = int(match[1] or 1)
+        ending = path.name.removeprefix(target.name)
+        match = re.fullmatch(r"(?:\.[0-9]+of([0-9]+))?\.part", ending)
+        if match is None:
+            continue
+        begun_by = 1
+        if match[1] is not None:
+            begun_by = int(match[1])
         if begun_by != size:
             raise UsageError(
                 f"{path} is of a run of {begun_by} processes, and this one has {size}",
@@ -115,120 +131,158 @@ class PredictionParts:
     def __init__(self, target: Path, fingerprint: Mapping[str, Any], count: int, *, resume: bool, log: Log) -> None:
         self.folder = target.with_name(f"{target.name}.parts")
         self._count = count
-        plan = {"schema": SCHEMA, "fingerprint": {**fingerprint, "parts": count}}
+        fingerprint_with_parts = {**fingerprint, "parts": count}
         with storing(self.folder):
-            if self.folder.is_symlink() or (self.folder.exists() and not self._plan.is_file()):
+            exists = self.folder.exists()
+            is_another = exists and not self._plan_file.is_file()
+            # A link could lead to a folder of somebody else, which would be removed below.
+            if is_another or self.folder.is_symlink():
                 raise OutputError(f"{self.folder} is no folder of unfinished predictions", hint="remove it")
-            if self.folder.exists() and resume:
-                self._check_same_command(plan)
+            if exists and resume:
+                self._check_same_command(fingerprint_with_parts)
                 return
-            if self.folder.exists():
+            if exists:
                 log.info(f"the unfinished {self.folder} is begun anew; --resume would have gone on with it")
                 shutil.rmtree(self.folder)
             elif resume:
                 log.info(f"nothing to resume: {target} is begun")
             self.folder.mkdir()
-        with Output(self._plan) as output:
-            write_json(output, plan)
+        with Output(self._plan_file) as output:
+            write_json(output, {"schema": SCHEMA, "fingerprint": fingerprint_with_parts})
 
     @property
-    def _plan(self) -> Path:
+    def _plan_file(self) -> Path:
+        """The file that says which command the folder belongs to."""
         return self.folder / "plan.json"
 
-    def _lines(self, number: int) -> Path:
+    def _lines_file(self, number: int) -> Path:
         """Return the file of the lines of a part, counted from 1."""
         return self.folder / f"{number}.jsonl"
 
-    def _summary(self, number: int) -> Path:
-        """Return the file of the summary of a part, which is written behind its lines."""
+    def _summary_file(self, number: int) -> Path:
+        """Return the file of the summary of a part, counted from 1, which is written after its lines."""
         return self.folder / f"{number}.json"
 
     def _is_done(self, number: int) -> bool:
-        return self._summary(number).exists() and self._lines(number).exists()
+        """Return whether a part, counted from 1, was predicted to its end."""
+        has_lines = self._lines_file(number).exists()
+        return has_lines and self._summary_file(number).exists()
 
-    def _check_same_command(self, plan: Mapping[str, Any]) -> None:
-        document = read_json_file(str(self._plan))
+    def _check_same_command(self, fingerprint: Mapping[str, Any]) -> None:
+        """Refuse to go on with parts that another command has begun.
+
+        Args:
+            fingerprint: what decides the predictions of this command, and how they are divided.
+
+        Raises:
+            InputError: the plan in the folder has another fingerprint, or cannot be read.
+        """
+        document = read_json_file(str(self._plan_file))
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise InputError(f"{self._plan} is no plan of predictions", hint=_BEGIN_ANEW)
-        before = document.get("fingerprint")
-        problems = differences(before, plan["fingerprint"], "in the folder") if isinstance(before, dict) else ["?"]
+            raise InputError(f"{self._plan_file} is no plan of predictions", hint=_BEGIN_ANEW)
+        begun_with = document.get("fingerprint")
+        problems = ["?"]  # for a plan that does not say what it was begun with
+        if isinstance(begun_with, dict):
+            problems = differences(begun_with, fingerprint, "in the folder")
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.folder} is of another command", hint=hint, problems=problems)
 
     def run(self, settings: PredictSettings, log: Log) -> None:
-        """Predict the parts that are not there, on devices or as jobs.
+        """Run one command for each part that is not predicted yet, on devices side by side or as jobs of Slurm.
+
+        Args:
+            settings: of the command whose parts these are; they say on which devices, or with which Slurm options.
+            log: hears of each part.
 
         Raises:
-            Interrupted: a signal came before all had ended.
+            Interrupted: a signal came before all parts were predicted.
             HydraError: some failed; it has the hint and the exit code of the first.
         """
         commands = {}
-        for number in range(1, self._count + 1):
+        for number in self._numbers:
             name = f"{number}of{self._count}"
             if self._is_done(number):
                 log.info(f"{name}: predicted before, nothing to do")
             else:
-                commands[name] = self._command(number, settings)
+                commands[name] = self._command_for_device(number, settings)
         if not commands:
             return
-        folder = self.folder.parent
+
+        folder_of_output = self.folder.parent
         with Interruptions() as signals:
-            ended = run_side_by_side(commands, settings.places, settings.slurm, folder, log, signals)
-        left = [number for number in range(1, self._count + 1) if not self._is_done(number)]
-        if left and signals.requested:
-            done = self._count - len(left)
+            ended = run_side_by_side(commands, settings.places, settings.slurm, folder_of_output, log, signals)
+
+        # A signal ends the commands with errors of their own, which say less than how to go on.
+        done = sum(self._is_done(number) for number in self._numbers)
+        if signals.requested and done < self._count:
             hint = f"add --resume to the same command to go on; {done} of {self._count} parts are predicted"
             raise Interrupted(hint=hint)
         _raise_failures(ended)
 
-    def _command(self, number: int, settings: PredictSettings) -> Callable[[str], list[str]]:
-        """Return a function from a device to the command line of a part, without ``hydractl``."""
+    @property
+    def _numbers(self) -> range:
+        """The numbers of the parts, from 1."""
+        return range(1, self._count + 1)
 
-        without = list(_REPLACED)
+    def _command_for_device(self, number: int, settings: PredictSettings) -> Callable[[str], list[str]]:
+        """Return a function that takes a device and returns the words of the command that predicts a part on it.
+
+        The words begin with the verb, without ``hydractl``.
+        """
+        options_left_out = list(_REPLACED)
         if settings.inputs:
-            without.append("data")  # what hydra.yaml says of it for every verb is set aside
+            options_left_out.append("data")  # what hydra.yaml says of it for every verb is set aside
 
-        def on_device(device: str) -> list[str]:
-            words = ["predict", *to_argv(settings, without)]
+        def command_on(device: str) -> list[str]:
+            words = ["predict", *to_argv(settings, options_left_out)]
             words.append(f"--part={number}/{self._count}")
-            words.append(f"--output={self._lines(number)}")
-            words.append(f"--report={self._summary(number)}")
+            words.append(f"--output={self._lines_file(number)}")
+            words.append(f"--report={self._summary_file(number)}")
             words.append(f"--device={device}")
             # A part that was cut off goes on; one whose summary was not written yet is predicted again.
             words += ["--resume", "--force", "--quiet"]
             return [*words, "--", *settings.model]
 
-        return on_device
+        return command_on
 
     def windows(self, tally: PredictionTally) -> Iterator[Window]:
-        """Yield the rows of all parts in order, and count what could not be read.
+        """Yield the predicted rows of all parts in order, in windows of at most 1024 rows of one part.
+
+        After the rows of a part, its samples that could not be read are counted in ``tally``.
 
         Raises:
             InputError: a part holds something else than predictions.
         """
-        stop = 0
-        for number in range(1, self._count + 1):
+        rows_so_far = 0
+        for number in self._numbers:
             rows: list[dict[str, Any]] = []
-            for row in self._rows(number):
+            for row in self._predicted_rows(number):
                 rows.append(row)
                 if len(rows) == _ROWS_A_WINDOW:
-                    stop += len(rows)
-                    yield Window(stop, rows, {})
+                    rows_so_far += len(rows)
+                    yield Window(rows_so_far, rows, {})
                     rows = []
-            stop += len(rows)
-            yield Window(stop, rows, {})
-            summary = PredictAnswer.from_json(read_json_file(str(self._summary(number))))
+            # The rest of the part, which may be empty.
+            rows_so_far += len(rows)
+            yield Window(rows_so_far, rows, {})
+            summary = PredictAnswer.from_json(read_json_file(str(self._summary_file(number))))
             if summary.skipped is not None:
                 tally.skip(summary.skipped.n, summary.skipped.ids)
 
-    def _rows(self, number: int) -> Iterator[dict[str, Any]]:
-        path = self._lines(number)
+    def _predicted_rows(self, number: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows in the file of a part, which is counted from 1.
+
+        Raises:
+            InputError: a line is no JSON object.
+        """
+        path = self._lines_file(number)
         with storing(path), open(path, "rb", opener=open_own) as lines:
-            for place, line in enumerate(lines, start=1):
-                row = parse_json(line, f"line {place} of {path}")
+            for line_number, line in enumerate(lines, start=1):
+                name_of_line = f"line {line_number} of {path}"
+                row = parse_json(line, name_of_line)
                 if not isinstance(row, dict):
-                    raise InputError(f"line {place} of {path} is no prediction", hint=_BEGIN_ANEW)
+                    raise InputError(f"{name_of_line} is no prediction", hint=_BEGIN_ANEW)
                 yield row
 
     def remove(self) -> None:
@@ -237,20 +291,25 @@ class PredictionParts:
 
 
 def _raise_failures(ended: Mapping[str, Ended]) -> None:
-    """Raise the errors of the commands that failed as one.
+    """Raise one error for all commands that failed; return where none did.
+
+    Args:
+        ended: how the command of each part ended, by the name of the part.
 
     Raises:
-        HydraError: with the hint and the exit code of the first.
+        HydraError: with what each of them said as its problems, and the hint and the exit code of the first.
     """
-    failed = [end for end in ended.values() if end.code != 0]
+    failed = [command for command in ended.values() if command.code != 0]
     if not failed:
         return
     problems = []
-    for end in failed:
-        message = end.message or "it said nothing"
-        problems.append(f"{end.name}: {message} (exit code {end.code})")
-        problems += [f"{end.name}: {problem}" for problem in end.problems]
-    hint = failed[0].hint or "add --resume to the same command to predict the others"
-    error = HydraError(f"{len(failed)} of the parts failed, first {failed[0].name}", hint, problems)
-    error.exit_code = failed[0].code
+    for command in failed:
+        message = command.message or "it said nothing"
+        problems.append(f"{command.name}: {message} (exit code {command.code})")
+        for problem in command.problems:
+            problems.append(f"{command.name}: {problem}")
+    first = failed[0]
+    hint = first.hint or "add --resume to the same command to predict the others"
+    error = HydraError(f"{len(failed)} of the parts failed, first {first.name}", hint, problems)
+    error.exit_code = first.code
     raise error

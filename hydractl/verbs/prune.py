@@ -37,7 +37,7 @@ from hydractl.model.source import Source, open_sources, pruned, with_max_length
 from hydractl.model.stored import check_finite_weights
 from hydractl.report.texts import signed_change
 from hydractl.settings.pruning import DECIDE, PruneSettings
-from hydractl.verbs.max_drop import HeadChoice, choose_within, from_circuit
+from hydractl.verbs.max_drop import HeadChoice, choose_within, removals_of_circuit
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.prune_weights import prune_weights
@@ -50,7 +50,11 @@ Fixed = dict[str, tuple[int, ...]]
 
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
-    """Choose the heads, slice the weights, write the checkpoint and its mask."""
+    """Choose the heads, slice the weights, write the checkpoint or folder and its mask; or prune single weights.
+
+    Returns:
+        The mask with what was saved, and the files; of a dry run what is known without reading data.
+    """
     # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
     options = replace(model_options(settings, bodies=True), max_length=None)
     source = only_one(open_sources(settings.model, options), "prune")
@@ -129,7 +133,8 @@ def mask_name(path: Path) -> Path:
 def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
     """Return the mask of the pruned model, what decided it, and the samples that model and decision have seen.
 
-    With ``--max-drop``, the budget is the largest one whose accuracy stays within the drop.
+    With ``--max-drop``, the budget is the largest one whose accuracy stays within the drop. Accuracy is measured at one
+    budget after another; for a circuit without ``--val``, its own search has counted it.
 
     Raises:
         UsageError: ``--val`` shall tell what each removal of a circuit costs, but the model lacks the first ones.
@@ -139,14 +144,16 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
         if path:
             documents[path] = read_json_file(path)
     if settings.max_drop is None:
-        return _choice_of_budget(source, settings, documents, log)
+        return _choose_at_budget(source, settings, documents, log)
+
+    # One-shot scores do not depend on the budget, so all budgets are chosen by the same ones.
     scores = None
     if settings.method and settings.order == "one-shot":
         scores = _score(source, settings, log)
 
     def choose_for_budget(count: int, log: Log) -> HeadChoice:
         with_budget = replace(settings, remove=count)
-        return _choice_of_budget(source, with_budget, documents, log, scores)
+        return _choose_at_budget(source, with_budget, documents, log, scores)
 
     if settings.circuit is None:
         budgets = range(_most_removable(source, settings) + 1)
@@ -163,7 +170,7 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
     if settings.val:
         budgets = range(len(ranking.removed) + 1)
         return choose_within(source, settings, budgets, choose_for_budget, log)
-    count, measured = from_circuit(document, settings.circuit, settings.max_drop)
+    count, measured = removals_of_circuit(document, settings.circuit, settings.max_drop)
     choice = choose_for_budget(gone_at_start + count, log)
     return replace(choice, details={**choice.details, **measured})
 
@@ -171,7 +178,8 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
 def _most_removable(source: Source, settings: PruneSettings) -> int:
     """Return the largest number for ``--remove``.
 
-    It counts heads of the whole model, of which one has to stay, or heads of each site, which may lose all.
+    It counts heads of the whole model, of which one has to stay, or heads of each site (attention module), which may
+    lose all; the site with the fewest heads is then the limit.
     """
     present = source.description.mask.at(site_paths(source, settings.tower))
     if settings.scope == "global":
@@ -180,10 +188,12 @@ def _most_removable(source: Source, settings: PruneSettings) -> int:
     return min(heads_by_site)
 
 
-def _choice_of_budget(
+def _choose_at_budget(
     source: Source, settings: PruneSettings, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
 ) -> HeadChoice:
-    """Return the choice of a known budget.
+    """Return the heads that a mask, a circuit or scores keep where the number of heads to remove is known.
+
+    At the sites where ``--with-mask`` decides, its mask takes the place of that choice.
 
     Args:
         source: the model.
@@ -198,7 +208,7 @@ def _choice_of_budget(
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
         other = mask_from_json(document, source.sites, settings.with_mask, arch)
-        _same_base(document, settings.with_mask, source, settings, log)  # before heads are scored, which may take long
+        _check_same_base(document, settings.with_mask, source, settings, log)  # before scoring, which may take long
         fixed = shared_sites(source.sites, other, settings.share_sites)
 
     # The heads that a mask, a circuit or scores keep.
@@ -207,19 +217,19 @@ def _choice_of_budget(
     if settings.mask:
         document = documents[settings.mask]
         mask_in_file = mask_from_json(document, source.sites, settings.mask, arch)
-        _same_base(document, settings.mask, source, settings, log)
-        _check_beside(settings.mask, mask_in_file, log)
+        _check_same_base(document, settings.mask, source, settings, log)
+        _warn_of_other_weights_beside(settings.mask, mask_in_file, log)
         kept_by_both = source.description.mask.intersect(mask_in_file)
         mask = apply_fixed(kept_by_both, fixed)
     elif settings.circuit:
         document = documents[settings.circuit]
-        mask, decision = _from_circuit(document, settings.circuit, source, settings, fixed)
-        _same_base(document, settings.circuit, source, settings, log)
+        mask, decision = _choose_by_circuit(document, settings.circuit, source, settings, fixed)
+        _check_same_base(document, settings.circuit, source, settings, log)
     else:
-        by_scores = _from_scores(source, settings, fixed, log, scores)
-        mask = by_scores.mask
-        decision = by_scores.details
-        seen_by_scores = by_scores.seen
+        choice_of_scores = _choose_by_scores(source, settings, fixed, log, scores)
+        mask = choice_of_scores.mask
+        decision = choice_of_scores.details
+        seen_by_scores = choice_of_scores.seen
 
     # What the provenance says of it.
     details: dict[str, object] = {
@@ -237,12 +247,17 @@ def _choice_of_budget(
     return HeadChoice(mask, details, seen)
 
 
-def _from_scores(
+def _choose_by_scores(
     source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> HeadChoice:
     """Return the mask that scores decide, what the provenance says of them, and the samples that they were taken on.
 
-    The scores are those of a file, known ones or ones measured now.
+    Args:
+        source: the model.
+        settings: of ``prune``; the scores are those of ``--scores``, or else of ``--method``.
+        fixed: the heads to keep, by path, at the sites where another mask decides.
+        log: hears of odd scores.
+        known: scores of ``--method``; None: they are measured now.
 
     Raises:
         InputError: the file has no scores of the tower that is meant.
@@ -260,35 +275,39 @@ def _from_scores(
     seen = checked(scores.info.get("seen"), settings.scores or "scores")
 
     # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
-    whole = source.description.mask
-    scored_paths = [path for path in site_paths(source, settings.tower) if path in scores.scores]
-    present = whole.at(scored_paths)
-    fixed_here = _at_sites_of(present, fixed)
+    mask_of_model = source.description.mask
+    paths = site_paths(source, settings.tower)
+    scored_paths = [path for path in paths if path in scores.scores]
+    present = mask_of_model.at(scored_paths)
+    fixed_here = _fixed_at_sites_of(present, fixed)
     if not present.heads:
         raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
     check_scored(scores, present)
 
+    # A criterion that decides how many heads are kept: its decision is the mask.
     if settings.method in DECIDE:
         decided = scores.info[settings.method]["kept"]
         mask = _mask_of_decision(decided, present, fixed_here)
-        return HeadChoice(whole.updated(mask), details, seen)
+        return HeadChoice(mask_of_model.updated(mask), details, seen)
+
+    # The others only rank heads: the lowest go, of the whole model or of each site.
     details["scope"] = settings.scope
     if settings.scope == "global":
         count = total_budget(present, settings.keep, settings.remove)
-        order = lowest(scores, present.kept_heads)
-        mask = select_global(order, present, count, fixed_here)
+        lowest_first = lowest(scores, present.kept_heads)
+        mask = select_global(lowest_first, present, count, fixed_here)
     else:
-        budget = site_budget(present, settings.keep, settings.remove)
-        mask = select_per_site(scores, present, budget)
+        removals_by_path = site_budget(present, settings.keep, settings.remove)
+        mask = select_per_site(scores, present, removals_by_path)
         mask = _with_shared_sites(mask, present, fixed_here)
-    return HeadChoice(whole.updated(mask), details, seen)
+    return HeadChoice(mask_of_model.updated(mask), details, seen)
 
 
 def _read_scores(path: str, source: Source, settings: PruneSettings, log: Log) -> HeadScores:
     """Return the scores of a file, after a check that they are of this model and of this budget."""
     document = read_json_file(path)
     scores = scores_from_json(document, source.sites, path)
-    _same_base(document, path, source, settings, log)
+    _check_same_base(document, path, source, settings, log)
     _check_order(scores, settings, log)
     return scores
 
@@ -297,9 +316,9 @@ def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, f
     """Return the mask of a criterion that decides itself which heads are kept.
 
     Args:
-        decided: the heads that it keeps, by path.
+        decided: the heads that it keeps, by the path of the site (attention module).
         present: the heads that the model has.
-        fixed: the heads that another mask keeps; at its sites the criterion decides nothing.
+        fixed: the heads that another mask keeps, by path; at its sites the criterion decides nothing.
     """
     kept = dict(present.kept)
     for path, heads in decided.items():
@@ -308,8 +327,8 @@ def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, f
     return apply_fixed(HeadMask(present.heads, kept), fixed)
 
 
-def _at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
-    """Return the fixed heads at the sites of a mask, without those at other sites."""
+def _fixed_at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
+    """Return the fixed heads, by path, at the sites of a mask, without those at other sites."""
     fixed_here = {}
     for path, kept in fixed.items():
         if path in mask.heads:
@@ -318,7 +337,13 @@ def _at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
 
 
 def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadMask:
-    """Return a mask that keeps, at the fixed sites, what the other mask keeps of the heads that are present."""
+    """Return a mask that keeps, at the sites where another mask decides, what that keeps of the heads that are present.
+
+    Args:
+        mask: decides at the other sites (attention modules).
+        present: the heads that the model has.
+        fixed: the heads that the other mask keeps, by the path of the site.
+    """
     kept = dict(mask.kept)
     for path, heads_of_other in fixed.items():
         shared = [head for head in present.kept[path] if head in heads_of_other]
@@ -326,15 +351,23 @@ def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadM
     return HeadMask(mask.heads, kept)
 
 
-def _same_base(document: Any, path: str, source: Source, settings: PruneSettings, log: Log) -> None:
+def _check_same_base(document: Any, path: str, source: Source, settings: PruneSettings, log: Log) -> None:
     """Check that a file was made from the weights of this model; a dry run reads no weights, and checks nothing."""
     if settings.dry_run:
         return
     check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
 
 
-def _check_beside(path: str, mask: HeadMask, log: Log) -> None:
-    """Warn of a mask that is not that of the weights beside it: a run may have been killed between writing both."""
+def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
+    """Warn of a mask ``NAME.mask.json`` that is not that of the weights ``NAME.st`` beside it.
+
+    A run may have been killed between writing both. Nothing is said where there is no such checkpoint of one member.
+
+    Args:
+        path: the file of the mask.
+        mask: what is in it.
+        log: hears the warning.
+    """
     if not path.endswith(".mask.json"):
         return
     stem = path.removesuffix(".mask.json")
@@ -347,7 +380,10 @@ def _check_beside(path: str, mask: HeadMask, log: Log) -> None:
     except InputError:  # the file beside it is no checkpoint, or a broken one
         return
     masks = description.masks
-    if len(masks) == 1 and masks[0].kept != mask.kept:
+    if len(masks) != 1:  # a fused model has no single mask
+        return
+    (mask_of_weights,) = masks
+    if mask_of_weights.kept != mask.kept:
         log.warn(f"{path} is not the mask of {weights} beside it: the run that wrote them may have been killed")
 
 
@@ -370,6 +406,8 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
         log.info(f"{settings.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
     if order != "sequential":
         return
+
+    # Sequential scores of a site are those of a model that has lost heads at the sites before, as many as their budget.
     if settings.scope == "global":
         raise UsageError(
             f"{settings.scores} was scored site by site, so heads of different sites cannot be compared",
@@ -383,15 +421,17 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
     same_keep = scoring.get("keep") == settings.keep
     same_remove = scoring.get("remove") == settings.remove
     if not (same_keep and same_remove):
-        budget = " ".join(f"--{name} {scoring[name]}" for name in ("keep", "remove") if name in scoring)
+        flags = [f"--{name} {scoring[name]}" for name in ("keep", "remove") if name in scoring]
+        budget = " ".join(flags)
         log.warn(f"{settings.scores} was scored site by site for another budget: {shown(budget)}")
 
 
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     """Return the settings with the scope and the order that the model decides where the user did not.
 
-    In a model of two towers, as the paper does for CLIP, heads are compared across all sites; in a model of one tower,
-    as it does for ViT, within each site. Across sites, one-shot is the only order that makes sense.
+    In a model of two towers (encoders of images and of texts), as the paper does for CLIP, heads are compared across
+    all sites (attention modules): the scope is ``global``. In a model of one tower, as it does for ViT, they are
+    compared within each ``site``. Across sites, one-shot is the only order that makes sense.
 
     Raises:
         UsageError: the user asks for the sequential order across sites.
@@ -416,7 +456,10 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
 
 
 def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
-    """Score the heads, with a warning where scores of different towers are compared that have no common scale."""
+    """Return new scores of the heads by ``--method``.
+
+    A warning is logged where heads of the visual and the text tower are compared, though the sizes of scores are not.
+    """
     towers = {site.tower for site in sites_of(source, settings.tower)}
     across_towers = settings.scope == "global" and len(towers) > 1
     if across_towers and not criterion_of(source, settings).compares_towers:
@@ -428,10 +471,12 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
     return score_source(source_to_score, settings, log)
 
 
-def _from_circuit(
+def _choose_by_circuit(
     document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
 ) -> tuple[HeadMask, dict[str, object]]:
     """Return the mask that a circuit decides, and what the provenance says of the circuit.
+
+    Heads go in the order in which the search removed them, or with ``--sample-from`` in one that is drawn.
 
     Args:
         document: the circuit.
@@ -444,15 +489,16 @@ def _from_circuit(
         InputError: the circuit is of a tower that the model does not have.
     """
     ranking = ranking_from_json(document, source.sites, path)
-    at_start = source.description.mask.without(ranking.start)
+    mask_at_start = source.description.mask.without(ranking.start)
 
     # A circuit of one tower says so; a budget then counts the heads of that tower.
-    tower = _tower_of(document, path, source)
-    paths = site_paths(source, settings.tower or tower)
+    tower_of_circuit = _tower_of_circuit(document, path, source)
+    paths = site_paths(source, settings.tower or tower_of_circuit)
     before = source.description.mask.at(paths)
-    present = at_start.at(paths)
-    fixed_here = _at_sites_of(present, fixed)
+    present = mask_at_start.at(paths)
+    fixed_here = _fixed_at_sites_of(present, fixed)
     count = _count_removals(ranking, before, present, settings)
+    removals = max(count, 0)
 
     search = {}
     for key in ("objective", "algorithm"):
@@ -460,19 +506,16 @@ def _from_circuit(
             search[key] = document[key]
     details: dict[str, object] = {"circuit": search}
     if settings.sample_from is not None:
-        order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         details["sample_from"] = settings.sample_from
-        check_whole(ranking, ranking.removed[settings.sample_from :], path)
-        mask = select_global(order, present, max(count, 0), fixed_here)
+        drawn_order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
+        never_drawn = ranking.removed[settings.sample_from :]
+        check_whole(ranking, never_drawn, path)
+        mask = select_global(drawn_order, present, removals, fixed_here)
     else:
-        order = list(ranking.removed)
-        mask = select_global(order, present, max(count, 0), fixed_here)
-        kept_by_circuit = []
-        for site, head in mask.kept_heads:
-            if site not in fixed_here:
-                kept_by_circuit.append((site, head))
+        mask = select_global(list(ranking.removed), present, removals, fixed_here)
+        kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed_here]
         check_whole(ranking, kept_by_circuit, path)
-    return at_start.updated(mask), details
+    return mask_at_start.updated(mask), details
 
 
 def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, settings: PruneSettings) -> int:
@@ -493,7 +536,7 @@ def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, setti
     return total_budget(before, settings.keep, settings.remove) - gone_at_start
 
 
-def _tower_of(document: Any, path: str, source: Source) -> str | None:
+def _tower_of_circuit(document: Any, path: str, source: Source) -> str | None:
     """Return the tower whose heads a circuit ranks: its name, ``both``, or None where the circuit does not say.
 
     Raises:
@@ -514,7 +557,7 @@ def _tower_of(document: Any, path: str, source: Source) -> str | None:
 def _write(
     source: Source, settings: PruneSettings, layout: str, output: Output, mask_output: Output | None, log: Log
 ) -> Outcome:
-    """Write the pruned model and its mask.
+    """Choose the heads, write the pruned model and its mask, and return the answer.
 
     Args:
         source: the model.
@@ -556,21 +599,31 @@ def _write(
         if layout != "zeroed":
             config = _stock_config(source, mask.counts())
         folder = output.temporary
-        weights = source.family.export_folder(folder, config, description.preprocess, description.labels)
-        with open(folder / weights, "wb") as handle:
+        weights_name = source.family.export_folder(folder, config, description.preprocess, description.labels)
+        with open(folder / weights_name, "wb") as handle:
             digest = write_tensors(handle, tensors, description.to_json())
         mask_in_folder = folder / "hydractl.mask.json"
         mask_in_folder.write_bytes(json_bytes(mask_document))
-        return Outcome(replace(answer, sha256=digest).to_json(), files=[output.commit()])
+        answer = replace(answer, sha256=digest)
+        return Outcome(answer.to_json(), files=[output.commit()])
 
     # A checkpoint, with the mask beside it.
     digest = write_checkpoint(output, tensors, description.to_json())
     mask_file = write_json(mask_output, mask_document)
-    return Outcome(replace(answer, sha256=digest).to_json(), files=[output.path, mask_file])
+    answer = replace(answer, sha256=digest)
+    return Outcome(answer.to_json(), files=[output.path, mask_file])
 
 
 def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
-    """Warn of a mask that is hardly what was meant: one that removes nothing, or removes whole sites."""
+    """Warn of a mask that is hardly what was meant: it removes nothing, undoes ``--weights``, or empties whole sites.
+
+    Args:
+        source: the model before.
+        settings: of ``prune``.
+        mask: the heads that it keeps.
+        log: hears the warnings.
+    """
+    # Nothing goes, although an option says how much should. The first option that was given is named.
     removes_nothing = mask.kept == source.description.mask.kept
     amounts_given = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
     if removes_nothing and amounts_given:
@@ -578,28 +631,36 @@ def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: 
         flag = settings.called(amount)
         value = getattr(settings, amount)
         log.warn(f"no head is removed: {flag} {value} keeps every head that {source.name} has")
-    if source.description.params_nonzero is not None:
+
+    has_lost_weights = source.description.params_nonzero is not None
+    if has_lost_weights:
         log.warn(f"finetune will train the single weights that {source.name} lost: prune heads first, then --weights")
-    empty_sites = []
-    for path, kept in mask.kept.items():
-        if not kept:
-            empty_sites.append(path)
+
+    empty_sites = [path for path, kept in mask.kept.items() if not kept]
     if empty_sites:
-        log.warn(f"{len(empty_sites)} of {len(mask.heads)} sites keep no head: {', '.join(empty_sites)}")
+        listed = ", ".join(empty_sites)
+        log.warn(f"{len(empty_sites)} of {len(mask.heads)} sites keep no head: {listed}")
 
 
 def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]:
-    """Return the library's configuration of a model with so many heads at each site.
+    """Return the library's configuration of a model with so many heads at each site (attention module).
+
+    A configuration has one number of heads for all sites.
+
+    Args:
+        source: the model with all heads.
+        counts: the number of heads that each site keeps.
 
     Raises:
-        UsageError: the library has no configuration for it.
+        UsageError: the numbers differ or are zero, or the library has no configuration for fewer heads.
     """
     hint = "use --layout zeroed, or write a .st file"
     distinct_counts = sorted(set(counts))
-    if len(distinct_counts) > 1 or not counts[0]:
+    if len(distinct_counts) > 1 or distinct_counts == [0]:
         numbers = ", ".join(map(str, distinct_counts))
         raise UsageError(f"--layout sliced: a folder has one number of heads, and sites keep {numbers}", hint=hint)
-    config = source.family.with_heads(source.description.config, counts[0])
+    heads = distinct_counts[0]
+    config = source.family.with_heads(source.description.config, heads)
     if config is None:
         library = f"{source.description.family}'s {source.description.arch}"
         raise UsageError(f"--layout sliced: a folder of {library} cannot say how wide fewer heads are", hint=hint)
@@ -650,11 +711,11 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         return _outcome_with_note(plan, "heads per site of a global selection are known only after scoring")
     if settings.method:
         # The first heads of each site stand for those that scores would remove: only their number is known.
-        budget = site_budget(present, settings.keep, settings.remove)
+        removals_by_path = site_budget(present, settings.keep, settings.remove)
         removed = []
         for path_of_site, heads in present.kept.items():
-            count = budget[path_of_site]
-            removed += [(path_of_site, head) for head in heads[:count]]
+            first_heads = heads[: removals_by_path[path_of_site]]
+            removed += [(path_of_site, head) for head in first_heads]
         mask = whole.without(removed)
     else:
         mask = choose(source, settings, Log()).mask

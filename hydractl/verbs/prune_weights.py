@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydractl.criteria import Calibration
-from hydractl.criteria.weights import WEIGHT_CRITERIA, lowest_weights, matrices
+from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, biases, lowest_weights, matrices
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import MappedTensors
@@ -18,6 +18,7 @@ from hydractl.files.fingerprints import Entry, merged
 from hydractl.files.verb_answers import PrunedWeights, PruneWeightsAnswer, SizeChange
 from hydractl.log import Log
 from hydractl.model.cost import nonzero_parameters, parameters, size_of
+from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes, sites_of
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, with_max_length, write_model
@@ -25,16 +26,18 @@ from hydractl.model.stored import check_finite_weights
 from hydractl.settings.pruning import NEED_DATA, PruneSettings
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.score import with_data
+from hydractl.verbs.score import open_calibration
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The weights to remove.
+class _WeightPlan:
+    """How many weights to remove, and from where.
 
     Attributes:
         prefixes: how the names of the parameters start whose tower is meant.
         names: the stored tensors whose weights may be removed, sorted.
+        has_biases: whether biases are among them.
+        steps: the number of steps in which weights are removed.
         removable: how many these weights are.
         total: parameters of the model.
         count: weights to remove, those that are zero already included.
@@ -43,6 +46,8 @@ class _Plan:
 
     prefixes: tuple[str, ...]
     names: list[str]
+    has_biases: bool
+    steps: int
     removable: int
     total: int
     count: int
@@ -50,7 +55,10 @@ class _Plan:
 
 
 def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
-    """Score the weights, and write the checkpoint with the lowest of them set to zero."""
+    """Score the weights, write the model with the lowest of them set to zero, and return what it cost.
+
+    Of a dry run, the answer is how many weights would be removed.
+    """
     if settings.method in NEED_DATA:
         need_classifier(source)
     change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
@@ -60,12 +68,18 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
         path = Path(output)
     else:
         path = file_path(output)
-    plan = _plan(source, settings)
+    plan = _plan_weights(source, settings)
+    weights = PrunedWeights(
+        share=plan.share,
+        parameters=plan.total,
+        removable=plan.removable,
+        removed=plan.count,
+    )
     answer = PruneWeightsAnswer(
         schema="hydractl.prune/1",
         model=source.name,
         arch=source.description.arch,
-        weights=PrunedWeights(share=plan.share, parameters=plan.total, removable=plan.removable, removed=plan.count),
+        weights=weights,
     )
     if settings.dry_run:
         check_outputs([path], force=settings.force, folder=as_folder)
@@ -78,34 +92,56 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
         return Outcome(answer.to_json(), files=[path])
 
 
-def _plan(source: Source, settings: PruneSettings) -> _Plan:
-    """Count the weights that may be removed and those that have to be.
+def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
+    """Return which weights may be removed, and how many have to be.
+
+    ``--weights`` is the share of all parameters that stay. Those outside matrices, such as biases, always stay, and in
+    a model of two towers also those of the tower that is not meant.
 
     Raises:
         UsageError: more have to be removed than may be.
     """
     share = settings.weights
     assert share is not None  # else heads are pruned
-    prefixes, names = _removable_matrices(source, settings.tower)
+    criterion = _criterion(settings)
+    prefixes, names = _removable(source, settings.tower, with_biases=criterion.removes_biases)
     total = parameters(source.tensors)
     removable = sum(source.tensors.info(name).numel for name in names)
-    count = total - round(share * total)
+    staying = round(share * total)
+    count = total - staying
     if count > removable:
+        always_staying = total - removable
         least_share = 1 - removable / total
-        hint = f"{total - removable} of {total} parameters always stay, a share of {least_share:.4f}"
+        hint = f"{always_staying} of {total} parameters always stay, a share of {least_share:.4f}"
         raise UsageError(f"--weights {share:g} is too small for {source.name}", hint=hint)
-    return _Plan(prefixes, names, removable, total, count, share)
+    return _WeightPlan(
+        prefixes=prefixes,
+        names=names,
+        has_biases=criterion.removes_biases,
+        steps=settings.weight_steps or criterion.steps,
+        removable=removable,
+        total=total,
+        count=count,
+        share=share,
+    )
 
 
-def _removable_matrices(source: Source, tower: str | None) -> tuple[tuple[str, ...], list[str]]:
-    """Find the weights that may be removed: those in matrices of a tower, or of the whole model.
+def _criterion(settings: PruneSettings) -> type[WeightCriterion]:
+    """Return the criterion that was asked for."""
+    criterion = WEIGHT_CRITERIA.get(settings.method or "")
+    assert criterion is not None  # the settings refuse other methods
+    return criterion
+
+
+def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple[tuple[str, ...], list[str]]:
+    """Find the weights that may be removed: those in layers of a tower, or of the whole model.
 
     Returns:
-        How the names of parameters of the tower start, and the names of its stored matrices, sorted.
+        How the names of parameters of the tower start, and the names of the stored tensors, sorted.
     """
     network = source.family.build(source.description.config)
     sites_of(source, tower)  # refuses a tower that is not there
-    prefixes: tuple[str, ...] = ("",)
+    prefixes: tuple[str, ...] = ("",)  # which every name starts with
     if tower not in (None, "both"):
         prefixes = ()
         for stages in source.family.stages(network):
@@ -113,16 +149,27 @@ def _removable_matrices(source: Source, tower: str | None) -> tuple[tuple[str, .
                 prefixes += tuple(stages.prefixes)
     names = []
     stored_names = set(source.tensors.names())
-    for name in matrices(network):
-        if name in stored_names and name.startswith(prefixes):
+    for name in _parameters_of_layers(network, with_biases=with_biases):
+        is_of_tower = name.startswith(prefixes)
+        if is_of_tower and name in stored_names:
             names.append(name)
     return prefixes, sorted(names)
 
 
-def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output, log: Log) -> tuple[SizeChange, str]:
-    """Write the model without its lowest weights; return its cost and its digest."""
+def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str, nn.Parameter]:
+    """Return the matrices of linear layers and convolutions, and perhaps their biases, by name."""
+    layers = matrices(network)
+    if with_biases:
+        layers.update(biases(network))
+    return layers
+
+
+def _write(
+    source: Source, settings: PruneSettings, plan: _WeightPlan, target: Output, log: Log
+) -> tuple[SizeChange, str]:
+    """Write the model with zeros for its lowest weights; return its size before and after, and its SHA-256."""
     check_finite_weights(source.name, source.tensors)
-    masks, measured_on, used = _choose(source, settings, plan, log)
+    masks, measured_on, used = _choose_weights(source, settings, plan, log)
     tensors = _with_zeros(source, masks)
     log.info(
         f"{plan.count} of {plan.total} parameters are removed: mult-adds, time and bytes stay, as zeros are stored and "
@@ -131,13 +178,21 @@ def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output,
     details: dict[str, object] = {"method": settings.method, "weights": plan.share}
     details.update(measured_on)
     details.update(asked_classes(source, settings.tower))
-    sparse = {"share": plan.share, "params_nonzero": nonzero_parameters(tensors)}
+    sparse: dict[str, object] = {"share": plan.share, "params_nonzero": nonzero_parameters(tensors)}
+    if plan.has_biases:
+        sparse["biases"] = True  # zeros among them were removed, and stay zero in a training
+    if plan.steps > 1:
+        details["steps"] = plan.steps
+    layout = "sliced"
+    if target.is_folder:
+        layout = "zeroed"
+    origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
     description = replace(
         source.description,
         family_version=source.family.version,
-        layout="zeroed" if target.is_folder else "sliced",
+        layout=layout,
         extra={"sparse": sparse},
-        provenance=provenance("prune", settings.seed, [source.sha256], details, source.lineage),
+        provenance=origin,
         seen=tuple(merged(source.description.seen, used)),
     )
     before = size_of(source.description, source.tensors)
@@ -147,8 +202,8 @@ def _write(source: Source, settings: PruneSettings, plan: _Plan, target: Output,
     return SizeChange(before=before, after=after), digest
 
 
-def _choose(
-    source: Source, settings: PruneSettings, plan: _Plan, log: Log
+def _choose_weights(
+    source: Source, settings: PruneSettings, plan: _WeightPlan, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
     """Choose the weights to remove.
 
@@ -159,51 +214,85 @@ def _choose(
     Raises:
         UsageError: more weights are zero already than have to be removed.
     """
-    criterion = WEIGHT_CRITERIA.get(settings.method or "")
-    assert criterion is not None  # the settings refuse other methods
+    criterion = _criterion(settings)()
     weights = {name: source.tensors.read(name) for name in plan.names}
     _check_zeros(weights, source, plan, log)
+    if not criterion.needs_data:
+        no_samples = Calibration(lambda: iter(()), 0, settings.seed, log)
+        scores = criterion.score(weights, None, no_samples)
+        return _masks_of_lowest(scores, weights, plan.count), {}, []
 
-    measured_on: dict[str, object] = {}
-    used: list[Entry] = []
-    model = None
-    calibration = Calibration(lambda: iter(()), 0, settings.seed, log)
-    if criterion.needs_data:
-        # --max-length is about the texts that weights are scored on: the pruned model keeps its own.
-        source_to_score = with_max_length(source, settings.max_length)
-        _, model, calibration, measured_on, used = with_data(source_to_score, settings, {}, log)
+    # --max-length is about the texts that weights are scored on: the pruned model keeps its own.
+    source_to_score = with_max_length(source, settings.max_length)
+    on_data = open_calibration(source_to_score, settings, {}, log)
+    model = on_data.model
+    for count in _counts(plan, _count_zeros(weights)):
         _require_gradients(model, plan)
-    scores = criterion.score(weights, model, calibration)
-    masks = _lowest(scores, weights, plan.count)
-    return masks, measured_on, used
+        scores = criterion.score(weights, model, on_data.calibration)
+        masks = _masks_of_lowest(scores, weights, count)
+        weights = {name: weight.masked_fill(masks[name], 0) for name, weight in weights.items()}
+        if count < plan.count:
+            # The next step scores what is left, and the last one has changed its model.
+            left = replace(on_data.source, tensors=_with_zeros(on_data.source, masks))
+            model = build_model(left, settings.device, settings.dtype)
+            log.detail(f"{count} of {plan.count} weights are removed")
+    return masks, on_data.measured_on, on_data.used
 
 
-def _require_gradients(model: HydraModel, plan: _Plan) -> None:
+def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
+    """Return how many weights are removed after each step, those that are zero already included.
+
+    The share that is left falls by the same factor in each step, as in the code of the authors of OBA.
+    """
+    left_before = 1 - zeros / plan.total
+    counts = []
+    for step in range(1, plan.steps):
+        left = left_before * (plan.share / left_before) ** (step / plan.steps)
+        counts.append(plan.total - round(left * plan.total))
+    return [*counts, plan.count]
+
+
+def _require_gradients(model: HydraModel, plan: _WeightPlan) -> None:
     """Let the weights that may be removed require gradients, and no others."""
     model.requires_grad_(False)
-    for name, parameter in matrices(model.networks[0]).items():
+    parameters = _parameters_of_layers(model.networks[0], with_biases=plan.has_biases)
+    for name, parameter in parameters.items():
         parameter.requires_grad_(name.startswith(plan.prefixes))
-    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert count == plan.removable
 
 
-def _check_zeros(weights: Mapping[str, Tensor], source: Source, plan: _Plan, log: Log) -> None:
-    """Refuse a share that keeps more weights than the model has left; warn of one that keeps all of them."""
+def _check_zeros(weights: Mapping[str, Tensor], source: Source, plan: _WeightPlan, log: Log) -> None:
+    """Refuse a share that keeps more weights than the model has left; warn of one that keeps all of them.
+
+    Args:
+        weights: those that may be removed, by name; the ones that are zero have been removed before.
+        source: the model.
+        plan: how many weights are to be zero in the end.
+        log: hears the warning.
+
+    Raises:
+        UsageError: more of them are zero already.
+    """
+    zeros = _count_zeros(weights)
+    option = f"--weights {plan.share:g}"
+    if zeros > plan.count:
+        share_left = 1 - zeros / plan.total
+        message = f"{option} is more than {source.name} has left, a share of {share_left:.4f}"
+        raise UsageError(message, hint="give a smaller share")
+    if zeros == plan.count:
+        log.warn(f"no weight is removed: {option} keeps every one that {source.name} has")
+
+
+def _count_zeros(weights: Mapping[str, Tensor]) -> int:
+    """Count the weights that are zero."""
     zeros = 0
     for weight in weights.values():
         is_zero = weight == 0
         zeros += int(is_zero.sum())
-    asked = f"--weights {plan.share:g}"
-    if zeros > plan.count:
-        share_left = 1 - zeros / plan.total
-        left = f"a share of {share_left:.4f}"
-        raise UsageError(f"{asked} is more than {source.name} has left, {left}", hint="give a smaller share")
-    if zeros == plan.count:
-        log.warn(f"no weight is removed: {asked} keeps every one that {source.name} has")
+    return zeros
 
 
-def _lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return the masks of the ``count`` lowest weights, see :func:`lowest_weights`.
+def _masks_of_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return, by the name of the matrix, a mask of its shape that is true for the ``count`` lowest weights of all.
 
     Weights that are zero already are given the lowest score, in ``scores`` itself, so that they stay zero.
 

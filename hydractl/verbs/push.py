@@ -23,7 +23,15 @@ _CARD_HINT = "eval --card FILE.md writes one"
 
 
 def run(settings: PushSettings, log: Log) -> Outcome:
-    """Upload the files and their card in one commit."""
+    """Upload the files and their card in one commit.
+
+    Returns:
+        The files with their digests, which of them were uploaded, and the reference that pins the commit.
+
+    Raises:
+        UsageError, InputError: what is wrong with the model or the name of the repository.
+        OutputError: other files of these names are there, and ``--force`` is not given.
+    """
     # The folder or file, and the repository.
     path = Path(settings.model[0])
     hub_text = settings.model[1]
@@ -42,13 +50,15 @@ def run(settings: PushSettings, log: Log) -> Outcome:
     contents = contents_of(path, settings.include)
     files: dict[str, Path | bytes] = dict(contents.files)
     files[CARD] = _card(settings, source, repo, contents)
+    pushed_files = [_file_record(name, content) for name, content in files.items()]
+    files_left_out = [PushedFile(path=name, bytes=size) for name, size in contents.left_out.items()]
     answer = PushAnswer(
         schema=SCHEMA,
         model=source.name,
         repository=repo,
         branch=branch,
-        files=[_file_record(name, content) for name, content in files.items()],
-        left_out=[PushedFile(path=name, bytes=size) for name, size in contents.left_out.items()],
+        files=pushed_files,
+        left_out=files_left_out,
     )
     if contents.left_out:
         names = some(list(contents.left_out), 5)
@@ -57,7 +67,9 @@ def run(settings: PushSettings, log: Log) -> Outcome:
         answer = replace(answer, dry_run=True)
         return Outcome(answer.to_json())
 
-    log.info(f"uploading {', '.join(files)} to {repo}")
+    # The upload.
+    listed = ", ".join(files)
+    log.info(f"uploading {listed} to {repo}")
     message = settings.message or f"Add {path.name}"
     destination = Destination(repo, branch, settings.private, message, settings.force)
     commit, uploaded = upload(files, destination)
@@ -83,16 +95,16 @@ def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFil
         InputError: the card cannot be read, or is broken.
     """
     card_text = None
-    card = settings.card or contents.files.get(CARD)
-    if card is not None:
+    card_file = settings.card or contents.files.get(CARD)
+    if card_file is not None:
         try:
-            card_text = Path(card).read_text(encoding="utf-8")
+            card_text = Path(card_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the card {card}", hint=_CARD_HINT) from error
-    with refused_as(f"the card {card} is broken", hint=_CARD_HINT):
+            raise InputError(f"cannot read the card {card_file}", hint=_CARD_HINT) from error
+    with refused_as(f"the card {card_file} is broken", hint=_CARD_HINT):
         return hub_card(
             source.description,
-            _task(source),
+            _hub_task(source),
             repo,
             card_text,
             license=settings.license,
@@ -100,7 +112,7 @@ def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFil
         )
 
 
-def _task(source: Source) -> str:
+def _hub_task(source: Source) -> str:
     """Return the Hub's name of the model's task."""
     classes = source.family.classes(source.description.config)
     if classes is None:

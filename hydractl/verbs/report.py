@@ -37,20 +37,32 @@ Documents = Mapping[str, Any]
 
 
 def run(settings: ReportSettings, log: Log) -> Outcome:
-    """Report on documents of one kind."""
+    """Report on documents of one kind: one, several summaries of predict, or the means of several evals.
+
+    Raises:
+        UsageError: several documents that no report can show together.
+        InputError: a document of another kind.
+    """
     documents = {}
     schemas = set()
     for path in settings.model:
         documents[path] = read_json_file(path)
     for path, document in documents.items():
         schemas.add(_schema_of(document, path))
+    has_several = len(documents) > 1
+
+    # Summaries of predict are shown beside each other.
     if schemas == {PREDICT_SCHEMA}:
         return _report_on_traffic(documents, settings, log)
-    if len(documents) > 1 and settings.over is None:
+
+    # Several evals have a mean.
+    if has_several and settings.over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
     if schemas == {EVAL_SCHEMA}:
         return _report_on_evals(documents, settings, log)
-    if len(documents) > 1:
+
+    # The others are shown one at a time.
+    if has_several:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
     ((path, document),) = documents.items()
     (schema,) = schemas
@@ -89,8 +101,12 @@ def _origin(path: str) -> str:
 
 
 def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -> Outcome:
-    """Show one eval, or the means of several, and write the reports that are asked for."""
-    answer = _answer_of(documents, settings, log)
+    """Show one eval, or the means of several, and write the reports that are asked for.
+
+    Returns:
+        The eval or the means, the files that were written, and the requirements that do not hold.
+    """
+    answer = _one_eval(documents, settings, log)
     if settings.note is not None:
         answer = replace(answer, note=settings.note)
     document = answer.to_json()
@@ -100,23 +116,41 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     names = [name for name, _ in rows]
 
-    # Write the document and the reports, every file claimed before the first is written.
+    files = _write_eval(answer, document, names, settings)
+    return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
+
+
+def _write_eval(
+    answer: EvalAnswer, document: dict[str, object], names: list[str], settings: ReportSettings
+) -> list[Path]:
+    """Write the document where ``--output`` names a file, and the reports that are asked for; return the files.
+
+    Every file is claimed before the first is written. A dry run claims them, and writes none.
+
+    Args:
+        answer: the eval, or the mean of several.
+        document: the same as JSON.
+        names: of its rows.
+        settings: of the command.
+    """
     files: list[Path] = []
     with ExitStack() as stack:
         output = None
         if settings.output is not None and not settings.to_stdout:
             path = file_path(settings.output)
             output = stack.enter_context(Output(path, force=settings.force))
-        reports = stack.enter_context(claimed_reports(settings.fill(ReportOptions), names))
-        if not settings.dry_run:
-            if output is not None:
-                files.append(write_json(output, document))
-            files += write_reports(answer, reports)
-    return Outcome(document, files=files, unmet=unmet, print_document=settings.output == "-")
+        report_options = settings.fill(ReportOptions)
+        reports = stack.enter_context(claimed_reports(report_options, names))
+        if settings.dry_run:
+            return []
+        if output is not None:
+            files.append(write_json(output, document))
+        files += write_reports(answer, reports)
+    return files
 
 
-def _answer_of(documents: Documents, settings: ReportSettings, log: Log) -> EvalAnswer:
-    """Return the answer of an eval, or the means of several, with their warnings logged."""
+def _one_eval(documents: Documents, settings: ReportSettings, log: Log) -> EvalAnswer:
+    """Return the answer of a single eval; with ``--over``, the means of all, whose warnings are logged."""
     answers = {}
     for path, document in documents.items():
         answers[path] = eval_of(document, _origin(path))
@@ -133,31 +167,35 @@ def _answer_of(documents: Documents, settings: ReportSettings, log: Log) -> Eval
 
 
 def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outcome:
-    """Show a bench, and draw it as one picture."""
+    """Show a bench, and with ``--plots`` draw it as one picture.
+
+    Returns:
+        The bench, the picture, and the requirements that do not hold in its rows.
+    """
     check_document(document, _origin(path), Bench)
-    _refuse("bench", path, settings, _ONLY_FOR_EVALS, hint=None)
+    _refuse_options("bench", path, settings, _ONLY_FOR_EVALS, hint=None)
     plot = None
     if settings.plots is not None:
         plot = _plot_path(settings.plots, "a bench")
 
-    names: list[str] = []
-    compared: set[str] = set()
-    for row in document["results"]:
-        names.append(row["model"])
-        if row.get("kind") in COMPARED:
-            compared.add(row["model"])
+    # Hold the requirements against its rows. Those that --compare added are no models of their own.
+    rows = document["results"]
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    compared = {row["model"] for row in rows if row.get("kind") in COMPARED}
     requirements = settings.requirements()
-    check_known(requirements, list(dict.fromkeys(names)), ROW_KEYS, skip_first=True, named_only=compared)
-    unmet = unmet_of_bench(document["results"], requirements, compared)
+    check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
+    unmet = unmet_of_bench(rows, requirements, compared)
 
+    # Draw it.
     if plot is None:
         return Outcome(document, unmet=unmet)
     if settings.dry_run:
         check_outputs([plot], force=settings.force)
         return Outcome(document, unmet=unmet)
     answer = BenchAnswer.from_json(document)
+    draw = partial(draw_bench, answer, form=plot.suffix.lower())
     with Output(plot, force=settings.force) as output:
-        picture = write_with(output, partial(draw_bench, answer, form=plot.suffix.lower()))
+        picture = write_with(output, draw)
     return Outcome(document, files=[picture], unmet=unmet)
 
 
@@ -177,7 +215,7 @@ def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outc
     """Show a study: its rows and its verdict."""
     check_document(document, _origin(path), StudyForm)
     hint = "the folder of a study holds test.json, the eval of all its rows"
-    _refuse("study", path, settings, (*_ONLY_FOR_EVALS, "plots"), hint)
+    _refuse_options("study", path, settings, (*_ONLY_FOR_EVALS, "plots"), hint)
     rows = [(row["name"], row) for row in document["rows"]]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     return Outcome(document, unmet=unmet)
@@ -187,14 +225,18 @@ def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outc
 
 
 def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log) -> Outcome:
-    """Show the inputs of one or several runs of predict beside the references of their models, and draw them."""
+    """Show the inputs of one or several runs of predict beside the references of their models, and draw them.
+
+    Returns:
+        Each run with what was watched of its inputs, the picture of ``--plots``, and the requirements that do not hold.
+    """
     plot = None
     if settings.plots is not None:
         plot = _plot_path(settings.plots, "predictions")
     files = []
     for path, document in documents.items():
-        _refuse("predict", path, settings, _ONLY_FOR_EVALS, hint=None)
-        files.append(_traffic_file(document, path))
+        _refuse_options("predict", path, settings, _ONLY_FOR_EVALS, hint=None)
+        files.append(_record_of_run(document, path))
     warnings = []
     models = {file.model for file in files}
     if len(models) > 1:
@@ -202,22 +244,26 @@ def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log)
     answer = TrafficAnswer(files=files, warnings=warnings or None)
     for warning in warnings:
         log.warn(warning)
+
+    # Hold the requirements against all inputs together.
     requirements = settings.requirements()
     check_known(requirements, [_TRAFFIC], TRAFFIC_KEYS, skip_first=False)
     unmet = unmet_in([(_TRAFFIC, answer.requirable())], requirements, skip_first=False)
 
+    # Draw them.
     if plot is None:
         return Outcome(answer.to_json(), unmet=unmet)
     if settings.dry_run:
         check_outputs([plot], force=settings.force)
         return Outcome(answer.to_json(), unmet=unmet)
+    draw = partial(draw_traffic, answer, form=plot.suffix.lower())
     with Output(plot, force=settings.force) as output:
-        picture = write_with(output, partial(draw_traffic, answer, form=plot.suffix.lower()))
+        picture = write_with(output, draw)
     return Outcome(answer.to_json(), files=[picture], unmet=unmet)
 
 
-def _traffic_file(document: Any, path: str) -> TrafficFileRecord:
-    """Return one run of predict.
+def _record_of_run(document: Any, path: str) -> TrafficFileRecord:
+    """Return what was watched of the inputs of one run of predict, from its summary.
 
     Raises:
         InputError: it is no such document, or one of a model that held no reference.
@@ -236,7 +282,7 @@ _TRAFFIC = "traffic"
 """The name of all inputs in requirements."""
 
 
-def _refuse(verb: str, path: str, settings: ReportSettings, names: tuple[str, ...], hint: str | None) -> None:
+def _refuse_options(verb: str, path: str, settings: ReportSettings, names: tuple[str, ...], hint: str | None) -> None:
     """Refuse options that documents of this verb have no use for.
 
     Args:

@@ -103,60 +103,84 @@ def check_known(
         requirements: the expressions.
         names: the names of the rows to come.
         keys: the dotted keys of the numbers that every row will have.
-        skip_first, named_only: as in :func:`unmet_in`.
+        skip_first: whether an expression without a row name leaves out the rows of the first name (the reference).
+        named_only: names of rows that only an expression with their name is about.
 
     Raises:
         UsageError: listing every unknown key or row, and every requirement without a row to hold it against.
     """
+    rows_without_values: list[Row] = [(name, {}) for name in names]
     problems = []
-    rows: list[Row] = [(name, {}) for name in names]
     for requirement in requirements:
         option = f"--require {requirement.text}"
-        if not _rows_of(requirement, rows, skip_first, named_only):
-            reason = _why_no_row(requirement, rows)
+        rows_to_check = _rows_of(requirement, rows_without_values, skip_first, named_only)
+        if not rows_to_check:
+            reason = _why_no_row(requirement, rows_without_values)
             problems.append(f"{option}: {reason}")
         if requirement.key not in keys:
-            guess = _guess(requirement.key, keys)
-            problems.append(f"{option}: unknown key {requirement.key!r}{guess}")
+            advice = _advice_on_unknown_key(requirement.key, keys)
+            problems.append(f"{option}: unknown key {requirement.key!r}{advice}")
+    if not problems:
+        return
     hint = f"keys: {', '.join(keys)}"
     if len(problems) == 1:
-        raise UsageError(problems[0], hint=hint)
-    if problems:
-        raise UsageError(f"{len(problems)} problems with --require", hint=hint, problems=problems)
+        (only_problem,) = problems
+        raise UsageError(only_problem, hint=hint)
+    raise UsageError(f"{len(problems)} problems with --require", hint=hint, problems=problems)
 
 
-def _guess(key: str, keys: Sequence[str]) -> str:
-    """Return what to add to the message on an unknown key: what was meant, or what such a key needs."""
+_OOD_GROUPS = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
+"""The beginnings of keys that rows have only where there are OOD data."""
+
+
+def _advice_on_unknown_key(key: str, keys: Sequence[str]) -> str:
+    """Return the end of the message on an unknown key: which key was meant, or which data it needs.
+
+    Args:
+        key: the dotted key of a requirement; none of ``keys``.
+        keys: the dotted keys that every row will have.
+
+    Returns:
+        A text that follows the key, beginning with ``;``; empty where no key is like it.
+    """
+    # Only the last part was written, such as auroc for ood_avg.auroc.
     ending_in_it = [known for known in keys if known.endswith(f".{key}")]
     if ending_in_it:
         first_three = " or ".join(ending_in_it[:3])
         return f"; did you mean {first_three}?"
-    ood_groups = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
-    has_ood_data = any(known.startswith(ood_groups) for known in keys)
-    if key.startswith(ood_groups) and not has_ood_data:
+
+    # The key exists, but only in an evaluation with other data.
+    has_ood_data = any(known.startswith(_OOD_GROUPS) for known in keys)
+    if key.startswith(_OOD_GROUPS) and not has_ood_data:
         return "; it needs OOD data: --ood NAME=SPEC"
+    is_evaluation = "id.n" in keys
     has_labels = any(known.startswith("id.acc") for known in keys)
-    if key.startswith("id.") and "id.n" in keys and not has_labels:
+    if key.startswith("id.") and is_evaluation and not has_labels:
         return "; it needs labels, and the data have none"
+
+    # A slip of the pen.
     return did_you_mean(key, keys)
 
 
 _MISSING = object()
-"""What :func:`lookup` returns for a key that a row does not have; None would be a value."""
+"""Stands for the value of a key that a row does not have; None would be a value."""
 
 
 def lookup(row: Values, key: str) -> object:
     """Return the value of a dotted key, such as ``ood_avg.auroc``.
 
-    Names that hold dots themselves are found too, and entries of lists by their index. A marker object is returned
-    where the row has no such key.
+    Any dot may be part of a name, as in ``ood.set.v2.auroc``, so every place to cut the key into the name of a group
+    and the rest is tried, the longest name first. Entries of lists are looked up by their index.
+
+    Returns:
+        The value; None where the whole group is null; ``_MISSING`` where the row has no such key.
     """
     if key in row:
         return row[key]
     parts = key.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        group_name = ".".join(parts[:length])
-        rest = ".".join(parts[length:])
+    for parts_of_name in range(len(parts) - 1, 0, -1):
+        group_name = ".".join(parts[:parts_of_name])
+        rest = ".".join(parts[parts_of_name:])
         group = row.get(group_name, _MISSING)
         if isinstance(group, Mapping):
             value = lookup(group, rest)
@@ -186,18 +210,21 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, named_only: Collection[str]) -> list[Row]:
-    """Return the rows that a requirement is about; the arguments are as in :func:`unmet_in`."""
+    """Return the rows that a requirement is about.
+
+    Args:
+        requirement: if it names a row, it is about all rows of that name; else about all but those left out.
+        rows: name and values of each row, in order.
+        skip_first: whether the rows of the first name (the reference) are left out.
+        named_only: names of further rows that are left out.
+    """
     if requirement.row is not None:
         return [(name, values) for name, values in rows if name == requirement.row]
     names_left_out = set(named_only)
     if skip_first and rows:
         reference, _ = rows[0]
         names_left_out.add(reference)
-    chosen = []
-    for name, values in rows:
-        if name not in names_left_out:
-            chosen.append((name, values))
-    return chosen
+    return [(name, values) for name, values in rows if name not in names_left_out]
 
 
 def _why_no_row(requirement: Requirement, rows: Sequence[Row]) -> str:

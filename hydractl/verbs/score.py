@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +35,11 @@ Scoring = ScoreSettings | PruneSettings
 
 
 def run(settings: ScoreSettings, log: Log) -> Outcome:
-    """Score every head of one model."""
+    """Score every head of one model; return the scores, and the file that they are written to, if any."""
     opened = open_sources(settings.model, model_options(settings, bodies=True))
     source = only_one(opened, "score")
-    path = file_path(settings.output or f"{source.name}.{settings.method}{settings.seed_mark}.scores.json")
+    default_name = f"{source.name}.{settings.method}{settings.seed_mark}.scores.json"
+    path = file_path(settings.output or default_name)
     if settings.dry_run:
         outputs = []
         if not settings.to_stdout:
@@ -98,33 +99,38 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     measured_on: dict[str, object] = {}
     used: list[Entry] = []
     if criterion.needs_data:
-        source, model, calibration, measured_on, used = with_data(source, settings, criterion_options, log)
+        on_data = open_calibration(source, settings, criterion_options, log)
+        source = on_data.source
+        model = on_data.model
+        calibration = on_data.calibration
+        measured_on = on_data.measured_on
+        used = on_data.used
     else:
         model = _stored_heads(source, settings)
         calibration = Calibration(lambda: iter(()), 0, settings.seed, log, criterion_options)
 
     # The scores.
-    indices = []
+    site_indices = []
     for index, site in enumerate(model.sites):
         if site.path in paths:
-            indices.append(index)
-    sequential = settings.order == "sequential" and criterion.needs_data
+            site_indices.append(index)
+    is_sequential = settings.order == "sequential" and criterion.needs_data
     info: dict[str, object] = {"arch": source.description.arch, "method": criterion.name}
     if isinstance(criterion, Decider):
-        decision = criterion.decide(model, calibration, indices)
+        decision = criterion.decide(model, calibration, site_indices)
         scores = decision.scores
         kept = _original_heads(source, model, decision.kept)
         info[criterion.name] = {**decision.info, "kept": kept}
-    elif sequential:
-        scores = _sequential(source, model, criterion, calibration, settings, indices)
+    elif is_sequential:
+        scores = _score_site_by_site(source, model, criterion, calibration, settings, site_indices)
     else:
-        scores = criterion.score(model, calibration, indices)
+        scores = criterion.score(model, calibration, site_indices)
 
     # How they were made.
     details: dict[str, object] = {"method": criterion.name, "order": None, "keep": None, "remove": None}
     if criterion.needs_data:
         details["order"] = settings.order
-    if sequential:
+    if is_sequential:
         details["keep"] = settings.keep
         details["remove"] = settings.remove
     details.update(measured_on)
@@ -132,12 +138,12 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     details.update(asked_classes(source, settings.tower))
     info["source"] = provenance("score", settings.seed, [source.sha256], details, source.lineage)
     info["seen"] = merged(source.description.seen, used)
-    scores_by_path = _by_head(source, model, criterion.name, scores)
+    scores_by_path = _scores_of_original_heads(source, model, criterion.name, scores)
     return HeadScores(scores_by_path, info)
 
 
 def site_paths(source: Source, tower: str | None) -> list[str]:
-    """Return the paths of the sites of a tower, as :func:`hydractl.model.matching.sites_of` finds them."""
+    """Return the paths of the sites (attention modules) of a tower; of all towers where it is None or ``both``."""
     sites = sites_of(source, tower)
     return [site.path for site in sites]
 
@@ -148,7 +154,7 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
     Args:
         source: the model, perhaps pruned before.
         model: the same, built.
-        kept: by the index of the site, indices among the heads that the pruned model still has.
+        kept: by the index of the site (attention module), indices among the heads that the pruned model still has.
 
     Returns:
         The numbers of the heads by the path of the site.
@@ -169,20 +175,36 @@ def _stored_heads(source: Source, settings: Scoring) -> Any:
     return StoredHeads(source.tensors, source.description, source.family, dtype)
 
 
-def with_data(
+class ModelOnData(NamedTuple):
+    """A model that runs, and the samples that its heads or weights are scored on.
+
+    Attributes:
+        source: the model with its classes named for the data.
+        model: the same, built.
+        calibration: the samples.
+        measured_on: what the provenance says of them, by key.
+        used: the entry of samples that have been seen.
+    """
+
+    source: Source
+    model: HydraModel
+    calibration: Calibration
+    measured_on: dict[str, object]
+    used: list[Entry]
+
+
+def open_calibration(
     source: Source, settings: Scoring, criterion_options: Mapping[str, str | int | float | bool], log: Log
-) -> tuple[Source, HydraModel, Calibration, dict[str, object], list[Entry]]:
-    """Build the model and draw its calibration samples: ``--samples`` labelled ones, by ``--seed``, each once.
+) -> ModelOnData:
+    """Return a model that is built, and the samples that it is scored on, drawn by ``--seed``.
+
+    There are as many labelled samples as ``--samples`` says, each once, or all where there are fewer.
 
     Args:
         source: the model.
         settings: of the verb that scores.
         criterion_options: values of the options that are the criterion's own.
         log: hears of odd data.
-
-    Returns:
-        The source with its classes named for the data, the model, the samples, what the provenance says of them, and
-        the entry of samples that have been seen.
     """
     # The data.
     assert settings.data is not None  # the settings need it for such a criterion
@@ -203,7 +225,8 @@ def with_data(
     # The samples that are drawn.
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
-        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
+        option = f"--samples {settings.samples}"
+        log.warn(f"{settings.data} has {len(dataset)} samples, fewer than {option}: all are used")
     drawn = drawn_samples(dataset, settings)
     report_cut(dataset, model.preprocess, log, drawn)
     parameter = next(model.parameters())
@@ -224,8 +247,8 @@ def with_data(
         "batch_size": settings.batch_size,
         "max_length": source.description.preprocess.get("max_length"),
     }
-    used: list[Entry] = [entry(settings.verb, "calibration", dataset, drawn)]
-    return source, model, calibration, measured_on, used
+    used = [entry(settings.verb, "calibration", dataset, drawn)]
+    return ModelOnData(source, model, calibration, measured_on, used)
 
 
 def model_batches(
@@ -261,15 +284,17 @@ def drawn_samples(dataset: Dataset, settings: Scoring) -> list[int]:
     return sorted(indices)
 
 
-def _sequential(
+def _score_site_by_site(
     source: Source,
     model: ScoredModel,
     criterion: Criterion,
     calibration: Calibration,
     settings: Scoring,
-    indices: Sequence[int],
+    site_indices: Sequence[int],
 ) -> dict[int, list[float]]:
-    """Score site after site on the model as pruned so far (paper D.1.1).
+    """Score the heads of site after site; those to be removed are shut off before the next site is scored.
+
+    This is the sequential order of the paper (D.1.1).
 
     Args:
         source: the model.
@@ -277,23 +302,24 @@ def _sequential(
         criterion: by which heads are scored, and the lowest removed.
         calibration: the samples to score on.
         settings: with the number of heads to keep or to remove at each site.
-        indices: of the sites, in the order in which they are scored.
+        site_indices: of the sites (attention modules), in the order in which they are scored.
 
     Returns:
         By the index of the site, the scores of the heads that are there.
     """
-    paths = [model.sites[index].path for index in indices]
+    paths = [model.sites[index].path for index in site_indices]
     present = source.description.mask.at(paths)
-    budget = site_budget(present, settings.keep, settings.remove)
+    removals_by_path = site_budget(present, settings.keep, settings.remove)
     parameter = next(model.parameters())
     scores: dict[int, list[float]] = {}
     try:
-        for index, path in zip(indices, paths, strict=True):
-            site_scores = criterion.score(model, calibration, [index])[index]
+        for index, path in zip(site_indices, paths, strict=True):
+            scores_of_sites = criterion.score(model, calibration, [index])
+            site_scores = scores_of_sites[index]
             scores[index] = site_scores
             heads = len(site_scores)
             lowest_first = sorted(range(heads), key=site_scores.__getitem__)  # of equal scores, the first head first
-            removed = lowest_first[: budget[path]]
+            removed = lowest_first[: removals_by_path[path]]
             # A zero gate removes a head, for the outputs and for every gradient behind it.
             gate = torch.ones(1, heads, device=parameter.device, dtype=parameter.dtype)  # [1, heads]
             gate[0, removed] = 0
@@ -304,10 +330,10 @@ def _sequential(
     return scores
 
 
-def _by_head(
+def _scores_of_original_heads(
     source: Source, model: ScoredModel, method: str, scores: Mapping[int, Sequence[float]]
 ) -> dict[str, tuple[float, ...]]:
-    """Return one score for every head that the model had before any pruning, by the path of the site.
+    """Return one score for every head that the model had before any pruning, by the path of its attention module.
 
     The score of a head that is gone is minus infinity.
 

@@ -30,7 +30,14 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def run(settings: ServeSettings, log: Log) -> Outcome:
-    """Serve one model until SIGINT or SIGTERM, which is the only end there is, and no failure."""
+    """Serve one model until SIGINT or SIGTERM, which is the only end there is, and no failure.
+
+    Returns:
+        How many requests and inputs were answered, and how many of them were flagged.
+
+    Raises:
+        UsageError: a package is missing, or an option has no effect for this model.
+    """
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise UsageError(f"serve needs {package}, which is not installed", hint=install_hint(package))
@@ -39,7 +46,9 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
     members = len(source.description.masks)
     chosen = Chosen.of(source.description.extra)
     record = predicting_model_record(source.name, source.sha256, members, chosen)
-    windows = None if settings.windows is None else file_path(settings.windows)
+    windows = None
+    if settings.windows is not None:
+        windows = file_path(settings.windows)
     limits = _limits(settings)
     if settings.dry_run:
         plan = ServeAnswer(model=record, limits=limits.to_json(), dry_run=True)
@@ -75,13 +84,18 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
     log.info(f"{source.name} is served at {server.url}; Ctrl-C ends it")
     with contextlib.suppress(KeyboardInterrupt):  # it comes behind the last answer
         server.run()
+
+    # Say how much was answered.
+    flagged = None
+    if record.threshold is not None:
+        flagged = service.watch.flagged
     answer = ServeAnswer(
         model=record,
         limits=limits.to_json(),
         url=server.url,
         requests=service.counts.requests,
         inputs=service.watch.inputs,
-        flagged=None if record.threshold is None else service.watch.flagged,
+        flagged=flagged,
         windows=service.watch.windows,
         alarms=service.watch.alarms,
     )

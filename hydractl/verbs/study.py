@@ -49,10 +49,11 @@ from hydractl.studies.rows import (
     Workshop,
     smaller,
 )
-from hydractl.studies.sets import StudySets, fit_spec, study_sets
+from hydractl.studies.sets import StudySets, samples_to_fit_to, study_sets
 from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, laplace, prune, report
+from hydractl.verbs.children import Ended
 from hydractl.verbs.jobs import check_places, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
@@ -124,7 +125,12 @@ _DECISIVE = (
 
 
 def run(settings: StudySettings, log: Log) -> Outcome:
-    """Run the steps of a study that are not done yet, and return its verdict."""
+    """Run the steps of a study that are not done yet, and return its verdict.
+
+    Raises:
+        Interrupted: by a signal; the same command goes on.
+        OutputError: the folder holds something else, or a study of other settings or data.
+    """
     check_places(settings.places, settings.slurm)
     sources = open_sources(settings.model, model_options(settings))
     source = only_one(sources, "study")
@@ -137,7 +143,7 @@ def run(settings: StudySettings, log: Log) -> Outcome:
         return _dry_run(sets, source, folder, log)
     announce_reading([source], log)
     try:
-        plan = _claimed(settings, sets, source, folder, log)
+        plan = _claim_folder(settings, sets, source, folder, log)
         with keeping_batches(_KEPT_BYTES):
             return _carry_out(plan, sets.settings, source, log)
     except KeyboardInterrupt:
@@ -182,7 +188,7 @@ class StudyPlan:
         file_name = f"{row.name}.pred.st"
         return self.shop.folder / purpose / file_name
 
-    def _eval(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
+    def _eval_step(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
         """Return the step that evaluates a row on the data of one purpose and stores its predictions."""
         predictions = f"{purpose}/{row.name}.pred.st"
         document = f"{purpose}/{row.name}.json"
@@ -213,7 +219,7 @@ class StudyPlan:
             options["features"] = str(features)
         return options
 
-    def choosing(self, row: Row) -> Step:
+    def choosing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the second halves of the validation data.
 
         Samples that the model was trained on are allowed, because no figure on these data is reported.
@@ -227,17 +233,17 @@ class StudyPlan:
             "ood": ood,
             "allow_seen": True,
         }
-        return self._eval(row, "choose", data_options)
+        return self._eval_step(row, "choose", data_options)
 
-    def testing(self, row: Row) -> Step:
+    def testing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the test data."""
         data_options: dict[str, Value] = {
             "test": str(self.settings.test),
             "ood": list(self.settings.ood),
         }
-        return self._eval(row, "test", data_options)
+        return self._eval_step(row, "test", data_options)
 
-    def best(self, row: Row, score: str, note: str) -> Step:
+    def step_of_best(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the row to use as ``best.st``, with its temperature, threshold and score.
 
         Nothing is fitted to the test data, so they are the reference that ``predict`` compares inputs with.
@@ -247,9 +253,11 @@ class StudyPlan:
             score: its OOD score.
             note: kept in the file; empty for none.
         """
+        predictions_to_choose_by = self.predictions(row, "choose")
+        predictions_to_test_on = self.predictions(row, "test")
         options = self._calibration_options(row, score)
         options["reference"] = str(self.settings.test)
-        options["reuse"] = [str(self.predictions(row, "choose")), str(self.predictions(row, "test"))]
+        options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
         options["force"] = True
         if note:
             options["note"] = note
@@ -258,10 +266,10 @@ class StudyPlan:
             [f"best={row.model}"],
             options,
             outputs=["best.st"],
-            needs=[self.choosing(row), self.testing(row)],
+            needs=[self.choosing_step(row), self.testing_step(row)],
         )
 
-    def best_figures(self, row: Row, score: str) -> Step:
+    def step_of_best_figures(self, row: Row, score: str) -> Step:
         """Return the step that measures the row to use as ``best.st`` holds it, from the predictions of the row."""
         predictions_to_choose_by = self.predictions(row, "choose")
         predictions_to_test_on = self.predictions(row, "test")
@@ -278,7 +286,7 @@ class StudyPlan:
             [f"best={row.model}"],
             options,
             outputs=["best.json"],
-            needs=[self.choosing(row), self.testing(row)],
+            needs=[self.choosing_step(row), self.testing_step(row)],
         )
 
     def _calibration_options(self, row: Row, score: str) -> dict[str, Value]:
@@ -297,14 +305,14 @@ class StudyPlan:
             options.update(feature_options)
         return options
 
-    def recalibration(self, row: Row, score: str) -> dict[str, Value]:
-        """Return the options that calibrate ``best.st`` anew, as :meth:`best` calibrates the row it comes from."""
+    def recalibration_options(self, row: Row, score: str) -> dict[str, Value]:
+        """Return the options that calibrate ``best.st`` anew, in the way that the row it comes from was calibrated."""
         options = self._calibration_options(row, score)
         options.pop("features", None)  # they are of the row, and best.st is another file
         options["reference"] = str(self.settings.test)
         return options
 
-    def card(self, row: Row, score: str, note: str) -> Step:
+    def card_step(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the card of the row to use."""
         path = self.shop.folder / "best.md"
         options: dict[str, Value] = {"card": str(path), "force": True}
@@ -315,11 +323,11 @@ class StudyPlan:
             models=(str(self.shop.folder / "best.json"),),
             options=options,
             outputs=(path,),
-            needs=(self.best_figures(row, score),),
+            needs=(self.step_of_best_figures(row, score),),
             has_output=False,
         )
 
-    def together(self, study: Study | None = None) -> Step:
+    def table_step(self, study: Study | None = None) -> Step:
         """Return the step that puts the stored predictions of all rows into one table.
 
         Each row has its own temperature. All rows have the score of the single model where they can compute it, and
@@ -338,7 +346,7 @@ class StudyPlan:
         for row in self.rows:
             predictions = self.predictions(row, "test")
             models.append(f"{row.name}={predictions}")
-            needs.append(self.testing(row))
+            needs.append(self.testing_step(row))
         return Step(
             verb="eval",
             models=tuple(models),
@@ -347,7 +355,7 @@ class StudyPlan:
             needs=tuple(needs),
         )
 
-    def timing(self, row: Row, score: str, note: str) -> list[Step]:
+    def timing_steps(self, row: Row, score: str, note: str) -> list[Step]:
         """Return the step that times ``best.st``; none where it is the single model, or no times are asked for."""
         if row.name == "single" or not self.settings.timed:
             return []
@@ -357,38 +365,38 @@ class StudyPlan:
             [f"single={self.shop.model}", f"best={best_file}"],
             {"force": True},
             outputs=["bench.json"],
-            needs=[self.best(row, score, note)],
+            needs=[self.step_of_best(row, score, note)],
         )
         return [step]
 
-    def measuring(self) -> list[Step]:
+    def measuring_steps(self) -> list[Step]:
         """Return the steps that store predictions, those to choose by before those on the test data."""
-        choosing = map(self.choosing, self.rows)
-        testing = map(self.testing, self.rows)
-        return in_order([*choosing, *testing])
+        choosing_steps = map(self.choosing_step, self.rows)
+        testing_steps = map(self.testing_step, self.rows)
+        return in_order([*choosing_steps, *testing_steps])
 
-    def ends(self, study: Study) -> list[Step]:
+    def last_steps(self, study: Study) -> list[Step]:
         """Return the steps that remain when the row to use is known."""
         used = study.used
         row = study.row(used.row)
-        steps = [self.together(study)]
+        steps = [self.table_step(study)]
         steps += self._steps_of_best(row, used.score, study.note)
         return steps
 
-    def outline(self) -> list[Step]:
+    def outlined_steps(self) -> list[Step]:
         """Return all steps as far as they are known before anything is chosen; the last row stands for the best."""
-        steps = self.measuring()
-        steps.append(self.together())
+        steps = self.measuring_steps()
+        steps.append(self.table_step())
         steps += self._steps_of_best(self.rows[-1], "SCORE", note="")
         return in_order(steps)
 
     def _steps_of_best(self, row: Row, score: str, note: str) -> list[Step]:
         """Return the steps that write the row to use as ``best.st``, measure it, write its card and time it."""
         return [
-            self.best(row, score, note),
-            self.best_figures(row, score),
-            self.card(row, score, note),
-            *self.timing(row, score, note),
+            self.step_of_best(row, score, note),
+            self.step_of_best_figures(row, score),
+            self.card_step(row, score, note),
+            *self.timing_steps(row, score, note),
         ]
 
 
@@ -398,19 +406,19 @@ def _asked_scale(settings: StudySettings) -> Scale:
     Raises:
         UsageError: for rows that need training data where there are none.
     """
-    names = ["single"]
+    names_asked = ["single"]
     for name in settings.rows:
-        names += _expanded(name, settings)
+        names_asked += _rows_meant(name, settings)
     if settings.train is None:
-        for name in names:
+        for name in names_asked:
             if name in NEED_TRAIN:
                 raise UsageError(f"--rows {name} needs --train, labelled training data")
-    rows = [name for name in MAKERS if name in names]
+    rows = [name for name in MAKERS if name in names_asked]  # in the order of MAKERS, each once
     samples = settings.search_samples or settings.limit
     return Scale(rows, settings.approx, samples)
 
 
-def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> StudyPlan:
+def _plan_study(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> StudyPlan:
     """Return the rows of a study of this scale, with the commands that make and measure them.
 
     Raises:
@@ -426,7 +434,14 @@ def _plan(settings: StudySettings, source: Source, folder: Path, scale: Scale) -
 
 
 def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
-    """Return what the rows are made of: the model's heads, the data of the search, and options of the commands."""
+    """Return what the rows are made of: the model's heads, the data of the search, and options of the commands.
+
+    Args:
+        settings: of the study.
+        source: the model.
+        folder: of the study.
+        scale: which rows there are, and how large the search is.
+    """
     # Options of the commands.
     search_options: dict[str, Value] = {}
     if scale.approx is not None:
@@ -441,16 +456,17 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         common[verb] = settings.common(SETTINGS[verb], option_names)
     common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
 
-    # The heads that may be removed, by the number of their site in the model.
+    # How many heads may be removed, by the number of their site (attention module) in the model.
     sites = sites_of(source, settings.tower)
-    heads = {}
+    heads_by_site = {}
     for site in sites:
         site_number = source.sites.index(site)
-        heads[site_number] = len(source.description.mask.kept[site.path])
+        heads_by_site[site_number] = len(source.description.mask.kept[site.path])
+    late_site_numbers = [source.sites.index(site) for site in _late_sites(sites)]
     return Workshop(
         model=settings.model[0],
-        heads=heads,
-        late=[source.sites.index(site) for site in _late_sites(sites)],
+        heads=heads_by_site,
+        late=late_site_numbers,
         train=settings.train,
         val=_half(str(settings.val), 1),
         ood_val=_half(settings.ood_val_sets()[0].spec, 1),
@@ -460,7 +476,14 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
         objectives=objectives,
         max_drop=settings.max_drop,
+        seed=settings.seed,
+        has_classifier=_has_classifier(source),
     )
+
+
+def _has_classifier(source: Source) -> bool:
+    """Return whether a model has a classifier of its own, which a zero-shot model has not."""
+    return source.family.classes(source.description.config) is not None
 
 
 def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
@@ -469,8 +492,9 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
     Raises:
         UsageError: naming these rows.
     """
+    has_classifier = _has_classifier(source)
     rows_of_classifiers = [name for name in scale.rows if name in NEED_CLASSIFIER]
-    if rows_of_classifiers and source.family.classes(source.description.config) is None:
+    if rows_of_classifiers and not has_classifier:
         raise UsageError(
             f"--rows {','.join(rows_of_classifiers)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl laplace CLIP.st --train captions:PAIRS",
@@ -489,12 +513,12 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
 
 
 def _late_sites(sites: Sequence[Site]) -> list[Site]:
-    """Return the sites in the last third of each tower."""
-    by_tower: dict[str, list[Site]] = {}
+    """Return the sites (attention modules) in the last third of each tower (the image or the text encoder)."""
+    sites_by_tower: dict[str, list[Site]] = {}
     for site in sites:
-        by_tower.setdefault(site.tower, []).append(site)
+        sites_by_tower.setdefault(site.tower, []).append(site)
     late_sites = []
-    for sites_of_tower in by_tower.values():
+    for sites_of_tower in sites_by_tower.values():
         third = max(1, round(len(sites_of_tower) / 3))
         late_sites += sites_of_tower[-third:]
     return late_sites
@@ -517,7 +541,7 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
     Raises:
         UsageError: a score of class texts is asked for, and the model has a classifier of its own.
     """
-    samples = fit_spec(settings)
+    samples = samples_to_fit_to(settings)
     is_zero_shot = source.family.classes(source.description.config) is None
     names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
     for name in settings.ood_score:
@@ -542,8 +566,11 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
     return options
 
 
-def _expanded(name: str, settings: StudySettings) -> list[str]:
-    """Expand ``default`` to the rows it stands for, those that need training data only where there are some."""
+def _rows_meant(name: str, settings: StudySettings) -> list[str]:
+    """Return the rows that a name stands for: ``default`` for several, any other for itself.
+
+    Without training data, ``default`` leaves out the rows that need them.
+    """
     if name != "default":
         return [name]
     if settings.train is not None:
@@ -559,8 +586,8 @@ def _half(spec: str, number: int) -> str:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claimed(asked: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
-    """Return the plan of a study whose folder is new, or was begun by the same command.
+def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
+    """Make the folder of a study, or go on in the one that the same command has begun; return the plan of the study.
 
     Args:
         asked: the settings of the command.
@@ -572,16 +599,16 @@ def _claimed(asked: StudySettings, sets: StudySets, source: Source, folder: Path
     Raises:
         OutputError: the folder holds something else, or a study of other settings or data; lists the differences.
     """
-    path = folder / "plan.json"
+    plan_file = folder / "plan.json"
     decisive: dict[str, object] = {"model": source.sha256}
     for name in _DECISIVE:
         decisive[name] = getattr(asked, name)
-    _make_folder(folder, path)
-    if path.exists():
-        scale = _scale_of_before(path, decisive, sets)
+    _make_folder(folder, plan_file)
+    if plan_file.exists():
+        scale = _read_scale(plan_file, decisive, sets)
     else:
-        scale = _begin(path, decisive, sets, source, folder, log)
-    plan = _plan(sets.settings, source, folder, scale)
+        scale = _begin(plan_file, decisive, sets, source, folder, log)
+    plan = _plan_study(sets.settings, source, folder, scale)
     return replace(plan, warnings=sets.warnings)
 
 
@@ -605,8 +632,10 @@ def _make_folder(folder: Path, plan: Path) -> None:
                 raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
 
 
-def _scale_of_before(path: Path, decisive: Mapping[str, object], sets: StudySets) -> Scale:
+def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> Scale:
     """Return the scale of a study that was begun before, after a check that it is the study asked for now.
+
+    The scale is which rows a study has and how large its search is; ``--time`` may have made it smaller.
 
     Args:
         path: of its plan.
@@ -633,9 +662,9 @@ def _scale_of_before(path: Path, decisive: Mapping[str, object], sets: StudySets
         hint = "give the data it was begun with, or name another folder with -o"
         raise OutputError(f"{path.parent} holds a study of other data", hint=hint, problems=changed_data)
 
-    scale_before = canonical_json(document.get("scale"))
+    scale_in_file = canonical_json(document.get("scale"))
     for scale in smaller(_asked_scale(sets.settings)):
-        if canonical_json(asdict(scale)) == scale_before:
+        if canonical_json(asdict(scale)) == scale_in_file:
             return scale
     raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
 
@@ -645,7 +674,7 @@ def _begin(
 ) -> Scale:
     """Decide the scale of a new study, say how long it takes, and write its plan to ``path``; return the scale."""
     settings = sets.settings
-    scale, seconds = _fitting(settings, source, folder, log)
+    scale, seconds = _scale_within_time(settings, source, folder, log)
     condition = ""
     if settings.devices or settings.slurm:
         condition = ", one command after another on this machine"
@@ -669,12 +698,12 @@ def _begin(
 def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
     """Return the commands, with the last row in place of the best one, and an estimate of the time."""
     settings = sets.settings
-    scale, seconds = _fitting(settings, source, folder, log)
-    plan = _plan(settings, source, folder, scale)
+    scale, seconds = _scale_within_time(settings, source, folder, log)
+    plan = _plan_study(settings, source, folder, scale)
     document = {
         "schema": SCHEMA,
         "dry_run": True,
-        "steps": [step.argv() for step in plan.outline()],
+        "steps": [step.argv() for step in plan.outlined_steps()],
         "cut": scale.cut,
         "seconds": seconds,
     }
@@ -683,14 +712,14 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
     return Outcome(document)
 
 
-def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
+def _scale_within_time(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
     """Return the largest scale that keeps to ``--time``, and about how long it takes [s].
 
     Where no scale does, the smallest is returned, with a warning.
     """
     most_seconds = settings.seconds()
     for scale in smaller(_asked_scale(settings)):
-        plan = _plan(settings, source, folder, scale)
+        plan = _plan_study(settings, source, folder, scale)
         seconds = _estimate(plan, len(source.sites))
         if most_seconds is None or seconds <= most_seconds:
             return scale, seconds
@@ -700,7 +729,10 @@ def _fitting(settings: StudySettings, source: Source, folder: Path, log: Log) ->
 
 
 def _estimate(plan: StudyPlan, blocks: int) -> float:
-    """Estimate how long searches, trainings and evaluations take [s], judged by one batch of each search.
+    """Return an estimate of how long searches, trainings and evaluations take [s].
+
+    One batch of each search is timed; from that follows the time that a sample takes in a block of the model, and from
+    that the time of all that trains or evaluates.
 
     Args:
         plan: of the study.
@@ -710,34 +742,34 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     device = settings.places[0]
     if settings.slurm:
         device = "auto"  # the probe runs on this machine, which may lack the devices of the cluster
-    steps = in_order(map(plan.choosing, plan.rows))
+    steps = in_order(map(plan.choosing_step, plan.rows))
 
-    # The searches, and from them the time that one sample takes in one block.
-    probes = []
-    for step in steps:
-        if step.verb == "extract-circuit":
-            probes.append(_probe(step, device))
-    search_seconds = sum(probe.seconds for probe in probes)
-    if not probes:
-        probes = [_probe(plan.shop.circuits, device)]  # a search that is not run, probed for the time of a block
-    seconds_a_block = probes[0].seconds / probes[0].sample_blocks
+    # The searches.
+    searches = [_probe_search(step, device) for step in steps if step.verb == "extract-circuit"]
+    search_seconds = sum(search.seconds for search in searches)
+    if searches:
+        timed_search = searches[0]
+    else:
+        # It is not run, only timed for a batch.
+        timed_search = _probe_search(plan.shop.search_of_circuits, device)
+    seconds_a_block = timed_search.seconds / timed_search.sample_blocks
 
     # Everything else, counted as samples that pass forward through the whole model.
     samples = _samples_of_a_row(plan)
-    forward = 0
+    forward_passes = 0
     for row in plan.rows:
-        passes = 2  # a row takes about twice the single model's time
+        passes_a_sample = 2  # a row takes about twice the single model's time
         if "mc_dropout" in row.options:
-            passes = 10
-        forward += passes * samples
+            passes_a_sample = 10
+        forward_passes += passes_a_sample * samples
     for step in steps:
         if step.verb == "finetune":
-            forward += _passes_of_training(step)
-    return search_seconds + forward * blocks * seconds_a_block
+            forward_passes += _passes_of_training(step)
+    return search_seconds + forward_passes * blocks * seconds_a_block
 
 
 def _samples_of_a_row(plan: StudyPlan) -> int:
-    """Count the samples that a row is evaluated on or fitted to."""
+    """Return how many samples each row is evaluated on or fitted to: validation, test, OOD and training data."""
     settings = plan.settings
     specs = [str(settings.val), str(settings.test)]
     for text in settings.ood:
@@ -750,6 +782,7 @@ def _samples_of_a_row(plan: StudyPlan) -> int:
 
 
 def _count_samples(spec: str, limit: int | None = None) -> int:
+    """Return how many samples a data set has, at most ``limit``."""
     dataset = open_data(spec, limit=limit, ignore_labels=True)
     return len(dataset)
 
@@ -763,10 +796,10 @@ def _passes_of_training(step: Step) -> int:
     return epochs * (_TRAINING_PASSES * train_samples + val_samples)
 
 
-def _probe(step: Step, device: str) -> SearchPlan:
-    """Return the plan of the search of a step, with its time measured on one batch on this device."""
-    on_device = replace(step, options={**step.options, "device": device})
-    settings = _settings_of(on_device)
+def _probe_search(step: Step, device: str) -> SearchPlan:
+    """Return the plan of the search that a step runs, with its time measured on one batch on a device."""
+    options_on_device = {**step.options, "device": device}
+    settings = _settings_of(replace(step, options=options_on_device))
     assert isinstance(settings, CircuitSettings)
     source = open_sources(settings.model, model_options(settings))[0]
     options = settings.fill(SearchOptions)
@@ -797,7 +830,7 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPla
         log: hears which step runs.
     """
     if plan.settings.devices or plan.settings.slurm:
-        _run_at_once(steps, plan, log)
+        _run_side_by_side(steps, plan, log)
         return
     for number, step in enumerate(steps, begun + 1):
         line = f"step {number} of {all_steps}: hydractl {shlex.join(step.argv())}"
@@ -809,63 +842,73 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPla
         run_verb(_settings_of(step), _StepLog(log))  # type: ignore[operator]
 
 
-def _run_at_once(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
+def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
     """Run those of the commands that wait for no other one, then those that waited for them, and so on.
 
     Raises:
+        KeyboardInterrupt: a signal came.
         HydraError: that of the first command that failed.
     """
     settings = plan.settings
     left = [step for step in steps if not step.done]
     with Interruptions() as signals:
         while left:
-            ready = [step for step in left if not _waits(step, left)]
+            ready = [step for step in left if not _waits_for_another(step, left)]
+            devices = settings.places
             untimed = [step for step in ready if step.verb != "bench"]
             if untimed:
                 ready = untimed
-                devices = settings.places
             else:
                 devices = settings.places[:1]  # timings run alone, one after another
-            commands = {_name_of(step): _command(step) for step in ready}
+            commands = {_command_name(step): _command_for_device(step) for step in ready}
             ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt
-            for name, child in ended.items():
-                if child.code:
-                    message = child.message or "it said nothing"
-                    failure = HydraError(f"{name}: {message}", child.hint, child.problems)
-                    failure.exit_code = child.code
-                    raise failure
-            left = [step for step in left if _name_of(step) not in ended]
+            _raise_first_failure(ended)
+            left = [step for step in left if _command_name(step) not in ended]
 
 
-def _name_of(step: Step) -> str:
+def _raise_first_failure(ended: Mapping[str, Ended]) -> None:
+    """Raise the error of the first command that failed, with its exit code; return where none did.
+
+    Args:
+        ended: how each command ended, by its name.
+    """
+    for name, command in ended.items():
+        if command.code == 0:
+            continue
+        message = command.message or "it said nothing"
+        failure = HydraError(f"{name}: {message}", command.hint, command.problems)
+        failure.exit_code = command.code
+        raise failure
+
+
+def _command_name(step: Step) -> str:
     """Return the last output of a step, which no other step writes: the name of its command among others."""
     last_output = step.outputs[-1]
     return str(last_output)
 
 
-def _waits(step: Step, left: Sequence[Step]) -> bool:
+def _waits_for_another(step: Step, left: Sequence[Step]) -> bool:
     """Return whether a command needs one that is left to do."""
     return any(needed in left for needed in step.needs)
 
 
-def _command(step: Step) -> Callable[[str], list[str]]:
-    """Return a function from a device to the command line of a step.
+def _command_for_device(step: Step) -> Callable[[str], list[str]]:
+    """Return a function that takes a device and returns the words of the command of a step on it.
 
-    A step that computes nothing, such as a report, names no device.
+    The command reads no hydra.yaml and is quiet. One that computes nothing, such as a report, names no device.
     """
     option_names = [option.name for option in options_of_verb(step.verb)]
     computes = "device" in option_names
 
-    def on_device(device: str) -> list[str]:
-        """Return the words of the command, which reads no hydra.yaml and is quiet."""
+    def command_on(device: str) -> list[str]:
         words = step.argv()
         if computes:
             words.append(f"--device={device}")
         return [*words, "--config=/dev/null", "-q"]
 
-    return on_device
+    return command_on
 
 
 def _settings_of(step: Step) -> Common:
@@ -879,68 +922,79 @@ def _settings_of(step: Step) -> Common:
 
 
 def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Log) -> Outcome:
-    """Run the commands, choose, test and write the answer."""
+    """Run the commands that are left to do, choose a row on the validation data, test all rows, write the answer.
+
+    Args:
+        plan: of the study; commands whose outputs are there are not run again.
+        settings: of the study, with those that follow from its data.
+        source: the model.
+        log: hears which step runs.
+    """
     folder = plan.shop.folder
     for purpose in ("choose", "test"):
         subfolder = folder / purpose
         with storing(subfolder):
             subfolder.mkdir(exist_ok=True)
-    choosing = in_order(map(plan.choosing, plan.rows))
-    measuring = plan.measuring()
-    expected = len(plan.outline())
+    choosing_steps = in_order(map(plan.choosing_step, plan.rows))
+    measuring_steps = plan.measuring_steps()
+    steps_expected = len(plan.outlined_steps())
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
 
     # Choose on the validation data, and write down what was chosen before any test sample is read.
-    _run_steps(choosing, expected, 0, plan, log)
+    _run_steps(choosing_steps, steps_expected, 0, plan, log)
     study.choose(plan.predictions_by_row("choose"))
     with Output(folder / "choice.json", force=True) as output:
         write_json(output, study.choice_document())
 
     # Test every row.
-    testing = [step for step in measuring if step not in choosing]
-    _run_steps(testing, expected, len(choosing), plan, log)
+    testing_steps = [step for step in measuring_steps if step not in choosing_steps]
+    _run_steps(testing_steps, steps_expected, len(choosing_steps), plan, log)
     study.test(plan.predictions_by_row("test"))
 
     # Write the row to use, and what is said of it.
-    steps = in_order([*measuring, *plan.ends(study)])
-    last_steps = [step for step in steps if step not in measuring]
-    _run_steps(last_steps, len(steps), len(measuring), plan, log)
-    chosen = _chosen_for(folder / "best.st")
-    stored_threshold = chosen.get("threshold")
+    steps = in_order([*measuring_steps, *plan.last_steps(study)])
+    last_steps = [step for step in steps if step not in measuring_steps]
+    _run_steps(last_steps, len(steps), len(measuring_steps), plan, log)
+    stored_in_best = _stored_results(folder / "best.st")
+    stored_threshold = stored_in_best.get("threshold")
     threshold = None
     if isinstance(stored_threshold, Mapping):
         threshold = ThresholdRecord.from_json(stored_threshold)
-    watched = chosen.get("reference") is not None
-    if not watched:
+    has_reference = stored_in_best.get("reference") is not None
+    if not has_reference:
         log.info(
             "best.st holds no reference to compare inputs with; hydractl calibrate best.st --reference SPEC adds it"
         )
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
-    calibration = plan.recalibration(study.row(study.used.row), study.used.score)
-    answer = replace(answer, next=next_commands(settings, folder, calibration, watched=watched))
+    row_used = study.row(study.used.row)
+    calibration = plan.recalibration_options(row_used, study.used.score)
+    commands_to_go_on = next_commands(settings, folder, calibration, watched=has_reference)
+    answer = replace(answer, next=commands_to_go_on)
     return _write(plan, answer, steps)
 
 
-def _chosen_for(model: Path) -> Mapping[str, object]:
-    """Return what was chosen for a checkpoint, as its description holds it."""
+def _stored_results(model: Path) -> Mapping[str, object]:
+    """Return what is stored with a checkpoint beside its weights, by key: ``threshold``, ``reference`` and so on."""
     (source,) = open_sources([str(model)])
     return source.description.extra
 
 
 def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
-    """Write the report, the script and the answer."""
+    """Write the report, the script and the answer into the folder of a study.
+
+    Returns:
+        The answer, with the times of the row to use where they were measured, and the files that a person wants.
+    """
     folder = plan.shop.folder
     if plan.warnings:
         answer = replace(answer, warnings=list(plan.warnings))
-    commands = script(_steps_to_best(steps, folder), steps, folder, Path.cwd())
-    script_bytes = commands.encode("utf-8", "surrogateescape")
     table = read_eval(str(folder / "test.json"))
     page = render(table, study=answer)
-    with Output(folder / "report.html", force=True) as output:
-        write_with(output, lambda handle: handle.write(page))
-    with Output(folder / "study.sh", force=True) as output:
-        write_with(output, lambda handle: handle.write(script_bytes))
+    commands = script(_steps_to_best(steps, folder), steps, folder, Path.cwd())
+    script_bytes = commands.encode("utf-8", "surrogateescape")
+    _write_bytes(folder / "report.html", page)
+    _write_bytes(folder / "study.sh", script_bytes)
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_json())
 
@@ -951,6 +1005,12 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
         document["latency"] = _latency(folder / "bench.json")
     names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
     return Outcome(document, files=[folder / name for name in names])
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    """Write a file at once, in place of one that is there."""
+    with Output(path, force=True) as output:
+        write_with(output, lambda handle: handle.write(content))
 
 
 def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
@@ -964,9 +1024,18 @@ def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
 
 
 def _latency(path: Path) -> list[dict[str, object]]:
-    """Return the time of the row to use as ratios to the single model's, one for each batch size, from a bench."""
+    """Return the time of the row to use as ratios to the single model's, one for each batch size.
+
+    Args:
+        path: the answer of the bench of both.
+
+    Returns:
+        For each batch size its ``ratio``, and the interval ``ratio_ci`` of that.
+    """
+    document = read_json_file(str(path))
     ratios = []
-    for row in read_json_file(str(path))["results"]:
+    for row in document["results"]:
         if row["model"] == "best":
-            ratios.append({key: row[key] for key in ("batch_size", "ratio", "ratio_ci")})
+            ratio = {key: row[key] for key in ("batch_size", "ratio", "ratio_ci")}
+            ratios.append(ratio)
     return ratios

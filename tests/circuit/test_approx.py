@@ -102,7 +102,7 @@ def test_slopes_are_finite_differences_on_the_library_s_model(variant: str, ood_
     batches = samples(naive.Data([doubled(x) for x in data.inside], data.labels, [doubled(x) for x in data.outside]))
     evaluator = Evaluator(model, batches, ood_score=ood_score)
     removed = [(0, 1), (2, 0)]
-    evaluator.begin(removed)
+    evaluator.go_to_model_without(removed)
     measured = slopes(evaluator, [MARGIN, LABEL, OOD_SCORE])
     heads, found = measured.heads, measured.quantities
     sites = 2 if variant == "clip" else 3  # slopes are for the tower of the samples
@@ -162,7 +162,7 @@ def test_forecasts_count_what_samples_would_be() -> None:
 class Doubtful(Lazy):
     """Every estimate is above every score, so each step evaluates everything."""
 
-    def _correction(self, objective: str, head: Any) -> float:
+    def _last_forecast_error(self, objective: str, head: Any) -> float:
         return 1000.0
 
 

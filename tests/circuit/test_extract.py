@@ -194,7 +194,7 @@ def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str], m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(GreedySearch, "_complete", interrupt)
+        patch.setattr(GreedySearch, "_with_counts_over_all_data", interrupt)
         assert main([*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "i.json", "-q"]) == 130
     said = capsys.readouterr().err.splitlines()
     assert said[-2] == "error: interrupted"

@@ -185,19 +185,19 @@ def test_only_who_surely_loses_is_out_of_reach() -> None:
     leads = SureLeads({})
     best_case = trial(0, 1, 7).counts
     assert not leads.out_of_reach("acc", (0, 1), best_case)  # nobody leads
-    assert leads.raised_by("acc", trial(0, 2, 8, fewer=1))
+    assert leads.raise_if_ahead("acc", trial(0, 2, 8, fewer=1))
     assert not leads.out_of_reach("acc", (0, 1), best_case)  # a tie at 7 goes to the lower head
     assert leads.out_of_reach("acc", (0, 3), best_case)
     assert not leads.out_of_reach("nll", (0, 3), best_case)  # another objective
-    assert not leads.raised_by("acc", trial(0, 5, 7, more=9))  # more elsewhere is no sure lead
-    assert leads.raised_by("acc", trial(0, 5, 8))
+    assert not leads.raise_if_ahead("acc", trial(0, 5, 7, more=9))  # more elsewhere is no sure lead
+    assert leads.raise_if_ahead("acc", trial(0, 5, 8))
     assert leads.out_of_reach("acc", (0, 1), best_case)
 
 
 def test_who_cannot_keep_the_limits_is_out_of_reach_and_leads_nobody() -> None:
     leads = SureLeads({"acc": 7})
     assert leads.out_of_reach("acc", (0, 0), trial(0, 0, 6).counts)
-    assert not leads.raised_by("acc", trial(0, 0, 7, fewer=1))
+    assert not leads.raise_if_ahead("acc", trial(0, 0, 7, fewer=1))
     assert not leads.out_of_reach("acc", (0, 1), trial(0, 1, 7).counts)
 
 
@@ -208,7 +208,7 @@ def test_nobody_is_given_up_who_contends_at_the_end() -> None:
         for order in itertools.islice(itertools.permutations(trials), 0, None, 5003):
             leads = SureLeads(limits)
             for done in order:
-                leads.raised_by("acc", done)
+                leads.raise_if_ahead("acc", done)
             for one in trials:
                 if one.head in contending:
                     assert not leads.out_of_reach("acc", one.head, one.counts.most)

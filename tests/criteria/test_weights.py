@@ -14,35 +14,47 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.criteria import Calibration
-from hydractl.criteria.weights import WEIGHT_CRITERIA, lowest_weights, matrices
+from hydractl.criteria.weights import OBA, biases, lowest_weights, matrices
 from hydractl.files.checkpoint import DictTensors
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
-from tests.criteria.test_criteria import Y, clip_logits, loss_of, of_three
-from tests.pico import images, source_of, stock
+from tests.criteria.test_criteria import Y, clip_logits, of_three, wide
+from tests.pico import images, inputs, logits, source_of, stock
 
 TINY = "timm:vit_tiny_patch16_224?pretrained=0&img_size=4&patch_size=2&embed_dim=4&depth=1&num_heads=2&mlp_ratio=1"
 FAMILIES = ("qk-norm", "swinv2", "torchvision", "bert", "gpt2", "deberta-v3", "clip")
 
 
+def layers(network: Any) -> dict[str, nn.Parameter]:
+    """What OBA may remove: matrices and biases."""
+    return matrices(network) | biases(network)
+
+
 def check_oba(source: Source, calibration: Calibration, expected: Mapping[str, Tensor], rel: float = 1e-4) -> None:
-    """Compare the scores, as the verb asks for them, with signed ones."""
-    names = matrices(source.family.build(source.description.config))
+    """Compare the scores, as the verb asks for them, with those of products ``w_i (H w)_i``."""
+    names = layers(source.family.build(source.description.config))
     model = HydraModel(source.description, source.tensors, dtype=torch.float64).requires_grad_(False)
-    for parameter in matrices(model.networks[0]).values():
+    for parameter in layers(model.networks[0]).values():
         parameter.requires_grad_(True)
     weights = {name: source.tensors.read(name) for name in names}
-    scores = WEIGHT_CRITERIA["oba"].score(weights, model, calibration)
+    scores = OBA().score(weights, model, calibration)
     assert scores.keys() == expected.keys()
-    magnitudes = {name: signed.abs() for name, signed in expected.items()}
-    largest = max(float(magnitude.max()) for magnitude in magnitudes.values())
-    for name, magnitude in magnitudes.items():
-        assert torch.allclose(scores[name], magnitude, rtol=rel, atol=rel * largest), name
+    for name, product in expected.items():
+        size = product.abs()
+        largest = float(size.max())
+        rounding = rel * largest / (largest + 1e-6)
+        score = (size / (largest + 1e-6) + weights[name].abs()).float()
+        assert torch.allclose(scores[name], score, rtol=rel, atol=rounding + 1e-6), name
 
 
-def test_oba_is_the_sum_over_a_row_of_the_hessian_times_both_weights() -> None:
-    """``|sum_j w_i H_ij w_j|`` with the whole Hessian of a small model, by torch.func on the library's own."""
+def of_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of the mean cross-entropy with respect to the logits."""
+    return (logits.softmax(-1) - F.one_hot(labels, logits.shape[-1])) / len(labels)
+
+
+def test_oba_is_the_product_with_the_second_derivatives_of_weighted_logits() -> None:
+    """``|sum_j w_i H_ij w_j|`` with H of a small model, by torch.func on the library's own; biases among the w."""
     source = open_source(f"{TINY}&num_classes=3")
     network: Any = source.family.drawn(source.description.config).double()
     draw = torch.Generator().manual_seed(0)
@@ -53,14 +65,16 @@ def test_oba_is_the_sum_over_a_row_of_the_hessian_times_both_weights() -> None:
     for path, module in network.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             weights[f"{path}.weight"] = state[f"{path}.weight"]
+            weights[f"{path}.bias"] = state[f"{path}.bias"]
     x = torch.randn(6, 3, 4, 4, generator=draw).double()
     y = torch.arange(6) % 3
+    constant = of_loss(functional_call(network, state, (x,)), y)
 
-    def loss(weights: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(functional_call(network, {**state, **weights}, (x,)), y)
+    def weighted(weights: dict[str, Tensor]) -> Tensor:
+        return (constant * functional_call(network, {**state, **weights}, (x,))).sum()
 
     with sdpa_kernel(SDPBackend.MATH):
-        whole: Any = hessian(loss)(weights)
+        whole: Any = hessian(weighted)(weights)
     expected = {}
     for name, weight in weights.items():
         total = torch.zeros_like(weight)
@@ -74,21 +88,26 @@ def test_oba_is_the_sum_over_a_row_of_the_hessian_times_both_weights() -> None:
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
-def test_oba_of_every_library_is_the_change_of_its_gradient_along_the_weights(variant: str) -> None:
+def test_oba_of_every_library_is_the_change_of_a_gradient_along_the_weights(variant: str) -> None:
     reference = stock(variant).double()
     source = source_of(reference, variant)
-    weights = {name: reference.get_parameter(name) for name in matrices(reference)}
+    weights = {name: reference.get_parameter(name) for name in layers(reference)}
     before = {name: weight.detach().clone() for name, weight in weights.items()}
+
+    def of_the_library() -> Tensor:
+        if variant == "clip":
+            return clip_logits(reference, images().double())
+        given = wide(inputs(variant))
+        return logits(reference, given.get("x", given))
+
+    constant = of_loss(of_the_library().detach(), Y)
 
     def gradients(step: float) -> tuple[Tensor, ...]:
         with torch.no_grad():
             for name, weight in weights.items():
                 weight.copy_(before[name] * (1 + step))
-        if variant == "clip":
-            loss = F.cross_entropy(clip_logits(reference, images().double()), Y)
-        else:
-            loss = loss_of(reference, variant)
-        return torch.autograd.grad(loss, list(weights.values()), materialize_grads=True, allow_unused=True)
+        weighted = (constant * of_the_library()).sum()
+        return torch.autograd.grad(weighted, list(weights.values()), materialize_grads=True, allow_unused=True)
 
     forward = gradients(1e-6)
     backward = gradients(-1e-6)
@@ -99,6 +118,17 @@ def test_oba_of_every_library_is_the_change_of_its_gradient_along_the_weights(va
     if variant == "clip":
         calibration = Calibration(lambda: iter([(images().double(), Y)]), 3, 0, Log())
     check_oba(source, calibration, expected, 1e-3)
+
+
+def test_the_products_of_all_steps_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mean is scored with the weights that are left; what one step takes for large, the next may take back."""
+    products = iter([{"a": torch.tensor([1.0, -8.0, 2.0])}, {"a": torch.tensor([3.0, 4.0, -2.0])}])
+    monkeypatch.setattr("hydractl.criteria.weights._products", lambda *_: next(products))
+    criterion, calibration = OBA(), Calibration(lambda: iter(()), 0, 0, Log())
+    first = criterion.score({"a": torch.tensor([0.5, 0.1, -0.25])}, None, calibration)["a"]
+    torch.testing.assert_close(first, torch.tensor([1 / 8 + 0.5, 1 + 0.1, 2 / 8 + 0.25]))
+    second = criterion.score({"a": torch.tensor([0.5, 0.0, -0.25])}, None, calibration)["a"]
+    torch.testing.assert_close(second, torch.tensor([1 + 0.5, 1.0, 0.25]))
 
 
 def test_what_can_be_removed_are_the_matrices_of_layers() -> None:

@@ -284,7 +284,7 @@ def test_a_tokenizer_that_a_checkpoint_cannot_hold(
     assert b'\\"json\\":\\"zlib:' in Path("packed.st").read_bytes()
     packed, plain = (hydractl.load(name).preprocess(["a fine film", "so dull"]) for name in ("packed.st", "a.st"))
     assert all(torch.equal(packed[name], plain[name]) for name in plain)
-    for broken in ("zlib:eJw", "zlib:!", "zlib:" + hf_tokenizer._packed("{" * size, Path())[5:-8]):
+    for broken in ("zlib:eJw", "zlib:!", "zlib:" + hf_tokenizer._pack_for_header("{" * size, Path())[5:-8]):
         settings = {**hydractl.load("a.st").description.preprocess["tokenizer"], "json": broken}
         with pytest.raises(InputError, match="the stored tokenizer"):
             hf_tokenizer.stored_tokenizer({"tokenizer": settings})

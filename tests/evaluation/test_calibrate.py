@@ -12,7 +12,7 @@ import pytest
 
 import hydractl
 from hydractl.cli.app import main
-from hydractl.evaluation.choosing import ComparedScore, _best_first
+from hydractl.evaluation.choosing import ComparedScore, _as_good_as_the_best
 from hydractl.metrics.curves import curves
 from hydractl.metrics.samples import samples_of
 from hydractl.model.source import open_source
@@ -68,8 +68,8 @@ def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(
 def test_near_ties_are_told_and_the_order_given_decides() -> None:
     means = {"msp": 0.9, "mi": None, "energy": 0.904, "gen": 0.88}
     compared = {name: ComparedScore(mean, {}) for name, mean in means.items()}
-    assert _best_first(compared, "m") == ["msp", "energy"]
-    assert _best_first({"energy": compared["energy"], "msp": compared["msp"]}, "m") == ["energy", "msp"]
+    assert _as_good_as_the_best(compared, "m") == ["msp", "energy"]
+    assert _as_good_as_the_best({"energy": compared["energy"], "msp": compared["msp"]}, "m") == ["energy", "msp"]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_features_are_read_from_their_file_and_give_the_same_bits(
     def never(*_: Any) -> None:
         raise AssertionError("the training data are run again")
 
-    monkeypatch.setattr("hydractl.evaluation.providers.running.RunningModel._inputs", never)
+    monkeypatch.setattr("hydractl.evaluation.providers.running.RunningModel._fitting_inputs", never)
     # Of other scores too, and of another k: the file holds what all are fitted to.
     run("eval", "hydra.st", *asked, "--features", "f.st", "--predictions", "kept.pred.st", "-o", "kept.json")
     assert Path("kept.pred.st").read_bytes() == Path("alone.pred.st").read_bytes()

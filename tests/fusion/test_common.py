@@ -82,7 +82,7 @@ def test_members_of_one_checkpoint_equal_the_library(variant: str, case: str, to
         for site, (_, windows) in zip(chain.sites, chain.spans, strict=False):
             rows[site] //= windows
         first = rows[chain.sites.start] // (3 if chain.start.blocks == 0 else 1)
-        assert [rows[s] for s in chain.sites] == [first if chain.start.once(s) else 3 * first for s in chain.sites]
+        assert [rows[s] for s in chain.sites] == [first if chain.start.runs_once(s) else 3 * first for s in chain.sites]
         parting = chain.sites.start + chain.start.blocks
         assert all(fused.attentions[s].pooled == (s == parting) for s in chain.sites)
 

@@ -23,6 +23,8 @@ from hydractl.methods.laplace.curvature import compared_factor, fit_classifier
 from hydractl.model.detection import read_features
 from hydractl.model.laplace import Posterior, gaussian_logits, last_layers
 from hydractl.model.runtime import HydraModel
+from hydractl.settings.laplace import LaplaceSettings
+from hydractl.settings.option import options_of
 from hydractl.verbs.info import describe
 from tests.pico import close, images, inputs, shared_stock, source_of
 from tests.pico_clip import pico_clip, publish_clip
@@ -280,6 +282,31 @@ def test_a_tower_without_a_projection_is_refused() -> None:
         last_layers(built("hf-siglip"))
 
 
+def check_precision(path: str, expected: torch.Tensor) -> None:
+    """Compare the precision of the text projection of a stored posterior."""
+    precision = covariance(posterior_of(FileTensors(Path(path)), 0, "text")).inverse()
+    assert float((precision - expected).abs().max() / expected.abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_samples", "of_pairs"),
+    [(None, 12, 120), ("10x", 120, 120), ("0.5x", 6, 6), ("40", 40, 40), (40, 40, 40), (2.5, 2.5, 2.5)],
+)
+def test_pseudo_data_are_a_number_or_a_multiple(asked: Any, of_samples: float, of_pairs: float) -> None:
+    (option,) = [option for option in options_of(LaplaceSettings) if option.name == "pseudo_data"]
+    settings = LaplaceSettings(pseudo_data=None if asked is None else option.take(asked))
+    assert option.complaints(settings.pseudo_data) == []
+    assert settings.pseudo_samples(12, are_pairs=False) == of_samples
+    assert settings.pseudo_samples(12, are_pairs=True) == of_pairs
+
+
+@pytest.mark.parametrize("wrong", ["0", "0x", "0.0x", "x", "-1", "x10", "10 x", "inf"])
+def test_pseudo_data_that_are_no_number_are_refused(wrong: str) -> None:
+    (option,) = [option for option in options_of(LaplaceSettings) if option.name == "pseudo_data"]
+    (complaint,) = option.complaints(wrong)
+    assert complaint.startswith("must be N|Kx, such as 10x, not")
+
+
 def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a table of captions to probabilities, against what is written out on the library's own features."""
     monkeypatch.chdir(tmp_path)
@@ -323,9 +350,15 @@ def test_the_curvature_of_pairs_and_the_logits_of_a_clip(tmp_path: Path, monkeyp
         )
         g, h = x @ stock.visual.proj.double(), y @ stock.text_projection.double()
         b = compared_factor(h, g, scale, 0.0, False)
-        expected = 40 * torch.kron(b, y.T @ y / 12) + 0.05 * torch.eye(len(b) * y.shape[1])
-        precision = covariance(posterior_of(FileTensors(Path("b.st")), 0, "text")).inverse()
-        assert float((precision - expected).abs().max() / expected.abs().max()) < 1e-3
+        curvature = torch.kron(b, y.T @ y / 12)
+        check_precision("b.st", 40 * curvature + 0.05 * torch.eye(len(curvature)))
+        # Without --pseudo-data it is ten times that of all pairs, as the authors write it: sums over the pairs, divided
+        # by the root of their number, times the root of tau.
+        hydractl.laplace("clip", train="captions:pairs.jsonl", prior=0.05, output="ten.st")
+        root_of_tau = math.sqrt(10)
+        a_of_authors = root_of_tau * (y.T @ y) / math.sqrt(12)
+        b_of_authors = root_of_tau * (12 * b) / math.sqrt(12)
+        check_precision("ten.st", torch.kron(b_of_authors, a_of_authors) + 0.05 * torch.eye(len(curvature)))
     with pytest.raises(HydraError, match="pairs"):
         hydractl.laplace("clip", train=[Image.new("RGB", (16, 16))])
     # With two templates and validation data the prior is one for both towers.

@@ -225,14 +225,14 @@ KILLED_AT_THE_THIRD = """
 import os, signal
 from hydractl.training import outputs
 
-write = outputs._write
+write = outputs._write_output
 
 def killed(output, *more):
     if output.path.name == "s.3.st":
         os.kill(os.getpid(), signal.SIGKILL)
     return write(output, *more)
 
-outputs._write = killed
+outputs._write_output = killed
 """
 
 
@@ -257,14 +257,14 @@ def test_killed_while_it_writes_it_writes_all_anew(capsys: pytest.CaptureFixture
 
 def test_of_weights_that_are_not_finite_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     """A last step that is far too long: its loss, of before the step, is still finite."""
-    before = loop.Training._rate
+    before = loop.Training._rate_of_next_step
 
-    def wild(self: Any, offset: int = 0) -> float:
-        return math.inf if self.history.steps == 17 else before(self, offset)
+    def wild(self: Any) -> float:
+        return math.inf if self.history.steps == 17 else before(self)
 
     command = [*TRAIN, "--optimizer", "sgd", "--config", "{finetune: {clip: 0}}", "-o", "s.st", "-q"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Training, "_rate", wild)
+        patch.setattr(loop.Training, "_rate_of_next_step", wild)
         run(*command, code=6)
     assert "the weights are not finite after step 18" in capsys.readouterr().err
     assert not list(Path().glob("s.*"))

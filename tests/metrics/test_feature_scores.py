@@ -15,7 +15,8 @@ from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTrainin
 from hydractl.metrics.ood_scores import ON_FEATURES
 
 CLASSES, WIDTH = 4, 12
-STATISTICS = [name for name in FEATURE_SCORES if name != "vilu"]  # which is trained: test_vilu.py
+TRAINED = ("vilu", "vilu-scaled")  # in test_vilu.py
+STATISTICS = [name for name in FEATURE_SCORES if name not in TRAINED]
 
 
 def case(n: int = 300) -> tuple[MemberTraining, np.ndarray, np.ndarray]:

@@ -26,9 +26,31 @@ def case(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return features, (nearest + wrong) % CLASSES, texts
 
 
-def fitted_to(features: np.ndarray, labels: np.ndarray, texts: np.ndarray) -> dict[str, np.ndarray]:
+def fitted_to(
+    features: np.ndarray, labels: np.ndarray, texts: np.ndarray, score: str = "vilu"
+) -> dict[str, np.ndarray]:
+    """What is fitted for a model whose logits are 7 times the cosines."""
     data = MemberTraining(features, labels, np.zeros(0), 7 * texts, np.zeros(CLASSES))
-    return dict(FEATURE_SCORES["vilu"].fit(data))
+    return dict(FEATURE_SCORES[score].fit(data))
+
+
+def test_the_network_may_attend_as_sharply_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With projections that are identities it attends by the softmax of 7 times the cosines, not of √D times."""
+    monkeypatch.setattr(vilu, "_FEWEST_STEPS", 3)
+    features, labels, texts = case(60, 0)
+    fitted = fitted_to(features, labels, texts, "vilu-scaled")
+    assert fitted["scale"].tolist() == [7.0] and "scale" not in fitted_to(features, labels, texts)
+    for name in ("query", "key", "value"):
+        fitted[name] = np.eye(WIDTH)
+    weights = {name: torch.from_numpy(value) for name, value in fitted.items()}
+    image, text = torch.from_numpy(unit(features)), torch.from_numpy(unit(texts))
+    with torch.no_grad():
+        weighed = (7 * image @ text.T).softmax(dim=1) @ text
+        nearest = text[(image @ text.T).argmax(dim=1)]
+        state = WIDTH**0.5 * torch.cat([image, weighed, nearest], dim=1)
+        expected = mlp_of(weights)(state).sigmoid()
+    score = FEATURE_SCORES["vilu-scaled"].score(fitted, features, features @ texts.T)
+    assert score == pytest.approx(expected.squeeze(1).numpy(), rel=1e-9, abs=1e-12)
 
 
 def test_the_network_is_a_cross_attention_and_an_mlp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ def naive(
     for head in range(w.heads):
         key = head if w.key_heads is None else w.key_heads[head]
         rows = zip(("q", "k", "v"), (head, key, key), strict=True)
-        q, k, v = (linear(x, getattr(w, n)[own], of(getattr(w, f"{n}_bias"), own)) for n, own in rows)
+        q, k, v = (linear(x, getattr(w, n)[own], of(getattr(w, f"{n}_bias_or_zeros"), own)) for n, own in rows)
         if norms is not None:
             q, k = norms[0](q), norms[1](k)
         scores = q @ k.transpose(1, 2) / math.sqrt(HEAD_DIM)

@@ -231,8 +231,8 @@ def test_the_counter_agrees_with_the_formula(variant: str) -> None:
 def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes alone do not say which heads members have in common, so the masks decide too."""
     runs = []
-    count = module._count
-    monkeypatch.setattr(module, "_count", lambda run: runs.append(run) or count(run))
+    count = module._count_macs
+    monkeypatch.setattr(module, "_count_macs", lambda run: runs.append(run) or count(run))
     monkeypatch.setattr(module, "_macs_of_call", {})
     source = source_of(shared_stock("class-token"), "class-token")
     site_heads = {"the same": [[0, 1, 2], [0, 1, 2]], "one each": [[0, 1], [1, 2]]}

@@ -30,7 +30,7 @@ from hydractl.model.cost import dense_macs, macs
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
-from hydractl.model.stored import union
+from hydractl.model.stored import heads_of_any_member
 from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
 from tests.spread import ONE_OF_EACH, marked_long, spread
 
@@ -75,9 +75,9 @@ def stem_and_block_runs(source: Source) -> tuple[int, list[BlockRun]]:
     runs = []
     for index in chain.sites:
         site = source.sites[index]
-        masks_that_run = masks[:1] if chain.start.once(index) else masks
+        masks_that_run = masks[:1] if chain.start.runs_once(index) else masks
         kept = [mask.kept[site.path] for mask in masks_that_run]
-        pool = union(masks, site.path) if chain.start.pooled(index) else None
+        pool = heads_of_any_member(masks, site.path) if chain.start.pooled(index) else None
         keys = 0
         for heads in kept if pool is None else [pool]:
             keys += len({head // site.sharing for head in heads})

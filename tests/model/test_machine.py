@@ -19,8 +19,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **rates: float) -> None:
         self.now, self.sizes, self.rates = 0.0, [], rates
-        self.best = machine._best
-        monkeypatch.setattr(machine, "_best", self.product)
+        self.best = machine._best_seconds
+        monkeypatch.setattr(machine, "_best_seconds", self.product)
 
     def product(self, size: int, dtype: torch.dtype, device: torch.device, runs: int) -> float:
         self.sizes.append(size)
@@ -51,12 +51,12 @@ def test_slow_formats_are_found_in_a_moment(factor: float, monkeypatch: pytest.M
 def test_a_real_product_is_timed_at_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 5.0, 10.0, 12.0, 20.0, 23.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    assert machine._best(8, torch.float32, CPU, 3) == 2.0
+    assert machine._best_seconds(8, torch.float32, CPU, 3) == 2.0
 
 
 def test_formats_the_device_does_not_multiply_have_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, runs: int) -> float:
         raise RuntimeError('"addmm_impl_cpu_" not implemented for this')
 
-    monkeypatch.setattr(machine, "_best", refuse)
+    monkeypatch.setattr(machine, "_best_seconds", refuse)
     assert peak_macs_per_s(CPU, torch.float16) is None and slow_format(torch.float16, CPU) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.studies.rows import Scale, Workshop, smaller
+from hydractl.studies.rows import MAKERS, Scale, Workshop, smaller
 from hydractl.studies.steps import Step, in_order, script
 
 
@@ -45,6 +45,32 @@ def test_the_script_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> 
 def test_a_share_of_the_heads_is_at_least_one_and_never_all(part: float, count: int) -> None:
     workshop = Workshop("vit.st", {0: 4, 1: 4, 2: 4}, [2], None, "val", "ood", Path("out"))
     assert workshop.share(part) == count
+
+
+def trainings(row: str, seed: int, has_classifier: bool = True) -> list[Step]:
+    """The trainings of one row of a study with that seed."""
+    workshop = Workshop(
+        *("vit.st", {0: 4}, [0], "train", "val", "ood", Path("out")), seed=seed, has_classifier=has_classifier
+    )
+    (made,) = MAKERS[row](workshop)
+    return [step for step in in_order(made.steps) if step.verb in ("finetune", "prune")]
+
+
+@pytest.mark.parametrize("row", ["deep", "deep-random", "lora", "taylor"])
+def test_studies_of_two_seeds_have_no_member_in_common(row: str) -> None:
+    seeds = [[step.options["seed"] for step in trainings(row, seed)] for seed in (0, 1, 2)]
+    assert seeds == [["0", "1", "2"], ["3", "4", "5"], ["6", "7", "8"]]
+    files = [[step.outputs for step in trainings(row, seed)] for seed in (0, 1)]
+    assert files[0] == files[1]
+
+
+def test_a_deep_ensemble_starts_from_the_checkpoint_with_new_classifiers_where_there_are_any() -> None:
+    def starts(row: str, has_classifier: bool) -> set[object]:
+        return {step.options.get("init") for step in trainings(row, 0, has_classifier)}
+
+    assert starts("deep", True) == {"head"}
+    assert starts("deep", False) == {None}
+    assert starts("deep-random", True) == starts("deep-random", False) == {"random"}
 
 
 @pytest.mark.parametrize("asked", [None, 5000, 700, 150, 90])

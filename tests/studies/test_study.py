@@ -40,7 +40,7 @@ from hydractl.studies.rows import MAKERS
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.children import Ended
-from hydractl.verbs.study import _run_at_once
+from hydractl.verbs.study import _run_side_by_side
 from tests.forked import ForkedPopen, server
 from tests.pico import published
 
@@ -101,7 +101,7 @@ def counted(patch: pytest.MonkeyPatch) -> tuple[Counter[tuple[str, str]], Counte
 
         return begun
 
-    for name in ("batches", "_inputs"):
+    for name in ("batches", "_fitting_inputs"):
         patch.setattr(RunningModel, name, counting(getattr(RunningModel, name)))
 
     read = inputs.batches
@@ -424,7 +424,7 @@ def test_sets_are_compared_before_the_first_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.rmtree(copy / "runs")
-    monkeypatch.setattr("hydractl.verbs.study._fitting", None)  # nothing is run
+    monkeypatch.setattr("hydractl.verbs.study._scale_within_time", None)  # nothing is run
     np.savez("mixed.npz", **{key: value[:44] for key, value in stack("seen", "noise", "noise").items()})
     np.savez("half.npz", **stack("test", "noise"))
     np.savez("one.npz", x=np.zeros((1, 8, 8), dtype=np.uint8))
@@ -459,7 +459,7 @@ def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monk
         raise KeyboardInterrupt
 
     shutil.rmtree(copy / "runs")
-    monkeypatch.setattr("hydractl.verbs.study._fitting", stop)
+    monkeypatch.setattr("hydractl.verbs.study._scale_within_time", stop)
     assert study() == 130
     (copy / "runs/.plan.json.hydractl-tmp").touch()
     monkeypatch.undo()
@@ -573,7 +573,7 @@ def test_a_timing_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> 
     first = Step("prune", (), {}, (Path("a.st"),))
     steps = [Step("bench", (), {}, (Path("time"),)), Step("eval", (), {}, (Path("b"),), (first,)), first]
     plan: Any = SimpleNamespace(settings=StudySettings(devices=["0", "cpu"]), shop=SimpleNamespace(folder=Path()))
-    _run_at_once(steps, plan, Log())
+    _run_side_by_side(steps, plan, Log())
     both = ["cuda:0", "cpu"]
     assert begun == [(["a.st"], both), (["b"], both), (["time"], ["cuda:0"])]
 

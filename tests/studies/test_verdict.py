@@ -11,7 +11,7 @@ from scipy.stats import norm
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies import doubts
 from hydractl.studies.choosing import Stability
-from hydractl.studies.comparing import Met, Rung, end_of, ladder
+from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.verdict import ANSWERS, Facts, Price, Use, answer_of, verdict
 from hydractl.studies.words import ACCURACY, AUROC, NLL, Finding, judge
 
@@ -38,15 +38,17 @@ def facts_of(
     rungs = [CHOICE, OWN, MSP] if rungs is None else rungs
     findings = [{AUROC: finding(step)} for step in steps]
     free_scores = afterwards or {"knn": BETTER}
-    met = Met(
+    against_single = AgainstSingle(
         {score: finding(figure) for score, figure in rivals.items()},
         {score: finding(figure) for score, figure in free_scores.items()},
     )
     hardest = {}
-    if met.hardest is not None:
-        hardest = {AUROC: met.rivals[met.hardest], ACCURACY: finding(accuracy, ACCURACY)}
+    if against_single.hardest is not None:
+        hardest = {AUROC: against_single.rivals[against_single.hardest], ACCURACY: finding(accuracy, ACCURACY)}
     facts: dict[str, Any] = {"sets": {}, "baseline": {AUROC: finding(BETTER)}, "n": 1000, **others}
-    return Facts(rungs, findings, end_of([step[AUROC] for step in findings]), [met] * len(rungs), hardest, **facts)
+    return Facts(
+        rungs, findings, end_of([step[AUROC] for step in findings]), [against_single] * len(rungs), hardest, **facts
+    )
 
 
 def lines(tested: Facts) -> list[str]:
@@ -56,7 +58,7 @@ def lines(tested: Facts) -> list[str]:
 def test_the_word_is_that_of_the_rival_with_the_lowest_lower_end() -> None:
     """A choice that beats the single model with its own score, but not a free score that was a rival too."""
     tested = facts_of([BETTER, BETTER], {"msp": BETTER, "energy": BETTER, "vim": SLIGHTLY_WORSE})
-    assert tested.met[0].hardest == "vim"
+    assert tested.against_single[0].hardest == "vim"
     assert answer_of(tested) == "a free score is better"
     assert lines(tested)[0].startswith(
         "The single model with vim, which costs nothing, did better than whole-avg@2 with"
@@ -104,7 +106,16 @@ def test_a_free_score_outside_the_comparison_that_did_better_is_named_and_nothin
 def test_every_score_is_said_only_where_every_score_was_met() -> None:
     some = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER})
     assert "than the single model with any of the scores msp and vim:" in lines(some)[0]
-    every = Facts(some.ladder, some.steps, 0, [Met(some.met[0].rivals, {})] * 3, some.hardest, {}, some.baseline, 1000)
+    every = Facts(
+        some.ladder,
+        some.steps,
+        0,
+        [AgainstSingle(some.against_single[0].rivals, {})] * 3,
+        some.hardest,
+        {},
+        some.baseline,
+        1000,
+    )
     assert "than the single model with any score:" in lines(every)[0]
 
 
@@ -189,9 +200,15 @@ def test_validation_accuracy_significantly_above_that_of_the_test_data_is_said()
     assert doubts.of_accuracies(900, 1000, 4585, 5000) == []  # below
 
 
-def test_the_interval_of_a_difference_of_shares_is_newcombes() -> None:
-    """The example of the paper: 56 of 70 and 48 of 80, 0.2000 (0.0524 to 0.3339)."""
-    np.testing.assert_allclose(doubts.difference_of_shares(56, 70, 48, 80), (0.2, 0.0524, 0.3339), atol=5e-5)
+def test_rows_that_only_guess_are_named() -> None:
+    """Of 436 sentences 222 are of the larger class: 0.50917, and 244 right have an interval from 0.5128."""
+    labels = np.repeat([0, 1], [222, 214])
+    right = {"single": 378, "deep": 380, "deep-random": 213, "barely": 244, "not quite": 242}
+    (line,) = doubts.of_guessing(right, "single", labels)
+    assert "deep-random (0.4885), not quite (0.5550)." in line
+    assert doubts.of_guessing({"single": 378, "deep": 380}, "single", labels) == []
+    # Where the single model guesses too, so few samples tell nothing.
+    assert doubts.of_guessing({"single": 4, "deep": 2}, "single", np.array([0, 1, 0, 1, 2, 2])) == []
 
 
 def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:

@@ -198,5 +198,5 @@ def test_the_log_is_no_other_file_of_the_training(tmp_path: Path) -> None:
 
     for log in (str(tmp_path / "a.st"), str(tmp_path / "a.st.state"), f"{tmp_path}/./a.st"):
         with pytest.raises(UsageError, match="another file of this training"):
-            RunFiles.of(str(tmp_path / "a.st"), log)
-    assert RunFiles.of(str(tmp_path / "a.st"), str(tmp_path / "b.jsonl")).log == tmp_path / "b.jsonl"
+            RunFiles.of_output(str(tmp_path / "a.st"), log)
+    assert RunFiles.of_output(str(tmp_path / "a.st"), str(tmp_path / "b.jsonl")).log == tmp_path / "b.jsonl"

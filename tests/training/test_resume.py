@@ -20,7 +20,7 @@ from hydractl.cli.app import main
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
 from hydractl.training import loop
-from hydractl.training.checkpointing import _digest
+from hydractl.training.checkpointing import _digest_of_tensors
 from tests.forked import Forked
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -275,7 +275,7 @@ def test_a_state_is_damaged_where_its_numbers_are_those_of_other_tensors() -> No
         {"a": numbers[:1], "b": numbers[1:].reshape(3, 1)},
         {"a": numbers[:1], "b": numbers[1:].view(torch.int32)},
     ]
-    assert len({_digest(state) for state in states}) == len(states)
+    assert len({_digest_of_tensors(state) for state in states}) == len(states)
 
 
 @pytest.mark.fault(7)

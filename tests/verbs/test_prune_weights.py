@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.training import loop
+from hydractl.verbs.prune_weights import _counts, _WeightPlan
 from tests.pico import published, shared_stock
 from tests.running import answer, quiet, tensors
 
@@ -93,12 +94,34 @@ def test_a_smaller_share_removes_more_of_what_is_left() -> None:
 
 
 def test_oba_of_one_tower_leaves_the_other_whole() -> None:
-    options = ["--data", "train.npz", "--batch-size", "8"]
+    options = ["--tower", "visual", "--data", "train.npz", "--batch-size", "8", "--weight-steps", "2"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HYDRACTL_LABELS", _labels())
-        quiet("prune", "clip", "--weights", "0.995", "--method", "oba", "--tower", "visual", *options, "-o", "clip.st")
+        quiet("prune", "clip", "--weights", "0.995", "--method", "oba", *options, "-o", "clip.st")
     names = {name for name, _ in gone("clip.st")}
     assert names and all(name.startswith("visual.") for name in names)
+
+
+def test_oba_takes_biases_too_which_stay_removed_in_a_training() -> None:
+    oba = ["--method", "oba", "--data", "train.npz", "--weight-steps", "3"]
+    quiet("prune", "vit", "--weights", "0.4", *oba, "-o", "oba.st")
+    zeros = gone("oba.st")
+    assert len(zeros) == total() - round(0.4 * total())
+    removed_biases = {(name, place) for name, place in zeros if name.endswith("bias")}
+    assert removed_biases and not any("norm" in name for name, _ in zeros)
+    quiet("finetune", "oba.st", *TRAIN, "-o", "oba.tuned.st")
+    assert gone("oba.tuned.st") == zeros
+
+
+@pytest.mark.parametrize(
+    ("zeros", "share", "steps", "left"),
+    [(0, 0.5, 1, [500]), (0, 0.25, 2, [500, 250]), (0, 0.125, 3, [500, 250, 125]), (200, 0.2, 2, [400, 200])],
+)
+def test_each_step_keeps_the_same_share_of_what_is_left(zeros: int, share: float, steps: int, left: list[int]) -> None:
+    plan = _WeightPlan(
+        ("",), [], False, steps, removable=1000, total=1000, count=1000 - round(share * 1000), share=share
+    )
+    assert [1000 - count for count in _counts(plan, zeros)] == left
 
 
 def _labels() -> str:
@@ -155,6 +178,11 @@ def test_a_folder_holds_the_zeros() -> None:
         ("prune vit --weights 0.8 --method oba", "prune --method oba needs --data"),
         ("prune vit --keep 2 --method oba", "--method (flag) needs --weights"),
         ("prune vit --weights 0.8 --keep 2 --method random", "--keep has no effect with --weights 0.8"),
+        (
+            "prune vit --weights 0.8 --method random --weight-steps 3",
+            "--weight-steps has no effect with --method random",
+        ),
+        ("prune vit --keep 2 --method random --weight-steps 3", "--weight-steps (flag) needs --weights"),
         ("prune vit --weights 0.01 --method random", "--weights 0.01 is too small for vit"),
         ("prune vit.st --weights 0.9 --method random", "--weights 0.9 is more than vit has left, a share of 0.8"),
         ("finetune vit.st --train train.npz --ensemble lora:2,4", "vit has pruned weights, which an adapter would"),

@@ -41,37 +41,45 @@ class Concatenated:
         self._parts = list(parts)
         self.origin = "+".join(part.origin for part in parts)
         problems: list[str] = []
-        for other in parts[1:]:
-            problems += _differences(parts[0], other)
+        first, *others = parts
+        for other in others:
+            problems += _forbidden_differences(first, other)
         if problems:
             raise InputError(
                 f"{self.origin} are no predictions of one ensemble",
                 hint="make them by the same eval, with the same data and settings",
                 problems=problems[:_MOST_PROBLEMS],
             )
-        members = [part.shape(0)[0] for part in parts]
-        self.model = _ensemble_header([part.model for part in parts], members)
+        models = []
+        members_of_parts = []
+        for part in parts:
+            members, _, _ = part.shape(0)
+            members_of_parts.append(members)
+            models.append(part.model)
+        self.model = _ensemble_header(models, members_of_parts)
         self.sets = []
-        for index, dataset in enumerate(parts[0].sets):
-            seen = max(part.sets[place].seen for part, place in self._places(index))
-            self.sets.append(replace(dataset, seen=seen))
+        for index, dataset in enumerate(first.sets):
+            seen_by_part = []
+            for part, index_in_part in self._parts_and_indices(index):
+                seen_by_part.append(part.sets[index_in_part].seen)
+            self.sets.append(replace(dataset, seen=max(seen_by_part)))
 
-    def _places(self, index: int) -> list[tuple[Predictions, int]]:
-        """Return every file, and the place of a set in it."""
+    def _parts_and_indices(self, index: int) -> list[tuple[Predictions, int]]:
+        """Return every file with the index that a set has in it; ``index`` is that in the first file."""
         dataset = self._parts[0].sets[index]
-        places = []
+        parts_and_indices = []
         for part in self._parts:
-            place = _place(part, dataset)
-            assert place is not None  # else it would be among the differences
-            places.append((part, place))
-        return places
+            index_in_part = _index_of_same_set(part, dataset)
+            assert index_in_part is not None  # else it would be among the differences
+            parts_and_indices.append((part, index_in_part))
+        return parts_and_indices
 
     def shape(self, index: int) -> tuple[int, int, int]:
         """Return ``(members, N, classes)`` of a set."""
-        shapes = [part.shape(place) for part, place in self._places(index)]
-        members = sum(members for members, _, _ in shapes)
+        shapes = [part.shape(index_in_part) for part, index_in_part in self._parts_and_indices(index)]
+        all_members = sum(members for members, _, _ in shapes)
         _, samples, classes = shapes[0]
-        return members, samples, classes
+        return all_members, samples, classes
 
     @property
     def scores(self) -> list[str]:
@@ -79,30 +87,32 @@ class Concatenated:
         return self._parts[0].scores
 
     def batches(self, index: int) -> Iterator[LogitsBatch]:
-        """Yield a set in pieces, as for one file, without the samples that a part has no logits of."""
-        places = self._places(index)
+        """Yield the logits of all members on a set in pieces, without the samples that a file has no logits of."""
+        parts_and_indices = self._parts_and_indices(index)
 
-        def piece(rows: range, score: str | None) -> npt.NDArray[Any]:
-            return np.concatenate([part.piece(place, rows, score) for part, place in places])
+        def piece_of_all_members(rows: range, score: str | None) -> npt.NDArray[Any]:
+            pieces = [part.piece(index_in_part, rows, score) for part, index_in_part in parts_and_indices]
+            return np.concatenate(pieces)
 
-        return in_pieces(self.shape(index), piece, self.scores)
+        return in_pieces(self.shape(index), piece_of_all_members, self.scores)
 
 
-def _place(part: Predictions, dataset: SetEntry) -> int | None:
-    """Return where a file has a set; None where it has none of that role and name."""
-    for place, other in enumerate(part.sets):
-        if (other.role, other.name) == (dataset.role, dataset.name):
-            return place
+def _index_of_same_set(part: Predictions, dataset: SetEntry) -> int | None:
+    """Return the index of the set of the same role and name in a file; None where it has none."""
+    for index, other in enumerate(part.sets):
+        if other.role == dataset.role and other.name == dataset.name:
+            return index
     return None
 
 
 # --- what must be the same --------------------------------------------------------------------------------------------
 
 
-def _differences(first: Predictions, other: Predictions) -> list[str]:
-    """List where two files differ and must not."""
+def _forbidden_differences(first: Predictions, other: Predictions) -> list[str]:
+    """Return a sentence on each difference for which two files cannot be of one ensemble."""
     problems = []
-    classes, other_classes = first.shape(0)[2], other.shape(0)[2]
+    _, _, classes = first.shape(0)
+    _, _, other_classes = other.shape(0)
     if classes != other_classes:
         problems.append(f"{other.origin}: {other_classes} classes, not {classes}")
     for dataset in first.sets:
@@ -110,19 +120,22 @@ def _differences(first: Predictions, other: Predictions) -> list[str]:
         if problem is not None:
             problems.append(f"{other.origin}: {problem}")
     for dataset in other.sets:
-        if _place(first, dataset) is None:
+        if _index_of_same_set(first, dataset) is None:
             problems.append(f"{first.origin}: has no set {dataset.name}")
-    return problems + _header_differences(first, other)
+    problems += _header_differences(first, other)
+    return problems
 
 
 def _set_difference(dataset: SetEntry, other: Predictions) -> str | None:
-    """Return where another file does not have the same set; None where it has."""
-    place = _place(other, dataset)
-    if place is None:
+    """Return the first difference between a set and that of the same role and name in another file; None for none."""
+    index = _index_of_same_set(other, dataset)
+    if index is None:
         return f"has no set {dataset.name}"
-    stored = other.sets[place]
-    if len(stored.ids) != len(dataset.ids):
-        return f"{len(stored.ids)} samples of {dataset.name}, not {len(dataset.ids)}"
+    stored = other.sets[index]
+    samples = len(dataset.ids)
+    stored_samples = len(stored.ids)
+    if stored_samples != samples:
+        return f"{stored_samples} samples of {dataset.name}, not {samples}"
     if stored.fingerprint != dataset.fingerprint:
         return f"other samples of {dataset.name}, or in another order"
     if stored.group != dataset.group:
@@ -131,16 +144,20 @@ def _set_difference(dataset: SetEntry, other: Predictions) -> str | None:
 
 
 def _header_differences(first: Predictions, other: Predictions) -> list[str]:
-    """List the entries of the headers that differ and must not."""
-    problems = []
+    """Return a sentence on each entry in which the headers of two files differ and must not."""
     first_header = first.model.to_json()
     other_header = other.model.to_json()
-    keys = {*first_header, *other_header}.difference(_MAY_DIFFER)
-    for key in sorted(keys):
+    all_keys = {*first_header, *other_header}
+    compared_keys = all_keys.difference(_MAY_DIFFER)
+
+    problems = []
+    for key in sorted(compared_keys):
         expected = _without_penalties(first_header.get(key))
         value = _without_penalties(other_header.get(key))
         if value != expected:
-            problems.append(f"{other.origin}: {key} is {_shown_entry(value)}, not {_shown_entry(expected)}")
+            value_text = _shown_entry(value)
+            expected_text = _shown_entry(expected)
+            problems.append(f"{other.origin}: {key} is {value_text}, not {expected_text}")
     return problems
 
 
@@ -152,7 +169,10 @@ def _without_penalties(value: Any) -> Any:
 
 
 def _shown_entry(value: Any) -> str:
-    return "missing" if value is None else shown(value)
+    """Return an entry of a header as messages show it; None stands for one that is missing."""
+    if value is None:
+        return "missing"
+    return shown(value)
 
 
 # --- one header for all -----------------------------------------------------------------------------------------------
@@ -171,7 +191,7 @@ def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[i
     return replace(
         first,
         sha256=_all_digests(models),
-        heads=_all_heads(heads_of_models),
+        heads=_heads_of_all_members(heads_of_models),
         training=_all_trainings(models, members),
         cost=_total_cost(costs_of_models),
         decisive=replace(first.decisive, probe=_probe_of_all(models)),
@@ -212,28 +232,35 @@ def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int
     members_before = 0
     for model, count in zip(models, members, strict=True):
         for training in model.training:
-            trainings.append(replace(training, member=members_before + (training.member or 0)))
+            member_in_file = training.member or 0  # None where the file has one member
+            trainings.append(replace(training, member=members_before + member_in_file))
         members_before += count
     return trainings
 
 
-def _all_heads(parts: Sequence[Sequence[PredictedSiteRecord]]) -> list[PredictedSiteRecord]:
-    """Return the heads of all members at every site; none where the sites of the models differ."""
+def _heads_of_all_members(parts: Sequence[Sequence[PredictedSiteRecord]]) -> list[PredictedSiteRecord]:
+    """Return the heads that all members keep at every site; an empty list where the sites of the models differ.
+
+    Args:
+        parts: the sites of each model, which are attention layers, each with the heads that its members keep there.
+    """
     first_sites = [_without_kept(site) for site in parts[0]]
     for part in parts:
-        if [_without_kept(site) for site in part] != first_sites:
+        sites = [_without_kept(site) for site in part]
+        if sites != first_sites:
             return []
+
     heads = []
-    for same_site in zip(*parts, strict=True):
-        kept: list[Sequence[int]] = []
-        for site in same_site:
-            kept += site.kept
-        heads.append(replace(same_site[0], kept=kept))
+    for same_site_of_models in zip(*parts, strict=True):
+        kept_by_member: list[Sequence[int]] = []
+        for site in same_site_of_models:
+            kept_by_member += site.kept
+        heads.append(replace(same_site_of_models[0], kept=kept_by_member))
     return heads
 
 
 def _without_kept(site: PredictedSiteRecord) -> PredictedSiteRecord:
-    """Return what is said of a site but for the heads that members keep there."""
+    """Return the record of a site (an attention layer) without the heads that members keep there."""
     return replace(site, kept=())
 
 
@@ -242,13 +269,14 @@ def _total_cost(costs: Sequence[CostRecord]) -> CostRecord:
     first = costs[0]
     nonzero = None
     if first.params_nonzero is not None:
-        nonzero = _total([cost.params_nonzero for cost in costs])
-    parameters = _total([cost.params for cost in costs])
-    mult_adds = _total([cost.macs for cost in costs])
+        nonzero = _sum_if_all_known([cost.params_nonzero for cost in costs])
+    parameters = _sum_if_all_known([cost.params for cost in costs])
+    mult_adds = _sum_if_all_known([cost.macs for cost in costs])
     return replace(first, params=parameters, params_nonzero=nonzero, macs=mult_adds)
 
 
-def _total(values: Sequence[int | None]) -> int | None:
+def _sum_if_all_known(values: Sequence[int | None]) -> int | None:
+    """Return the sum of values; None where one of them is not known."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None

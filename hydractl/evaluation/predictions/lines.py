@@ -34,10 +34,10 @@ def write_lines(
 
     Args:
         output: the file.
-        samples: N of them.
-        ids: their ids.
-        labels: class names; without them the label is the class index.
-        threshold: OOD scores from here on are ``is_ood``; None: nothing is said of it.
+        samples: the predictions on the samples.
+        ids: the id of each sample.
+        labels: the names of the classes; None where a class is written as its number.
+        threshold: the OOD score from which on a sample is ``is_ood``; None leaves that field out.
     """
     rows = _sample_rows(samples, ids, labels, threshold)
     fields: tuple[str, ...] = FIELDS
@@ -54,13 +54,13 @@ def write_rows(
 
     Args:
         output: the file.
-        rows: the value of every field, one mapping for each sample.
-        fields: their names, in the order of the columns.
+        rows: the value of every field by its name, one mapping for each sample.
+        fields: the names of the fields, in the order of the columns.
         named_classes: whether classes are names; else they are numbers.
     """
     suffix = output.path.suffix.lower()
 
-    def write(handle: IO[bytes]) -> None:
+    def write_file(handle: IO[bytes]) -> None:
         if suffix == ".csv":
             _write_csv(handle, rows, fields)
         elif suffix == ".parquet":
@@ -68,35 +68,43 @@ def write_rows(
         else:
             _write_json_lines(handle, rows)
 
-    return write_with(output, write)
+    return write_with(output, write_file)
 
 
 def _sample_rows(
     samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
 ) -> Iterator[dict[str, LineValue]]:
-    """Yield one mapping per sample: label (or null), predicted label, its p, entropy and MI (nats), OOD score."""
-    for i, sample_id in enumerate(ids):
+    """Yield one mapping per sample: label (or null), predicted label, its p, entropy and MI (nats), OOD score.
+
+    Where there are both a score and a threshold, it also says whether the score reaches the threshold.
+    """
+    for index, sample_id in enumerate(ids):
         label = None
         if samples.labels is not None:
-            label = _class_name(int(samples.labels[i]), labels)
+            label = _class_name(int(samples.labels[index]), labels)
+        predicted = _class_name(int(samples.predicted[index]), labels)
         row: dict[str, LineValue] = {
             "id": sample_id,
             "label": label,
-            "predicted": _class_name(int(samples.predicted[i]), labels),
-            "confidence": float(samples.confidence[i]),
-            "entropy": float(samples.entropy[i]),
-            "mi": float(samples.mi[i]),
+            "predicted": predicted,
+            "confidence": float(samples.confidence[index]),
+            "entropy": float(samples.entropy[index]),
+            "mi": float(samples.mi[index]),
             "ood_score": None,
         }
         if samples.score is not None:
-            row["ood_score"] = float(samples.score[i])
+            score = samples.score[index]
+            row["ood_score"] = float(score)
             if threshold is not None:
-                row[FLAG] = bool(samples.score[i] >= threshold)
+                row[FLAG] = bool(score >= threshold)
         yield row
 
 
 def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
-    return index if labels is None else labels[index]
+    """Return the name of a class; its number where classes have no names."""
+    if labels is None:
+        return index
+    return labels[index]
 
 
 def json_line(row: Mapping[str, object]) -> str:
@@ -110,15 +118,14 @@ def _write_json_lines(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -
 
 
 def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
+    """Write a line of the names, then one line for each row; the file stays open."""
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = {}
-        for name, value in row.items():
-            cells[name] = _cell(value)
+        cells = {name: _cell(value) for name, value in row.items()}
         writer.writerow(cells)
-    text.detach()
+    text.detach()  # else the handle would be closed with it
 
 
 def _cell(value: Any) -> LineValue:

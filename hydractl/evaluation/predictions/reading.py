@@ -126,18 +126,16 @@ def in_pieces(
     """
     for rows in ranges(shape):
         logits = piece(rows, None)
-        present = ~is_empty(logits)  # [rows]
-        if not present.any():
+        is_present = ~is_empty(logits)  # [rows]
+        if not is_present.any():
             continue
-        present_rows = []
-        for row, is_present in zip(rows, present, strict=True):
-            if is_present:
-                present_rows.append(row)
+        present_rows = [row for row, present in zip(rows, is_present, strict=True) if present]
+        present_logits = logits[:, is_present]
         present_scores = {}
         for score in scores:
             values = piece(rows, score)  # [members, rows, 1]
-            present_scores[score] = values[:, present, 0]
-        yield LogitsBatch(present_rows, logits[:, present], present_scores)
+            present_scores[score] = values[:, is_present, 0]
+        yield LogitsBatch(present_rows, present_logits, present_scores)
 
 
 def is_predictions(path: str | Path) -> bool:
@@ -159,10 +157,11 @@ def is_predictions(path: str | Path) -> bool:
 
 
 def read_predictions(path: str | Path) -> Predictions:
-    """Open a predictions file; its logits are read later.
+    """Open a predictions file: its header, ids and labels are read and checked now, its logits later.
 
     Raises:
-        InputError: for a file of another kind or version, or one whose parts do not fit each other.
+        InputError: for a file of another kind or version, or one whose parts do not fit each other; it lists all
+            problems.
     """
     from hydractl.files.documents import PredictionsHeader, check
 
@@ -178,7 +177,7 @@ def read_predictions(path: str | Path) -> Predictions:
     record = PredictionsRecord.from_json(document)
     model = record.model
 
-    # Each data set by itself, then all of them together.
+    # Each data set by itself, and all of them together where each is sound.
     sets, problems = _read_sets(record.sets, header, tensors, model.feature_scores or ())
     if not problems:
         shapes = []
@@ -198,11 +197,11 @@ def read_predictions(path: str | Path) -> Predictions:
 def _read_sets(
     entries: Sequence[PredictedSetRecord], header: Header, tensors: FileTensors, scores: Sequence[str]
 ) -> tuple[list[SetEntry], list[str]]:
-    """Return the data sets whose tensors could be read, and a sentence on each problem."""
+    """Return the data sets whose tensors could be read, and a sentence on each problem; ``scores`` are on features."""
     sets: list[SetEntry] = []
     problems: list[str] = []
     for index, entry in enumerate(entries):
-        problem = _set_problem(entry, index, header, scores)
+        problem = _first_problem_of_set(entry, index, header, scores)
         if problem is not None:
             problems.append(f"set {index}: {problem}")
             continue
@@ -210,14 +209,16 @@ def _read_sets(
         if ids is None:
             problems.append(f"set {index}: its ids are broken")
             continue
+
         names = tensor_names(index)
         labels = None
         if entry.labelled:
             labels = tensors.read(names["labels"]).numpy()
-        classes = header.tensors[names["logits"]].shape[2]
+        _, _, classes = header.tensors[names["logits"]].shape
         if labels is not None and len(labels):
-            all_are_classes = labels.min() >= 0 and labels.max() < classes
-            if not all_are_classes:
+            lowest = labels.min()
+            highest = labels.max()
+            if lowest < 0 or highest >= classes:
                 problems.append(f"set {index}: a label is outside 0..{classes - 1}")
         dataset = SetEntry(
             name=entry.name,
@@ -233,7 +234,10 @@ def _read_sets(
 
 
 def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
-    """Return the ids of a set; None if the stored positions at which they end do not cut their text into ids."""
+    """Return the ids of a set; None if the stored positions at which they end do not cut their text into ids.
+
+    The ids stand in one text without separators, and the positions must rise up to its length.
+    """
     names = tensor_names(index)
     ends = tensors.read(names["id_ends"]).numpy()
     text = tensors.read(names["ids"]).numpy().tobytes()
@@ -254,10 +258,12 @@ def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
     return ids
 
 
-def _set_problem(entry: PredictedSetRecord, index: int, header: Header, scores: Sequence[str]) -> str | None:
+def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header, scores: Sequence[str]) -> str | None:
     """Return the first problem with the tensors of a set, compared with its entry in the header; None if all fit."""
     names = tensor_names(index)
     samples = entry.n
+
+    # The logits [members, samples, classes].
     logits = header.tensors.get(names["logits"])
     no_logits = f"it has no logits of {samples} samples"
     if logits is None or logits.dtype not in LOGIT_FORMATS:
@@ -267,12 +273,14 @@ def _set_problem(entry: PredictedSetRecord, index: int, header: Header, scores: 
     members, _, classes = logits.shape
     if min(members, classes) < 1:
         return "its logits have no member or no class"
+
+    # All that goes with them.
     for score in scores:
-        if not _is_there(header, score_tensor(index, score), "F64", (members, samples, 1)):
+        if not _has_tensor(header, score_tensor(index, score), "F64", (members, samples, 1)):
             return f"its {score} are missing or of another shape"
-    if not _is_there(header, names["id_ends"], "I64", (samples,)):
+    if not _has_tensor(header, names["id_ends"], "I64", (samples,)):
         return "its id_ends are missing or of another shape"
-    if entry.labelled and not _is_there(header, names["labels"], "I64", (samples,)):
+    if entry.labelled and not _has_tensor(header, names["labels"], "I64", (samples,)):
         return "its labels are missing or of another shape"
     ids = header.tensors.get(names["ids"])
     if ids is None or ids.dtype != "U8" or len(ids.shape) != 1:
@@ -280,7 +288,7 @@ def _set_problem(entry: PredictedSetRecord, index: int, header: Header, scores: 
     return None
 
 
-def _is_there(header: Header, name: str, dtype: str, shape: tuple[int, ...]) -> bool:
+def _has_tensor(header: Header, name: str, dtype: str, shape: tuple[int, ...]) -> bool:
     """Return whether a file has a tensor of this type and shape."""
     info = header.tensors.get(name)
     if info is None:
@@ -300,21 +308,29 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
     roles = [role for role, _ in sets]
     if has_repeats or roles.count("id") != 1:
         problems.append("it has no one ID set, or two sets of one name")
+
     for role, name in sets:
         is_misnamed = (role == "id") != (name == "id")
         is_reserved = role == "ood" and name == "edges"  # a key beside the sets in histograms of scores
         if is_misnamed or is_reserved:
             problems.append(f"the set of the role {role} has the name {shown(name)}")
-    members_and_classes = {(shape[0], shape[2]) for shape in shapes}
+
+    members_and_classes = {(members, classes) for members, _, classes in shapes}
     if len(members_and_classes) > 1:
         problems.append("its sets are of different numbers of members or classes")
 
-    severities: dict[str, set[str]] = {}  # by corruption
-    for role, name in sets:
-        if role == "corruption":
-            kind, _, severity = name.rpartition("/")
-            severities.setdefault(kind, set()).add(severity)
-    all_severities = set().union(*severities.values())
-    if any(severities_here != all_severities for severities_here in severities.values()):
+    # Means over corruptions are taken severity by severity, so that each corruption needs all of them.
+    corrupted_names = [name for role, name in sets if role == "corruption"]
+    if not _have_same_severities(corrupted_names):
         problems.append("its corruptions are of different severities")
     return problems
+
+
+def _have_same_severities(names: Sequence[str]) -> bool:
+    """Return whether all corruptions have the same severities, from the names ``CORRUPTION/SEVERITY`` of their sets."""
+    severities_by_corruption: dict[str, set[str]] = {}
+    for name in names:
+        corruption, _, severity = name.rpartition("/")
+        severities_by_corruption.setdefault(corruption, set()).add(severity)
+    all_severities = set().union(*severities_by_corruption.values())
+    return all(severities == all_severities for severities in severities_by_corruption.values())

@@ -146,13 +146,14 @@ class PredictionsWriter:
 
         # The tensors of the file.
         self._infos: dict[str, TensorInfo] = {}
-        self._fixed: dict[str, bytes] = {}
+        self._fixed: dict[str, bytes] = {}  # the content of those that are known from the beginning
         for index, dataset in enumerate(sets):
             samples = len(dataset.ids)
-            self._infos[tensor_names(index)["logits"]] = TensorInfo(kind, (members, samples, classes))
+            logits_name = tensor_names(index)["logits"]
+            self._infos[logits_name] = TensorInfo(kind, (members, samples, classes))
             for score in scores:
                 self._infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
-            self._add_fixed(index, dataset)
+            self._add_ids_and_labels(index, dataset)
 
         # The position at which each begins, behind the header.
         self._head, order = header_bytes(self._infos, self._description)
@@ -172,58 +173,72 @@ class PredictionsWriter:
         """
         path = self.path
         try:
-            self.resumed = resume and _begun(path)
+            self.resumed = resume and _has_header(path)
+            mode = "w+b"
             if self.resumed:
                 _check_same(path, self._description)
-            mode = "r+b" if self.resumed else "w+b"
+                mode = "r+b"
             self._file = open(path, mode, opener=open_own)  # noqa: SIM115 - closed by close()
             if not self.resumed:
-                self._fill(order)
+                self._write_empty(order)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
-            if not _begun(path):  # without a header no logit has been written: nothing is lost
+            if not _has_header(path):  # without a header no logit has been written: nothing is lost
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
 
-    def _add_fixed(self, index: int, dataset: SetEntry) -> None:
-        """Add the tensors of a set that are known from the beginning: its ids and labels."""
+    def _add_ids_and_labels(self, index: int, dataset: SetEntry) -> None:
+        """Add the tensors of a set that are known from the beginning: its ids, and its labels if it has any."""
         names = tensor_names(index)
 
         # All ids in one text, and the position at which each ends.
         encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
-        text = np.frombuffer(b"".join(encoded_ids), dtype=np.uint8)
         lengths = [len(encoded) for encoded in encoded_ids]
+        text = b"".join(encoded_ids)
+        text_bytes = np.frombuffer(text, dtype=np.uint8)
         id_ends = np.cumsum(lengths, dtype="<i8")
-        self._add_array(names["ids"], "U8", text)
+        self._add_array(names["ids"], "U8", text_bytes)
         self._add_array(names["id_ends"], "I64", id_ends)
+
         if dataset.labels is not None:
-            self._add_array(names["labels"], "I64", dataset.labels.astype("<i8"))
+            labels = dataset.labels.astype("<i8")
+            self._add_array(names["labels"], "I64", labels)
 
     def _add_array(self, name: str, kind: str, array: npt.NDArray[Any]) -> None:
         """Add one tensor that is known from the beginning."""
         self._infos[name] = TensorInfo(kind, array.shape)
         self._fixed[name] = array.tobytes()
 
-    def _fill(self, order: Sequence[str]) -> None:
+    def _write_empty(self, order: Sequence[str]) -> None:
         """Write the file with every logit empty.
 
         The header is written last: a file without one was stopped before it had its size, and is begun anew.
         """
+        # Everything behind the header.
         self._file.seek(len(self._head))
         for name in order:
             if name in self._fixed:
                 self._file.write(self._fixed[name])
-                continue
-            left = self._infos[name].nbytes
-            while left:
-                count = min(left, BLOCK_BYTES)
-                self._file.write(bytes([EMPTY]) * count)
-                left -= count
-        self._file.flush()
-        os.fsync(self._file.fileno())
+            else:
+                self._write_empty_tensor(self._infos[name].nbytes)
+        self._flush_to_disk()
+
+        # The header, only after all that is on the disk.
         self._file.seek(0)
         self._file.write(self._head)
+        self._flush_to_disk()
+
+    def _write_empty_tensor(self, size: int) -> None:
+        """Write so many bytes of logits that are not computed yet, block by block."""
+        left = size
+        while left:
+            count = min(left, BLOCK_BYTES)
+            self._file.write(bytes([EMPTY]) * count)
+            left -= count
+
+    def _flush_to_disk(self) -> None:
+        """Return when all that was written is on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -233,22 +248,25 @@ class PredictionsWriter:
         shape = self._infos[name].shape
         parts = [np.zeros(0, dtype=np.bool_)]  # all there is of a set without samples
         for rows in ranges(shape):
-            logits = self._piece(name, rows)
+            logits = self._read_run(name, rows)
             parts.append(is_empty(logits))
         return np.concatenate(parts)
 
-    def _piece(self, name: str, rows: range) -> npt.NDArray[Any]:
-        """Return the part ``[members, rows, columns]`` of neighbouring samples in a tensor."""
+    def _read_run(self, name: str, rows: range) -> npt.NDArray[Any]:
+        """Return the part ``[members, rows, columns]`` of a run of neighbouring samples in a tensor."""
         info = self._infos[name]
         members, samples, columns = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
         row_bytes = columns * number_format.itemsize
         block_bytes = len(rows) * row_bytes
+
+        # The samples of one member lie behind those of the one before.
         blocks = []
         for member in range(members):
             first_row = member * samples + rows.start
             position = self._starts[name] + first_row * row_bytes
-            blocks.append(os.pread(self._file.fileno(), block_bytes, position))
+            block = os.pread(self._file.fileno(), block_bytes, position)
+            blocks.append(block)
         values = np.frombuffer(b"".join(blocks), number_format)
         return values.reshape(members, len(rows), columns)
 
@@ -263,12 +281,15 @@ class PredictionsWriter:
         # Logits mark a sample as complete, so its scores are written before them.
         for score in self._scores:
             column = scores[score][:, :, None]  # [members, len(rows), 1]
-            self._write(score_tensor(index, score), rows, column)
+            self._write_samples(score_tensor(index, score), rows, column)
         logits_name = tensor_names(index)["logits"]
-        self._write(logits_name, rows, logits)
+        self._write_samples(logits_name, rows, logits)
 
-    def _write(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
-        """Write the part ``[members, len(rows), columns]`` of a tensor."""
+    def _write_samples(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
+        """Write the values ``[members, len(rows), columns]`` of some samples into a tensor.
+
+        A tensor holds all samples of the first member, then all of the second, and so on; ``rows`` are in any order.
+        """
         info = self._infos[name]
         _, samples, width = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
@@ -280,9 +301,10 @@ class PredictionsWriter:
         rising_rows = unsorted_rows[order]
         values = np.ascontiguousarray(columns[:, order], dtype=number_format)
 
-        # Samples that follow each other are written together.
-        breaks = np.flatnonzero(np.diff(rising_rows) != 1) + 1
-        for run in np.split(np.arange(len(rising_rows)), breaks):
+        # Samples that follow each other in the file are written together, member by member.
+        run_starts = np.flatnonzero(np.diff(rising_rows) != 1) + 1
+        positions = np.arange(len(rising_rows))  # in values
+        for run in np.split(positions, run_starts):
             first_row_of_run = int(rising_rows[run[0]])
             for member in range(len(values)):
                 first_row = member * samples + first_row_of_run
@@ -293,30 +315,32 @@ class PredictionsWriter:
     def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
         """Return the logits ``[members, len(rows), classes]`` that :meth:`write` wrote for some samples."""
         name = tensor_names(index)["logits"]
-        return self._read(name, rows)
+        return self._read_samples(name, rows)
 
     def read_scores(self, index: int, rows: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores ``[members, len(rows)]`` of the same samples, by name."""
         by_score = {}
         for score in self._scores:
-            stored = self._read(score_tensor(index, score), rows)  # [members, len(rows), 1]
+            stored = self._read_samples(score_tensor(index, score), rows)  # [members, len(rows), 1]
             by_score[score] = stored[:, :, 0]
         return by_score
 
-    def _read(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
-        """Return the part ``[members, len(rows), columns]`` of any samples in a tensor."""
+    def _read_samples(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
+        """Return the part ``[members, len(rows), columns]`` of any samples in a tensor, in the order of ``rows``."""
         pieces = []
         for row in rows:
             first = int(row)
-            pieces.append(self._piece(name, range(first, first + 1)))
+            single_sample = range(first, first + 1)
+            pieces.append(self._read_run(name, single_sample))
         return np.concatenate(pieces, axis=1)
 
     def _write_at(self, block: bytes, position: int) -> None:
         """Write a block of bytes to a position of the file; the system may take it in several parts."""
         try:
-            done = 0
-            while done < len(block):
-                done += os.pwrite(self._file.fileno(), block[done:], position + done)
+            written = 0
+            while written < len(block):
+                left = block[written:]
+                written += os.pwrite(self._file.fileno(), left, position + written)
         except OSError as error:
             raise storage_error(error, self.path) from error
 
@@ -331,8 +355,8 @@ class PredictionsWriter:
         self._file.close()
 
 
-def _begun(path: Path) -> bool:
-    """Return whether there is an unfinished file that has its size and its header."""
+def _has_header(path: Path) -> bool:
+    """Return whether there is an unfinished file with a header, which is written when the file has its size."""
     try:
         with open(path, "rb") as file:
             header_length = file.read(8)
@@ -360,7 +384,7 @@ def _check_same(path: Path, description: Mapping[str, object]) -> None:
 
 
 def _flat(description: Mapping[str, object]) -> dict[str, object]:
-    """Return a description in which the entries of the model stand beside those of the file."""
+    """Return a description in which the entries under ``model`` stand beside all others, so that each is compared."""
     flat: dict[str, object] = {}
     model = description.get("model")
     if isinstance(model, dict):

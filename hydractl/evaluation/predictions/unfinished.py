@@ -28,9 +28,9 @@ class UnfinishedPredictions:
     Whoever opens it holds the lock of the output that it belongs to.
 
     Args:
-        path: of the file.
-        fingerprint: what decides the predictions: a flat object of JSON values.
-        resume: go on with the file that is there.
+        path: the path of the file.
+        fingerprint: everything that decides the predictions: a flat object of JSON values.
+        resume: whether to go on with the file that is there.
 
     Attributes:
         stop: the first sample of which there is no prediction yet; None where there is none at all.
@@ -50,7 +50,8 @@ class UnfinishedPredictions:
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it")
             self._file: IO[bytes] = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by close()
             try:
-                if not (resume and self._take_up(fingerprint)):
+                goes_on = resume and self._read_progress(fingerprint)
+                if not goes_on:
                     self._file.truncate(0)
                     self._append({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
             except BaseException:
@@ -73,29 +74,39 @@ class UnfinishedPredictions:
         self._file.close()
 
     def _append(self, record: Mapping[str, object]) -> None:
+        """Write one record as a line of JSON."""
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
         self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
         self._file.flush()
 
-    def _take_up(self, fingerprint: Mapping[str, object]) -> bool:
-        """Read how far the run is, and cut off a line that is half-written; returns whether there was a run."""
+    def _read_progress(self, fingerprint: Mapping[str, object]) -> bool:
+        """Read how far the stopped run came, and cut off a line that is half-written.
+
+        Sets ``stop`` and ``predicted``, and leaves the file where the next line goes.
+
+        Returns:
+            Whether there was a run: at least its first line is whole.
+
+        Raises:
+            InputError: the file is of another run, or broken elsewhere than at its end.
+        """
         self._file.seek(0)
         whole_bytes = 0
         for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # a kill left half of it
                 break
             if number == 1:
                 self._check_same_run(line, fingerprint)
             else:
-                window = self._window(line, number)
+                window = self._parsed_window(line, number)
                 self.stop = window.stop
                 self.predicted += len(window.rows)
             whole_bytes += len(line)
         self._file.truncate(whole_bytes)
         return whole_bytes > 0
 
-    def _object(self, line: bytes, number: int, keys: Collection[str]) -> dict[str, object]:
-        """Return one line as an object with these keys.
+    def _parsed_object(self, line: bytes, number: int, keys: Collection[str]) -> dict[str, object]:
+        """Return one line as an object with just these keys; ``number`` names the line in messages.
 
         Raises:
             InputError: it is none.
@@ -105,24 +116,28 @@ class UnfinishedPredictions:
             raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
         return record
 
-    def _window(self, line: bytes, number: int) -> Window:
-        """Return the window of a line.
+    def _parsed_window(self, line: bytes, number: int) -> Window:
+        """Return the window of samples that a line holds.
 
         Raises:
             InputError: the line holds none.
         """
-        record = self._object(line, number, Window._fields)
+        record = self._parsed_object(line, number, Window._fields)
         if type(record["stop"]) is not int or not isinstance(record["rows"], list):
             raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
         return Window(**record)  # type: ignore[arg-type]  # its rows are what this program wrote
 
     def _check_same_run(self, line: bytes, fingerprint: Mapping[str, object]) -> None:
-        """Refuse the file of another run, with every difference."""
-        record = self._object(line, 1, ("schema", "fingerprint"))
-        there = record["fingerprint"]
-        if record["schema"] != SCHEMA or not isinstance(there, dict):
+        """Refuse the file of another run, by its first line.
+
+        Raises:
+            InputError: listing every difference.
+        """
+        record = self._parsed_object(line, 1, ("schema", "fingerprint"))
+        stored = record["fingerprint"]
+        if record["schema"] != SCHEMA or not isinstance(stored, dict):
             raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
-        problems = differences(there, fingerprint, "in the file")
+        problems = differences(stored, fingerprint, "in the file")
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)

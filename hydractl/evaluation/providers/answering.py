@@ -25,7 +25,7 @@ class MemberOutputs(NamedTuple):
 
 
 class BatchPlace(NamedTuple):
-    """Which batch it is, for what is drawn for it: the fingerprint of the data set, and its first sample there."""
+    """The place of a batch, which seeds what is drawn for it: the fingerprint of its data set, and its first sample."""
 
     dataset: str
     first: int
@@ -68,9 +68,9 @@ class Answering(ABC):
         """Answer one batch.
 
         Args:
-            inputs: of the batch, on the model's device.
-            place: which batch it is.
-            detector: what takes scores on features; None for no scores.
+            inputs: the inputs of the batch, on the model's device.
+            place: which batch of which data set it is.
+            detector: computes the scores on features; None for no scores.
         """
 
     def fitted_detector(
@@ -88,7 +88,7 @@ class OwnClassifier(Answering):
     """Every member answers with the classifier that it has."""
 
     def classes_of(self, argument: ModelArgument) -> tuple[Sequence[str] | None, int]:
-        """Return those of the model: names of the first of its members that knows them."""
+        """Return the classes of the model's own classifier, with the names that its first member with names has."""
         classes = argument.sources[0].classes
         assert classes is not None  # with_classes() has been here
         for source in argument.sources:

@@ -35,12 +35,12 @@ class LogitsProvider(ABC):
     """One row: M members that answer with logits of C classes.
 
     Attributes:
-        name: of the row.
+        name: the name of the row.
         labels: names of the classes, None where unknown.
         classes: C.
         reads: ``image`` or ``text``; None for predictions, which read nothing any more.
         members: M.
-        heads: of every site, the heads there are and those each member keeps.
+        heads: for every site (attention layer), how many heads there are and which of them each member keeps.
         cost: ``params`` and ``macs``, the latter None where it is not known.
         seen: the samples behind the model.
         stored: the calibration and the threshold of its file.
@@ -109,7 +109,7 @@ class LogitsProvider(ABC):
 
     # --- what only a model that runs does -----------------------------------------------------------------------------
 
-    def known(self, dataset: EvalSet) -> LogitsProvider | None:
+    def reusable_predictions(self, dataset: EvalSet) -> LogitsProvider | None:
         """Return the predictions that hold its logits of a data set already; None where there are none."""
         return None
 
@@ -119,7 +119,7 @@ class LogitsProvider(ABC):
         """Fit OOD scores on features, and set :attr:`detector`.
 
         Args:
-            names: of the scores.
+            names: the names of the scores.
             data: the training data; None for scores that need none, or that the checkpoint holds.
             neighbours: k of the score ``knn``.
             kept: the file that keeps the features of the training data; None for none.

@@ -17,11 +17,11 @@ from hydractl.jsonio import differences
 
 
 class PredictedModel(LogitsProvider):
-    """Stored logits.
+    """A row whose logits were stored by an earlier run.
 
     Args:
-        name: of the row; None for the name that the file gives.
-        predictions: where the logits are.
+        name: the name of the row; None for the name that the file gives.
+        predictions: the file, or the files, that hold the logits.
     """
 
     def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
@@ -35,9 +35,9 @@ class PredictedModel(LogitsProvider):
         self.cost = model.cost or CostRecord()
         self.training = model.training
         self.seen = []
-        self.stored = StoredFit.of(model.to_json(), predictions.origin)
+        self.stored = StoredFit.from_description(model.to_json(), predictions.origin)
         self.on_features = predictions.scores
-        self.conventions = _asking(model.decisive)
+        self.conventions = _stored_conventions(model.decisive)
         self.mc_dropout = model.decisive.mc_dropout
         self.probe = model.decisive.probe
         self.cascade = model.decisive.cascade
@@ -50,10 +50,11 @@ class PredictedModel(LogitsProvider):
 
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets of the file, the ID set first."""
-        of_tests = [stored for stored in self._predictions.sets if stored.role in (ID, OOD, CORRUPTION)]
-        of_tests.sort(key=lambda stored: stored.role != ID)
+        test_sets = [stored for stored in self._predictions.sets if stored.role in (ID, OOD, CORRUPTION)]
+        test_sets.sort(key=lambda stored: stored.role != ID)  # the ID set first; the others stay in their order
+
         sets = []
-        for stored in of_tests:
+        for stored in test_sets:
             entry = {**vars(stored), "seen": 0}  # what was seen is counted anew, by already_seen()
             sets.append(EvalSet(**entry, spec=self._predictions.origin))
         return sets
@@ -74,7 +75,7 @@ class PredictedModel(LogitsProvider):
 
     def has(self, dataset: EvalSet) -> bool:
         """Return whether the file has a set, sample for sample."""
-        return self._index(dataset) is not None
+        return self._index_of_set(dataset) is not None
 
     def check_made_with(self, wanted: Mapping[str, object]) -> None:
         """Refuse logits of other settings.
@@ -94,13 +95,16 @@ class PredictedModel(LogitsProvider):
 
     def already_seen(self, dataset: EvalSet) -> int:
         """Return the number that the file gives; 0 for a set that it has not."""
-        index = self._index(dataset)
+        index = self._index_of_set(dataset)
         if index is None:
             return 0
         return self._predictions.sets[index].seen
 
-    def _index(self, dataset: EvalSet) -> int | None:
-        """Return which set of the file it is: of several with the same samples, the one of its name, else the first."""
+    def _index_of_set(self, dataset: EvalSet) -> int | None:
+        """Return the index of a data set in the file; None where it has no set of the same samples and labels.
+
+        Of several sets with the same samples it is the one of the same name, else the first.
+        """
         same_samples = []
         for index, stored in enumerate(self._predictions.sets):
             if stored.fingerprint != dataset.fingerprint:
@@ -111,13 +115,13 @@ class PredictedModel(LogitsProvider):
         return next(iter(same_samples), None)
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Read the file."""
-        index = self._index(dataset)
+        """Yield the stored logits of all samples of the set; ``rows`` is not looked at."""
+        index = self._index_of_set(dataset)
         assert index is not None  # check_sets() has been here
         yield from self._predictions.batches(index)
 
 
-def _asking(decisive: DecisiveRecord) -> Asking:
+def _stored_conventions(decisive: DecisiveRecord) -> Asking:
     """Return how texts are cut and zero-shot models are asked, where the header says it."""
     asking: Asking = {}
     if decisive.max_length is not None:

@@ -30,7 +30,7 @@ class ProbeClassifier(Answering):
         self._probes: Probes | None = None
 
     def classes_of(self, argument: ModelArgument) -> tuple[Sequence[str] | None, int]:
-        """Return those of the probe."""
+        """Return the names of the probe's classes, None where they have none, and their number."""
         return self._labels, self._classes
 
     def fit_probe(self, data: Readouts, val: Readouts | None) -> None:
@@ -43,7 +43,7 @@ class ProbeClassifier(Answering):
         self.probe = self._probes.facts
 
     def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
-        """Read the features of every member, and give them to its probe."""
+        """Return the logits that each member's probe makes of the member's features, and their scores."""
         assert self._probes is not None  # fitted before anything is measured
         features = member_features(self._model, inputs)
         logits = self._probes.logits(features)

@@ -51,7 +51,8 @@ class RunningModel(LogitsProvider):
     Args:
         fit: the options of what is fitted for it.
         log: tells what it reads.
-        probed: the names of the classes of a probe (None if they have no names) and their number; None without one.
+        probed: the names of the classes of a probe (None if they have no names) and their number; None if the model
+            answers by its own classifier.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class RunningModel(LogitsProvider):
         log: Log,
         probed: tuple[Sequence[str] | None, int] | None = None,
     ) -> None:
+        # How it answers: by its own classifier, by a probe, or in passes of dropout.
         answering = _answering(options, fit, probed)
         prepared = [answering.prepared(source) for source in argument.sources]
         self.argument = replace(argument, sources=prepared)
@@ -70,8 +72,9 @@ class RunningModel(LogitsProvider):
         self._fit = fit
         self._log = log
         self._answering = answering
-        self._model: Runnable | None = None
+        self._model: Runnable | None = None  # until its weights are read
 
+        # What the headers of its files tell; the first source speaks for what all have in common.
         descriptions = [source.description for source in self.argument.sources]
         first = descriptions[0]
         self.name = argument.name
@@ -82,25 +85,30 @@ class RunningModel(LogitsProvider):
         self.mc_dropout = answering.mc_dropout
         towers = set(self._towers().values())
         self.zero_shot = probed is None and len(towers) > 1
-        self.heads = self._heads(descriptions)
+        self.heads = self._kept_heads(descriptions)
         self.cost = self._cost()
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
-        self.stored = self._stored(fit)
-        self.cascade = self._cascade(first)
+        self.conventions = _conventions(first)
+
+        # What was fitted for it before, as far as it answers in the same way now.
+        self.stored = self._stored_fit(fit)
+        self.cascade = self._usable_cascade(first)
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
-        self.conventions = _conventions(first)
 
     # --- what is known before it runs ---------------------------------------------------------------------------------
 
     def _towers(self) -> dict[str, str]:
-        """Return the tower of each attention layer, by the path of the layer."""
+        """Return the tower (the encoder of images or of texts) of each attention layer, by the path of the layer."""
         first_source = self.argument.sources[0]
         return {site.path: site.tower for site in first_source.sites}
 
-    def _heads(self, descriptions: Sequence[Description]) -> list[PredictedSiteRecord]:
-        """Return the heads that each member keeps at each site; an empty list if the members differ in their sites."""
+    def _kept_heads(self, descriptions: Sequence[Description]) -> list[PredictedSiteRecord]:
+        """Return the heads that each member keeps at each site, which is an attention layer that heads can be cut from.
+
+        An empty list if the members differ in their sites, or in how many heads these have.
+        """
         masks: list[HeadMask] = []
         for description in descriptions:
             masks += description.masks
@@ -116,18 +124,18 @@ class RunningModel(LogitsProvider):
         return sites
 
     def _cost(self) -> CostRecord:
-        """Return the cost of one sample, all passes together."""
+        """Return its parameters, and the mult-adds of one sample, all sources and passes together."""
         whole_last_block = self.options.whole_last_block
-        counts = []  # of the parameters of each source: all, those that are not zero
+        all_and_nonzero = []  # of the parameters of each source
         params = 0
         macs_of_a_pass = 0
         for source in self.argument.sources:
-            count = parameters(source.tensors)
-            counts.append((count, source.description.params_nonzero))
-            params += count
+            params_of_source = parameters(source.tensors)
+            all_and_nonzero.append((params_of_source, source.description.params_nonzero))
+            params += params_of_source
             macs_of_a_pass += macs(source.description, source.tensors, whole_last_block=whole_last_block)
 
-        nonzero = total_nonzero(counts)
+        nonzero = total_nonzero(all_and_nonzero)
         first_description = self.argument.sources[0].description
         return CostRecord(
             params=params,
@@ -141,16 +149,16 @@ class RunningModel(LogitsProvider):
         is_one_file = len(self.argument.sources) == 1
         return is_one_file and self._answering.unlike_file is None
 
-    def _stored(self, fit: FitOptions) -> StoredFit:
+    def _stored_fit(self, fit: FitOptions) -> StoredFit:
         """Return the fit that the checkpoint holds; an empty one, with a warning, if it is for other predictions."""
         extras = [source.description.extra for source in self.argument.sources]
         if self._answers_as_its_file():
-            return StoredFit.of(extras[0], self.name)
+            return StoredFit.from_description(extras[0], self.name)
         reason = self._answering.unlike_file or "of one model alone"
         warn_of_left_out(self.name, extras, fit, self._log, reason)
         return StoredFit()
 
-    def _cascade(self, description: Description) -> CascadeRecord | None:
+    def _usable_cascade(self, description: Description) -> CascadeRecord | None:
         """Return the checkpoint's cascade; None if it has none, or if it was fitted for other predictions."""
         cascade = stored_cascade(description.extra.get("cascade"), self.members)
         if cascade is None:
@@ -189,11 +197,11 @@ class RunningModel(LogitsProvider):
 
     # --- running ------------------------------------------------------------------------------------------------------
 
-    def known(self, dataset: EvalSet) -> LogitsProvider | None:
-        """Return the first of ``--reuse`` that has the set and the scores on features of this command, or None.
+    def reusable_predictions(self, dataset: EvalSet) -> LogitsProvider | None:
+        """Return the first file of ``--reuse`` that has the set and the scores on features of this command, or None.
 
         Raises:
-            InputError: if these were made with other settings.
+            InputError: if this file was made with other settings.
         """
         needed_scores: set[str] = set()
         if self.detector is not None:
@@ -202,28 +210,28 @@ class RunningModel(LogitsProvider):
             if not predictions.has(dataset):
                 continue
             if needed_scores.issubset(predictions.on_features):
-                predictions.check_made_with(self._made_with())
+                predictions.check_made_with(self._needed_header_entries())
                 return predictions
         return None
 
-    def _made_with(self) -> dict[str, object]:
-        """Return the entries that predictions of this model must have in their header."""
-        wanted: dict[str, object] = {"labels": None}
+    def _needed_header_entries(self) -> dict[str, object]:
+        """Return the entries that predictions must have in their header to be those of this model and command."""
+        needed: dict[str, object] = {"labels": None}
         if self.labels is not None:
-            wanted["labels"] = list(self.labels)
+            needed["labels"] = list(self.labels)
         if self.detector is not None:
-            wanted["fitted_on"] = fitted_on_of(self.detector)
-        wanted.update(self.decisive().to_json())
-        return wanted
+            needed["fitted_on"] = fitted_on_of(self.detector)
+        needed.update(self.decisive().to_json())
+        return needed
 
     def loaded(self) -> Runnable:
-        """Return the model with its weights, which are read once."""
+        """Return the model with its weights, which the first call reads and :meth:`release` forgets."""
         if self._model is not None:
             return self._model
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
         if self.cascade is None and isinstance(model, HydraModel):
-            model.cascade = None
+            model.cascade = None  # one in the file is for other predictions than this row's
         model.read_prompts(self._log, self.name)
         self._answering.start(model)
         self._model = model
@@ -235,22 +243,27 @@ class RunningModel(LogitsProvider):
         return next(model.parameters())
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Run the model, and yield the logits of each batch; ``rows`` are some samples in an order, None for all."""
+        """Run the model, and yield the logits of each batch, as float32, or float64 if the model runs in it.
+
+        Args:
+            dataset: the data set.
+            rows: the numbers of the samples to run, in this order; None for all.
+        """
         parameter = self._parameter()
         # Formats narrower than float32 are only for running: their logits are kept and measured as float32.
         kept_dtype = torch.float32
         if self.options.dtype == "float64":
             kept_dtype = torch.float64
         with torch.inference_mode():
-            for batch in self._batches_of(dataset, rows):
+            for batch in self._batches_as_read(dataset, rows):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 place = BatchPlace(dataset.fingerprint, batch.indices[0])
                 logits, scores = self._answering.outputs(inputs, place, self.detector)
                 kept_logits = logits.to("cpu", kept_dtype)
                 yield LogitsBatch(batch.indices, kept_logits.numpy(), scores)
 
-    def _batches_of(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
-        """Return the batches of a data set as the model reads it; ``rows`` are some samples in an order."""
+    def _batches_as_read(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
+        """Return the batches of a data set as the model reads it, of all samples or of these rows in this order."""
         description = self.argument.sources[0].description
         preprocess = {"family": description.family, **description.preprocess}
         collate = self.loaded().preprocess
@@ -258,13 +271,16 @@ class RunningModel(LogitsProvider):
             dataset, collate, preprocess, self.options.batch_size, workers=self.options.workers, rows=rows
         )
 
-    def _inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yield the rows and the inputs of the batches that something is fitted on, and show progress."""
+    def _fitting_inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
+        """Yield the row numbers and the inputs of each batch of a set that something is fitted to; none without a set.
+
+        Inputs are on the model's device and in its format. Progress is shown.
+        """
         if data is None or data.dataset is None:
             return
         parameter = self._parameter()
         with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
-            for batch in self._batches_of(data):
+            for batch in self._batches_as_read(data):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 yield batch.indices, inputs
                 progress.advance(len(batch.indices))
@@ -283,8 +299,15 @@ class RunningModel(LogitsProvider):
         """Fit OOD scores on features to the training data; without these, take the scores that the checkpoint holds.
 
         A score of words is fitted anew where the command names some.
+
+        Args:
+            names: the names of the scores.
+            data: the training data; None without.
+            neighbours: k of the scores ``knn`` and ``nnguide``.
+            kept: the file that keeps the features of the training data; None for none.
         """
-        stored = models_of(self.loaded())[0].detector
+        first_model = models_of(self.loaded())[0]
+        stored = first_model.detector
         taken: list[str] = []
         if stored is not None:
             taken = [name for name in names if name in stored.names and self._is_taken(name, data)]
@@ -317,32 +340,43 @@ class RunningModel(LogitsProvider):
         words = words_for(names, self._fit)
         if words:
             fitted_on["negative_words"] = digest_of_words(words)
-        of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
-        if of_probes is not None:
-            return of_probes
+
+        # Probes were fitted to features of the same data, which are still there.
+        detector_of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
+        if detector_of_probes is not None:
+            return detector_of_probes
         models = models_of(self.loaded())
         with torch.inference_mode():
-            features = self._training_features(data, kept)
+            features = self._training_features(models, data, kept)
             return fit_detector(names, models, features, labels, neighbours, fitted_on, words)
 
-    def _training_features(self, data: EvalSet | None, kept: FeaturesFile | None) -> TrainingFeatures:
-        """Return the members' features of training data, from the file that keeps them or by running the members."""
-        models = models_of(self.loaded())
-        if data is None or kept is None:
-            return read_training(models, self._inputs(data))
+    def _training_features(
+        self, models: Sequence[HydraModel], data: EvalSet | None, file: FeaturesFile | None
+    ) -> TrainingFeatures:
+        """Return the members' features of the training data: those that a file holds, else those that are computed now.
+
+        Args:
+            models: the models that run one after another, with their weights.
+            data: the training data; None gives the features of no samples, for scores that need none.
+            file: holds the features of an earlier run, or takes those that are computed now; None for neither.
+        """
+        if data is None or file is None:
+            return read_training(models, self._fitting_inputs(data))
+
         made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data)}
         made_with.update(self.decisive().to_json())
-        kept_features = kept.read(made_with, self.members, len(data))
-        if kept_features is not None:
-            self._log.info(f"{self.name}: its features of --train are those in {kept.path}")
-            return kept_features
-        features = read_training(models, self._inputs(data))
+        stored = file.read(made_with, self.members, len(data))
+        if stored is not None:
+            self._log.info(f"{self.name}: its features of --train are those in {file.path}")
+            return stored
+
+        computed = read_training(models, self._fitting_inputs(data))
         # Samples that cannot be read are counted and listed when a run tries to read them: a file of features without
         # them would hide them from the next run.
-        all_were_read = len(features.rows) == len(data)
+        all_were_read = len(computed.rows) == len(data)
         if all_were_read:
-            kept.write(features, made_with)
-        return features
+            file.write(computed, made_with)
+        return computed
 
     def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:
         """Fit a probe to what each member makes of the training data.
@@ -363,24 +397,28 @@ class RunningModel(LogitsProvider):
         self.probe = classifier.probe
 
     def _readouts(self, data: EvalSet) -> Readouts:
-        """Return the features that each member computes from a labelled set."""
+        """Return the features that each member computes from a labelled set, in float64, and the labels beside them."""
         rows: list[int] = []
-        features_by_batch: list[list[Floats]] = []
+        features_by_batch: list[list[Floats]] = []  # of each batch, for each member [B, D]
         with torch.inference_mode():
-            for batch_rows, inputs in self._inputs(data):
+            for batch_rows, inputs in self._fitting_inputs(data):
                 rows += batch_rows
                 batch_features = []
                 for features in member_features(self.loaded(), inputs):
                     batch_features.append(features.cpu().double().numpy())
                 features_by_batch.append(batch_features)
 
+        # The batches of each member are joined to one array [N, D].
         features_by_member = [np.concatenate(batches) for batches in zip(*features_by_batch, strict=True)]
         assert data.labels is not None  # it was opened with need_labels
         return Readouts(data, data.labels[rows], features_by_member)
 
 
 def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
-    """Return the way in which a model answers; the settings refuse MC dropout with a probe."""
+    """Return the way in which a model answers: in passes of dropout, by a probe, or else by its own classifier.
+
+    The settings refuse MC dropout with a probe. ``probed`` is the names and the number of the probe's classes.
+    """
     if options.dropout is not None:
         return DropoutPasses(options.dropout)
     if fit.probe is not None:

@@ -19,10 +19,10 @@ class StoredFit:
     """What was fitted for a model before.
 
     Attributes:
-        calibration: of the averaged prediction, None for none.
-        threshold: None for none.
-        fitted_on: the validation set of the calibration, where the file says it.
-        score: the OOD score, None for none.
+        calibration: the calibration of the averaged prediction; None for none.
+        threshold: the threshold of the OOD score; None for none.
+        fitted_on: the validation set of the calibration; None where the file does not say it.
+        score: the name of the OOD score; None for none.
     """
 
     calibration: Calibration | None = None
@@ -31,8 +31,8 @@ class StoredFit:
     score: str | None = None
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
-        """Read what the description of a file holds.
+    def from_description(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
+        """Read the calibration, threshold and OOD score that the description of a file holds.
 
         Args:
             document: the description of a checkpoint, or the entry of the model in a predictions file.
@@ -67,19 +67,22 @@ def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | Non
 def warn_of_left_out(
     name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, chosen_for: str
 ) -> None:
-    """Warn where a stored calibration or threshold would be expected and is not used.
+    """Warn where a file holds a calibration, threshold, score or cascade that would be expected and is not used.
+
+    What the command itself gives is not expected from a file, and nothing is warned of.
 
     Args:
-        name: of the row.
-        documents: those of its models that may hold one.
-        fit: a temperature or a threshold of the command is used instead, and nothing is warned of.
+        name: the name of the row.
+        documents: the descriptions of its models.
+        fit: the options of the command.
         log: receives messages.
         chosen_for: the predictions for which they were chosen, as words that follow "the predictions".
     """
+    # Whether the command would take each from the file.
     expected = {
         "calibration": fit.temperature is None,
         "threshold": not fit.threshold and fit.temperature is None,
-        "ood_score": not fit.scores.told,
+        "ood_score": not fit.scores.are_named,
         "cascade": True,
     }
     unused = []

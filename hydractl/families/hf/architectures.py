@@ -18,7 +18,7 @@ from transformers.utils import logging as hf_logging
 
 from hydractl.errors import InputError
 from hydractl.families.base import State, numbered_paths
-from hydractl.families.config_json import LibraryConfig, is_whole_number
+from hydractl.families.config_json import LibraryConfig, are_whole_numbers, is_whole_number
 from hydractl.families.hf import dinov3, relative
 from hydractl.families.hf.decoders import (
     at_last_token,
@@ -26,7 +26,7 @@ from hydractl.families.hf.decoders import (
     last_token_logits,
     mean_of_tokens,
     pooled_logits,
-    problem_of,
+    unsupported_setting,
 )
 from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
 from hydractl.families.reading import cached_by_config, refused_as
@@ -43,16 +43,19 @@ _MOST_LABELS = 1 << 20
 
 
 def _pooler(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the encoder's pooler, with dropout."""
     pooled = base.pooler(state.hidden)
     dropped = model.dropout(pooled)
     return model.classifier(dropped)
 
 
 def _head(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by a head that pools all tokens by itself."""
     return model.classifier(state.hidden)
 
 
 def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the first token, through one more layer."""
     class_token = state.hidden[:, 0]
     first = model.pre_classifier(class_token)
     dropped = model.dropout(torch.relu(first))
@@ -60,46 +63,54 @@ def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the classifier's own pooler, with dropout."""
     pooled = model.pooler(state.hidden)
     dropped = model.dropout(pooled)
     return model.classifier(dropped)
 
 
 def _beit(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the encoder's pooler behind its last norm: the class token, or the mean of patches."""
     hidden = base.layernorm(state.hidden)
     pooled = base.pooler(hidden)
     return model.classifier(pooled)
 
 
 def _swin(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the mean of all tokens."""
     pooled = _swin_mean(model, base, state)
     return model.classifier(pooled)
 
 
 def _swin_mean(model: Any, base: Any, state: State) -> Tensor:
+    """Return the mean of all tokens behind the last norm, ``[B, d_model]``."""
     hidden = base.layernorm(state.hidden)
     pooled = base.pooler(hidden.transpose(1, 2))
     return torch.flatten(pooled, 1)
 
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the class token."""
     hidden = base.layernorm(state.hidden)
     class_token = hidden[:, 0, :]
     return model.classifier(class_token)
 
 
 def _normed_head(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by a head that pools all tokens by itself, behind the last norm."""
     hidden = base.LayerNorm(state.hidden)
     return model.classifier(hidden)
 
 
 def _mean(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the mean of all tokens."""
     hidden = base.layernorm(state.hidden)
     mean = hidden.mean(dim=1)
     return model.classifier(mean)
 
 
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the mean of two classifiers: of the class token, and of the distillation token."""
     hidden = base.layernorm(state.hidden)
     class_token = hidden[:, 0, :]
     distillation_token = hidden[:, 1, :]
@@ -109,6 +120,7 @@ def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the class token and the mean of patches side by side."""
     hidden = base.layernorm(state.hidden)
     registers = getattr(model.config, "num_register_tokens", 0)
     class_token = hidden[:, 0]
@@ -118,6 +130,7 @@ def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _modern(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the first token, or the mean of those that are no padding, as the configuration says."""
     hidden = base.final_norm(state.hidden)
     if model.config.classifier_pooling == "cls":
         features = hidden[:, 0]
@@ -128,6 +141,7 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
+    """Classify by the mean of patches of the image tower of a CLIP or SigLIP."""
     if hasattr(base, "pre_layrnorm"):  # a CLIP: the mean is over patches, without the class token before them
         hidden = state.hidden[:, 1:]
     else:
@@ -294,14 +308,17 @@ def meta_model(config: LibraryConfig) -> Any:
 def drawn_model(config: LibraryConfig) -> Any:
     """Build the library's model of a configuration with weights of its own initialisation, on the default device.
 
-    With no labels it is a body: the library's classifier without the modules that its configuration calls ``absent``.
+    With no labels it is a body (an encoder without a classifier): the library's classifier without the modules that its
+    configuration calls ``absent``.
 
     Raises:
         InputError: for what the library cannot build.
     """
     name = class_name(config)
     settings: dict[str, Any] = without_traces(config)
-    labels = 2 if name in TWO_TOWERS else settings.get("num_labels")
+    labels = settings.get("num_labels")
+    if name in TWO_TOWERS:  # which have none, while every configuration of the library has some
+        labels = 2
     # The library would make up a name for each of them.
     if type(labels) is not int or labels > _MOST_LABELS:
         raise InputError(f"{name} has {shown(labels)} labels")
@@ -311,9 +328,8 @@ def drawn_model(config: LibraryConfig) -> Any:
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
         library_config = model_class.config_class.from_dict(settings)
         _check_config(library_config, name)
-        model = model_class._from_config(
-            library_config, attn_implementation=implementation(model_class), dtype=torch.float32
-        )
+        attends_by = implementation(model_class)
+        model = model_class._from_config(library_config, attn_implementation=attends_by, dtype=torch.float32)
         model.base_model.warn_if_padding_and_no_attention_mask = _no_warning
         if is_body:
             for path in settings.get("absent", ()):
@@ -332,22 +348,28 @@ def implementation(model_class: Any) -> str:
 
 
 def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:
-    """Return the modules of a classifier that a body does not have, given the names of its stored tensors.
+    """Return the paths of the modules of a classifier that a body does not have.
 
-    These are the last layer, which is always one of other classes, and what no tensor belongs to.
+    These are the last layer, which is always one of other classes, and what no stored tensor belongs to.
+
+    Args:
+        config: of the body, whose class is that of the classifier.
+        names: of its stored tensors.
     """
     model = meta_model({**config, "num_labels": 2})
     (tower,) = towers_of(model)
     absent = []
     for module_name, module in model.named_children():
-        if module is tower.base or not list(module.parameters()):
+        has_parameters = len(list(module.parameters())) > 0
+        if module is tower.base or not has_parameters:
             continue
         is_last_layer = module_name.endswith(("classifier", "score"))
         is_stored = any(name.startswith(f"{module_name}.") for name in names)
         if is_last_layer or not is_stored:
             absent.append(module_name)
     has_pooler = getattr(tower.base, "pooler", None) is not None
-    if has_pooler and not any(re.match(r"(\w+\.)?pooler\.", name) for name in names):
+    stores_pooler = any(re.match(r"(\w+\.)?pooler\.", name) for name in names)
+    if has_pooler and not stores_pooler:
         absent.append(f"{tower.prefix}.pooler")
     return absent
 
@@ -365,12 +387,20 @@ def fill_hf_buffers(model: Any) -> None:
 
 
 def _check_config(config: Any, name: str) -> None:
-    """Refuse what is not a classifier by softmax over separate heads."""
-    tower_keys = [key for key in ("vision_config", "text_config") if hasattr(config, key)]
-    for key in tower_keys:
-        check_counts(getattr(config, key), name)
-    if not tower_keys:
-        check_counts(config, name)
+    """Refuse the configuration of a model that does not choose one of several classes, or attends otherwise.
+
+    Args:
+        config: the library's own object, of a classifier or of two towers.
+        name: of the model's class, for messages.
+
+    Raises:
+        InputError: listing what stands in the way.
+    """
+    encoders = [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)]
+    if not encoders:
+        encoders = [config]
+    for encoder in encoders:
+        check_counts(encoder, name)
     problems = []
     is_other_task = config.problem_type in ("regression", "multi_label_classification")
     if config.num_labels < 2 or is_other_task:
@@ -384,16 +414,24 @@ def _check_config(config: Any, name: str) -> None:
 
 
 def check_counts(config: Any, name: str) -> None:
-    """Refuse numbers of layers, heads and tokens that no model has, before anything is built of them."""
+    """Refuse numbers of layers, heads and tokens that no model has, before anything is built of them.
+
+    Args:
+        config: the library's object for one encoder; its values come from a file and may be anything.
+        name: of the model, for messages.
+
+    Raises:
+        InputError: naming the first of them.
+    """
     layers = config.num_hidden_layers
     if not is_whole_number(layers, 1, _MOST_LAYERS):
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
+
     heads = getattr(config, "num_attention_heads", 1)
-    heads_of_stages = [heads]
-    if isinstance(heads, (list, tuple)):
-        heads_of_stages = list(heads)
-    if not all(is_whole_number(number, 1) for number in heads_of_stages):
+    heads_by_stage = list(heads) if isinstance(heads, (list, tuple)) else [heads]
+    if not are_whole_numbers(heads_by_stage, 1):
         raise InputError(f"{name} has {shown(heads)} attention heads")
+
     positions = getattr(config, "max_position_embeddings", 1)
     image = getattr(config, "image_size", None)
     patch = getattr(config, "patch_size", None)
@@ -402,7 +440,8 @@ def check_counts(config: Any, name: str) -> None:
         positions = patches_of_side**2
     if not is_whole_number(positions, 1, _MOST_POSITIONS):
         raise InputError(f"{name} takes {shown(positions)} tokens")
-    problem = problem_of(config)
+
+    problem = unsupported_setting(config)
     if problem is not None:
         raise InputError(f"this {name} is not supported: {problem}")
 
@@ -415,11 +454,18 @@ def _check_layers(model: Any) -> None:
 
 
 def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
-    """Refuse an encoder, of the class that ``name`` starts with, that is not what the layout says."""
+    """Refuse an encoder that is not what is known of its class, as in another version of the library.
+
+    Args:
+        name: of the model's class, such as ``BertForSequenceClassification``.
+        base: the encoder.
+        layout: what is known: where its layers and heads are, and the class of its attention.
+
+    Raises:
+        InputError: naming what is otherwise.
+    """
     try:
-        blocks = []
-        for _, layer in layers_of(base, layout):
-            blocks.append(layer.get_submodule(layout.block))
+        blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
         for block in blocks:
             _check_attention(name, block, layout)
     except AttributeError as error:
@@ -433,27 +479,47 @@ def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
 
 
 def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
-    """Refuse attention of another class or with other projections than the layout says, or that scales otherwise."""
-    core = block.get_submodule(layout.core)
-    paths = (*layout.heads.qkv, layout.heads.out)
-    projections = [block.get_submodule(path) for path in paths]
-    before_task, _, _ = name.partition("For")
-    kind = before_task.removesuffix("Model")
-    # Attention that several classes have is named after none of them.
-    starts = (kind.removesuffix("Text"), kind, "")
-    expected = [start + layout.core_class for start in starts]
-    linear_class: type[nn.Module] = nn.Linear
-    if layout.heads.transposed:
-        linear_class = Conv1D
-    is_linear = all(type(projection) is linear_class for projection in projections)
+    """Refuse attention of another class or with other projections than the layout says, or that scales otherwise.
+
+    Args:
+        name: of the model's class, such as ``BertForSequenceClassification``.
+        block: the attention block of a layer.
+        layout: what is known of this kind of encoder.
+
+    Raises:
+        InputError: naming what is otherwise.
+        AttributeError: a module is not where the layout says.
+    """
+    core = block.get_submodule(layout.core)  # what computes attention
+    paths_of_projections = (*layout.heads.qkv, layout.heads.out)
+    projections = [block.get_submodule(path) for path in paths_of_projections]
+    linear_class = Conv1D if layout.heads.transposed else nn.Linear
+    are_linear = all(type(projection) is linear_class for projection in projections)
+    expected = _possible_names(name, layout.core_class)
     core_class = type(core).__name__
-    if core_class not in expected or not is_linear:
+    if core_class not in expected or not are_linear:
         raise InputError(f"the attention of this {name} is {core_class}, expected {expected[0]}")
+
+    # Where a class says how wide its heads are and how it scales, that is to be the usual way.
     head_dim = getattr(core, "head_dim", 0)
     scale = getattr(core, "scaling", 0)
     if head_dim and scale and not math.isclose(scale, head_dim**-0.5):
         problem = f"its attention scales scores by {scale:.4g}, not by 1 / sqrt({head_dim})"
         raise InputError(f"this {name} is not supported: {problem}")
+
+
+def _possible_names(model_name: str, ending: str) -> list[str]:
+    """Return how the attention class of a model may be called, the usual name first.
+
+    Args:
+        model_name: of the model's class: ``BertForSequenceClassification``, ``Gemma3TextModel``.
+        ending: of the attention's: ``SelfAttention``.
+    """
+    before_task, _, _ = model_name.partition("For")
+    kind = before_task.removesuffix("Model")
+    # Attention that several classes have is named after none of them.
+    starts = (kind.removesuffix("Text"), kind, "")
+    return [start + ending for start in starts]
 
 
 # --- the towers of a model --------------------------------------------------------------------------------------------
@@ -522,45 +588,62 @@ def quiet() -> Iterator[None]:
 
 
 def class_name(config: LibraryConfig) -> str:
-    """Return the classifier of the library that a configuration names, or that it names the body of.
+    """Return the name of the library's class that a configuration is opened as.
+
+    That is the class that its ``architectures`` names, if it is a classifier or a model of two towers that is known
+    here; and for an encoder alone, or one with the head of another task (``BertModel``, ``BertForMaskedLM``), the
+    classifier of the same encoder.
 
     Raises:
-        InputError: for one whose heads cannot be taken apart, naming its attention.
+        InputError: for a class whose heads cannot be taken apart, naming its attention.
     """
     names = config.get("architectures")
-    name: object = None
     if isinstance(names, list) and len(names) == 1:
         (name,) = names
+    else:
+        name = None
+    if not isinstance(name, str):  # no one name: say what stands there
+        name_or_value = shown(names) if name is None else name
+        raise _unsupported(name_or_value)
+    if name in ARCHITECTURES or name in TWO_TOWERS:
+        return name
+    classifier = _classifier_of_body(name)
+    if classifier is None:
+        raise _unsupported(name, _why_refused(name))
+    return classifier
+
+
+def _classifier_of_body(name: str) -> str | None:
+    """Return the classifier that has the encoder of another class of the library; None where none is known."""
+    match = re.fullmatch(r"(\w+?)(Model|For\w+)", name)
+    if match is None:
+        return None
+    encoder = OTHER_BODIES.get(name, match[1])
+    if encoder in BODIES and hasattr(transformers, name):
+        return BODIES[encoder]
+    return None
+
+
+def _unsupported(name: object, why: str = "") -> InputError:
+    """Return the error of a class of the library that is not opened; ``why`` stands at its end."""
     two_towers = ", ".join(TWO_TOWERS)
     bodies = ", ".join(reversed(BODIES))
     hint = f"supported are {two_towers}, and classifiers and bodies of {bodies}"
-    if not isinstance(name, str):
-        what = name
-        if name is None:
-            what = shown(names)
-        raise InputError(f"transformers' {what} is not supported", hint=hint)
-    if name in ARCHITECTURES or name in TWO_TOWERS:
-        return name
-    body = re.fullmatch(r"(\w+?)(Model|For\w+)", name)
-    if body is not None:
-        encoder = OTHER_BODIES.get(name, body[1])
-        if encoder in BODIES and hasattr(transformers, name):
-            return BODIES[encoder]
-    raise InputError(f"transformers' {name} is not supported{_reason(name)}", hint=hint)
+    return InputError(f"transformers' {name} is not supported{why}", hint=hint)
 
 
-def _reason(name: str) -> str:
-    """Say why a class is refused, behind its name."""
+def _why_refused(name: str) -> str:
+    """Say why a class is refused, as the end of a sentence behind its name; empty where nothing is known."""
     tower = re.match(r"(CLIP|MetaClip2|Siglip2?)(Vision|Text)Model", name)
     if tower is not None:
         return f": it is one tower of a {tower[1]}Model"
-    attention = _attention_of(name)
+    attention = _attention_class_of(name)
     if attention is None:
         return ""
     return f": its attention is {attention}"
 
 
-def _attention_of(name: str) -> str | None:
+def _attention_class_of(name: str) -> str | None:
     """Find the attention class in the file of some model of the library, or None where there is none.
 
     The model itself is not built: its configuration may name another one that the library would ask the hub for.

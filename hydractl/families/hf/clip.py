@@ -36,6 +36,7 @@ def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
 
 
 def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
+    """Cut the tower of images into stem, blocks and readout: from images to normalised features ``[B, D]``."""
     stages = _encoder_stages(
         tower,
         stem=partial(stem, tower.base),
@@ -46,13 +47,14 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
         per_sample=("attention_mask", "tokens"),
         prefixes=(f"{tower.prefix}.", "visual_projection."),
     )
-    if not is_causal(model):
+    if not is_causal(model):  # the head of a SigLIP attends to all tokens
         return stages
     projection = _projection(model.visual_projection, partial(_pooled_image, model))
     return replace(stages, reads=first_tokens(1), projection=projection)
 
 
 def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
+    """Cut the tower of texts into stem, blocks and readout: from prompts to normalised features ``[classes, D]``."""
     causal = is_causal(model)
     stages = _encoder_stages(
         tower,
@@ -60,9 +62,15 @@ def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
         readout=partial(_class_features, model),
     )
     projection_layer = model.text_projection if causal else tower.base.head
+
+    def reads(state: State) -> Tensor:
+        """Return the position of the token that is read of each prompt, ``[classes * prompts, 1]``."""
+        ids = state.context["ids"].flatten(0, 1)
+        return _positions_read(model, ids)
+
     return replace(
         stages,
-        reads=lambda state: _pooled_tokens(model, state.context["ids"].flatten(0, 1)),
+        reads=reads,
         per_sample=("ids",) if causal else ("ids", "attention_mask"),
         of_labels=True,
         prefixes=(f"{tower.prefix}.", "text_projection."),
@@ -75,7 +83,7 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
     layers = tower.base.encoder.layers
     return Stages(
         stem=stem,
-        blocks=for_each(_run, layers),
+        blocks=for_each(_run_layer, layers),
         block_paths=numbered_paths(f"{tower.prefix}.{tower.layout.layers}", layers),
         stem_prefixes=(f"{tower.prefix}.embeddings.", f"{tower.prefix}.pre_layrnorm."),
         readout=readout,
@@ -103,17 +111,20 @@ def is_causal(model: Any) -> bool:
     return model.config.model_type in ("clip", "metaclip_2")
 
 
-def _run(layer: Any, state: State) -> State:
+def _run_layer(layer: Any, state: State) -> State:
+    """Return the state behind one layer."""
     context = state.context
     hidden = layer(state.hidden, attention_mask=context["attention_mask"])
     return State(hidden, context)
 
 
 def _attention_input(layer: Any, state: State) -> Tensor:
+    """Return what the attention of a layer is given of the state before it."""
     return layer.layer_norm1(state.hidden)
 
 
 def _image_features(model: Any, state: State) -> Tensor:
+    """Return the features ``[B, D]`` of images, before they are normalised, from the state after the last layer."""
     base = model.vision_model
     if is_causal(model):
         return model.visual_projection(_pooled_image(model, state))
@@ -125,11 +136,20 @@ def _image_features(model: Any, state: State) -> Tensor:
 
 
 def _pooled_image(model: Any, state: State) -> Tensor:
+    """Return what a CLIP projects of an image, ``[B, d_model]``: its class token behind the last norm."""
     class_token = state.hidden[:, 0]
     return model.vision_model.post_layernorm(class_token)
 
 
 def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]) -> State:
+    """Return the state before the first layer, of all prompts one after another.
+
+    Args:
+        base: the encoder.
+        stem: of an encoder of the library.
+        causal: whether a token sees only those before it.
+        inputs: of the library's tokenizer, ``[classes, prompts, T]`` each.
+    """
     texts = {}
     for name, tensor in inputs.items():
         texts[name] = tensor.flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
@@ -143,8 +163,15 @@ def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]
     return State(state.hidden, context)
 
 
-def _pooled_tokens(model: Any, ids: Tensor) -> Tensor:
-    """Return the position ``[N, 1]`` of the token that the library reads of texts ``[N, T]``."""
+def _positions_read(model: Any, ids: Tensor) -> Tensor:
+    """Return the position of the token that the library reads of each text, int64 ``[N, 1]``.
+
+    That is the last one for a SigLIP, and the first one that ends the text for a CLIP.
+
+    Args:
+        model: of the library.
+        ids: tokens of the texts, ``[N, T]``.
+    """
     if not is_causal(model):
         last = ids.shape[1] - 1
         return torch.full_like(ids[:, :1], last)
@@ -173,7 +200,7 @@ def _pooled_texts(model: Any, state: State) -> Tensor:
     hidden = state.hidden
     if "read" not in state.context:
         ids = state.context["ids"].flatten(0, 1)
-        positions = _pooled_tokens(model, ids)
+        positions = _positions_read(model, ids)
         hidden = hidden.take_along_dim(positions[..., None], dim=1)
     pooled = hidden[:, 0]
     return model.text_model.final_layer_norm(pooled)
@@ -196,10 +223,12 @@ def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
     )
     if reads_padding:
         return preprocess
-    ids = prompt_tokens(preprocess, ["a", "a photo of a"], full_length=False)["input_ids"]
-    alone = prompt_tokens(preprocess, ["a"], full_length=False)["input_ids"]
-    end = alone.shape[1] - 1
-    if int(_pooled_tokens(model, ids)[0]) != end:
+    # Beside a longer text, a short one is padded: a CLIP has to find its end where it was without padding.
+    padded = prompt_tokens(preprocess, ["a", "a photo of a"], full_length=False)["input_ids"]
+    unpadded = prompt_tokens(preprocess, ["a"], full_length=False)["input_ids"]
+    end = unpadded.shape[1] - 1
+    position_read = int(_positions_read(model, padded)[0])
+    if position_read != end:
         raise InputError(f"the tokenizer in {folder} pads its texts where {type(model).__name__} reads their end")
     return preprocess
 
@@ -207,7 +236,7 @@ def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
 def class_prompts(
     model: Any, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
 ) -> Mapping[str, Tensor]:
-    """Tokenize every template of every class, ``[classes, templates, T]`` each.
+    """Tokenize every template of every class: the inputs of the tower of texts, ``[classes, templates, T]`` each.
 
     A CLIP is given no more tokens than its longest text has, because what lies behind the end of a text changes
     nothing; a SigLIP always as many as it was trained with.

@@ -26,12 +26,18 @@ PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
 """The entries of :attr:`hydractl.families.base.Stages.per_sample`."""
 
 
-def problem_of(config: Any) -> str | None:
-    """Return why a configuration cannot be opened, or None."""
+def unsupported_setting(config: Any) -> str | None:
+    """Return what a configuration has that is not followed here, or None.
+
+    Args:
+        config: the library's object for one encoder or decoder; what a class does not have is not looked at.
+    """
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None)
-    if key_heads is not None and (not _is_positive(key_heads) or heads % key_heads):
-        return f"{heads} heads cannot share {shown(key_heads)} heads of keys and values"
+    if key_heads is not None:
+        can_share = _is_positive(key_heads) and heads % key_heads == 0
+        if not can_share:
+            return f"{heads} heads cannot share {shown(key_heads)} heads of keys and values"
     cap = getattr(config, "attn_logit_softcapping", None)
     if cap is not None:
         return f"it caps the scores of its attention (attn_logit_softcapping {shown(cap)})"
@@ -40,7 +46,8 @@ def problem_of(config: Any) -> str | None:
     layer_types = getattr(config, "layer_types", None) or ()
     foreign_types = set(layer_types) - {_FULL, _SLIDING}
     if foreign_types:
-        return f"its layers are {', '.join(sorted(map(shown, foreign_types)))}"
+        names = sorted(map(shown, foreign_types))
+        return f"its layers are {', '.join(names)}"
     window = getattr(config, "sliding_window", None)
     if window is not None and not _is_positive(window):
         return f"its tokens see {shown(window)} tokens"
@@ -50,6 +57,7 @@ def problem_of(config: Any) -> str | None:
 
 
 def _is_positive(number: Any) -> bool:
+    """Return whether a value of a file is a whole number above 0."""
     return type(number) is int and number >= 1
 
 
@@ -103,7 +111,12 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     Args:
         base: the library's decoder.
         causal: whether a token sees only those before it.
-        inputs: of the library's model.
+        inputs: of the library's model: ``input_ids [B, T]``, perhaps ``attention_mask``.
+
+    Returns:
+        The tokens before the first layer. Their context has the mask of each kind of layer under its name, ``angles``
+        by kind where positions are rotary, ``tokens``: the mask as it was given, and ``last``: see
+        :func:`_last_positions`, or None where a token sees all.
     """
     ids = inputs["input_ids"]
     tokens = inputs.get("attention_mask")
@@ -114,15 +127,15 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
         hidden = base.drop(embedded)
     else:
         hidden = base.embed_tokens(ids)
-    kinds = list(dict.fromkeys(kinds_of_layers(config)))
+    kinds = list(dict.fromkeys(kinds_of_layers(config)))  # each once
     context: dict[str, object] = {}
     for kind in kinds:
         window = None
         if kind == _SLIDING:
             window = config.sliding_window
-        context[kind] = _mask(ids, tokens, causal, window)
+        context[kind] = _visible_tokens(ids, tokens, causal, window)
     if hasattr(base, "rotary_emb"):
-        context["angles"] = _angles(base.rotary_emb, hidden, positions, kinds)
+        context["angles"] = _angles_by_kind(base.rotary_emb, hidden, positions, kinds)
     context["tokens"] = tokens
     context["last"] = None
     if causal:
@@ -130,7 +143,7 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     return State(hidden, context)
 
 
-def _angles(
+def _angles_by_kind(
     rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the library's cosines and sines for each kind of layer."""
@@ -145,7 +158,7 @@ def _angles(
     return angles
 
 
-def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
+def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
     """Return which tokens each token sees, bool ``[B, 1, T, T]``; None: all.
 
     Args:
@@ -157,22 +170,24 @@ def _mask(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) 
     samples, length = ids.shape
     unpadded = None
     if tokens is not None:
-        of_all_queries = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
-        unpadded = of_all_queries.expand(-1, -1, length, -1)
+        keys = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
+        unpadded = keys.expand(-1, -1, length, -1)  # the same for every query
     if not causal:
         return unpadded
+
     positions = torch.arange(length, device=ids.device)
-    behind = positions[:, None] - positions[None]  # [T, T]: how far a key is behind a query
-    visible = behind >= 0
+    distance = positions[:, None] - positions[None]  # [T, T]: how far a key stands before a query
+    visible = distance >= 0
     if window is not None:
-        visible = visible & (behind < window)
+        visible = visible & (distance < window)
     visible = visible.expand(samples, 1, -1, -1)
     if unpadded is None:
         return visible
     visible = visible & unpadded
+
     # Padding before a text would see nothing, which not every kernel can do: it sees itself. Nothing is read from it.
     sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
-    itself = behind == 0
+    itself = distance == 0
     return visible | (itself & sees_nothing)
 
 
@@ -254,7 +269,11 @@ def last_token_logits(model: Any, base: Any, state: State) -> Tensor:
 
 
 def pooled_logits(model: Any, base: Any, state: State) -> Tensor:
-    """Compute logits as the library's ``EuroBertForSequenceClassification``."""
+    """Compute logits ``[B, classes]`` as the library's ``EuroBertForSequenceClassification``.
+
+    Its ``classifier_pooling`` says what is classified: the first token (``bos``), the mean of tokens (``mean``), or the
+    mean of what a layer makes of each of them (``late``).
+    """
     hidden = last_norm(base, state)
     tokens = state.context["tokens"]
     pools_late = model.classifier_pooling == "late"

@@ -19,8 +19,8 @@ def dinov3_stages(model: Any) -> list[Stages]:
     layers = model.model.layer
     return [
         Stages(
-            stem=partial(_stem, model),
-            blocks=for_each(_run, layers),
+            stem=partial(_run_stem, model),
+            blocks=for_each(_run_layer, layers),
             block_paths=numbered_paths("model.layer", layers),
             stem_prefixes=("embeddings.",),
             readout=lambda state: model.norm(state.hidden)[:, 0],
@@ -30,14 +30,21 @@ def dinov3_stages(model: Any) -> list[Stages]:
     ]
 
 
-def _stem(model: Any, inputs: Any) -> State:
+def _run_stem(model: Any, inputs: Any) -> State:
+    """Return the tokens before the first layer, and cosines and sines ``[1, T, head_dim]`` of all their positions.
+
+    Args:
+        model: of the library.
+        inputs: pixels ``[B, C, H, W]``, alone or as ``pixel_values``.
+    """
     pixels = inputs
     if isinstance(inputs, Mapping):
         pixels = inputs["pixel_values"]
     hidden = model.embeddings(pixels)
-    cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim]
+    cos, sin = model.rope_embeddings(pixels)  # [patches, head_dim] each
     patches, head_dim = cos.shape
-    tokens_before = hidden.shape[1] - patches  # which are not turned
+    # The class token and the registers before the patches are not turned: their angle is 0.
+    tokens_before = hidden.shape[1] - patches
     prefix_shape = (tokens_before, head_dim)
     cos = torch.cat([cos.new_ones(prefix_shape), cos])
     sin = torch.cat([sin.new_zeros(prefix_shape), sin])
@@ -45,11 +52,13 @@ def _stem(model: Any, inputs: Any) -> State:
     return State(hidden, {"angles": angles})
 
 
-def _run(layer: Any, state: State) -> State:
+def _run_layer(layer: Any, state: State) -> State:
+    """Return the state behind one layer."""
     context = state.context
     hidden = layer(state.hidden, position_embeddings=context["angles"])
     return State(hidden, context)
 
 
 def _attention_input(layer: Any, state: State) -> Tensor:
+    """Return what the attention of a layer is given of the state before it."""
     return layer.norm1(state.hidden)

@@ -14,7 +14,15 @@ from hydractl.families.hf import relative
 
 
 def encoder_stem(base: Any, inputs: Any) -> State:
-    """Run the part of the library's own forward before its first layer."""
+    """Run the part of the library's own forward before its first layer.
+
+    Args:
+        base: the encoder.
+        inputs: tokens, patches or pixels, by the library's names; pixels ``[B, C, H, W]`` may come alone.
+
+    Returns:
+        The tokens before the first layer, and what its layers are given beside them (masks, positions).
+    """
     if not isinstance(inputs, Mapping):
         return _stem_of_pixels(base, inputs)
     if "spatial_shapes" in inputs:
@@ -25,6 +33,7 @@ def encoder_stem(base: Any, inputs: Any) -> State:
 
 
 def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
+    """Run the stem of a model of texts: ``input_ids [B, T]``, perhaps ``attention_mask`` and ``token_type_ids``."""
     mask = inputs.get("attention_mask")
     arguments = {"input_ids": inputs["input_ids"]}
     if "token_type_ids" in inputs:
@@ -33,10 +42,10 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
         hidden = base.embeddings(**arguments, mask=mask)  # what pads is zero before the first layer
     else:
         hidden = base.embeddings(**arguments)
-    if hasattr(base, "embeddings_project"):
+    if hasattr(base, "embeddings_project"):  # ELECTRA
         hidden = base.embeddings_project(hidden)
-    mask = _readable(mask)
-    context = _context(base, hidden, None, mask)
+    mask = _none_on_meta(mask)
+    context = _layer_arguments(base, hidden, None, mask)
     if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
         context["angles"] = _angles_by_kind(base, hidden)
         context["sliding_attention"] = create_bidirectional_sliding_window_mask(
@@ -65,30 +74,39 @@ def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
         hidden = base.embeddings.patch_embedding(pixels)
     else:
         hidden = base.embeddings(pixels, shapes)
-    mask = _readable(inputs.get("pixel_attention_mask"))
-    context = _context(base, hidden, pixels, mask)
+    mask = _none_on_meta(inputs.get("pixel_attention_mask"))
+    context = _layer_arguments(base, hidden, pixels, mask)
     context["tokens"] = mask
     return State(hidden, context)
 
 
 def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
+    """Run the stem of a model of images, ``[B, C, H, W]``."""
     hidden = base.embeddings(pixels)
     if isinstance(hidden, tuple):  # Swin: and its rows and columns
         hidden = hidden[0]
     if hasattr(base, "pre_layrnorm"):
         hidden = base.pre_layrnorm(hidden)
-    return State(hidden, _context(base, hidden, pixels, None))
+    context = _layer_arguments(base, hidden, pixels, None)
+    return State(hidden, context)
 
 
-def _readable(mask: Tensor | None) -> Tensor | None:
+def _none_on_meta(mask: Tensor | None) -> Tensor | None:
     """Return a mask whose numbers the library can look at; None where there are none: only shapes are asked for."""
     if mask is None or mask.is_meta:
         return None
     return mask
 
 
-def _context(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, object]:
-    """Return what the layers of an encoder are given beside the state."""
+def _layer_arguments(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, object]:
+    """Return what the layers of an encoder are given beside the tokens, by the library's names.
+
+    Args:
+        base: the encoder.
+        hidden: the tokens before the first layer, ``[B, T, d_model]``.
+        pixels: of a model of images, what it is given.
+        mask: which tokens are no padding, ``[B, T]``; None: all.
+    """
     attention_mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
     context: dict[str, object] = {"attention_mask": attention_mask}
     context.update(relative.relative_context(base, hidden, pixels, mask))

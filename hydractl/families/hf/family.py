@@ -148,7 +148,15 @@ class HFEncoder(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a folder with transformers' ``config.json`` and ``model.safetensors``."""
+        """Load a folder with transformers' ``config.json`` and ``model.safetensors``.
+
+        Returns:
+            The model; None for a folder whose ``config.json`` is not one of transformers.
+
+        Raises:
+            InputError: for a model whose heads cannot be taken apart, or whose weights, tokenizer or image processor do
+                not fit it.
+        """
         published = read_config(folder / "config.json")
         if published is None or not {"architectures", "model_type"} <= published.keys():
             return None
@@ -158,14 +166,16 @@ class HFEncoder(ModelFamily):
         published_as = architectures[0]
         hint = f"transformers.{published_as}.from_pretrained({str(folder)!r}).save_pretrained(OUT) writes safetensors"
         weights = published_weights(folder / _WEIGHTS, hint)
-        if config.get("num_labels") == 0:
+        is_body = config.get("num_labels") == 0
+        if is_body:
             config["absent"] = absent_from(config, weights.names())
         model = meta_model(config)
         is_zero_shot = type(model).__name__ in TWO_TOWERS
         tensors: TensorSource = weights
         left: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
-            # Older names, a body, or a mistake: the library knows the first two and the answer to it tells the last.
+            # The file has older names, is of a body, or does not fit: the library converts the first two, and reports
+            # the third.
             tensors, left = converted_weights(weights, folder, model)
         preprocess = preprocessing_in(folder, model)
         if is_decoder(model):
@@ -197,10 +207,18 @@ class HFEncoder(ModelFamily):
     def export_folder(
         self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
-        """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``."""
+        """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``.
+
+        Args:
+            folder: is there, and empty.
+            config, preprocess: of the model.
+            labels: class names, or None.
+        """
         document = dict(config)
-        if config.get("num_labels") == 0:
-            encoder_name = class_name(config).partition("For")[0].removesuffix("Model")
+        is_body = config.get("num_labels") == 0
+        if is_body:  # published under the name of the encoder alone
+            before_task, _, _ = class_name(config).partition("For")
+            encoder_name = before_task.removesuffix("Model")
             document["architectures"] = [f"{encoder_name}Model"]
             del document["num_labels"]
             document.pop("absent", None)
@@ -226,7 +244,10 @@ class HFEncoder(ModelFamily):
         return copy.deepcopy(model)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """Return the sites ``bert.encoder.layer.0.attention`` and so on: the blocks that hold all four projections."""
+        """Return the attention blocks (sites), ``bert.encoder.layer.0.attention`` and so on, in model order.
+
+        Each holds the projections to queries, keys and values, and that of the output.
+        """
         model = meta_model(config)
         is_zero_shot = type(model).__name__ in TWO_TOWERS
         sites = []
@@ -235,7 +256,7 @@ class HFEncoder(ModelFamily):
             if is_zero_shot:
                 tower_name = clip.NAMES[tower.prefix]
             for layer_path, layer in layers_of(tower.base, tower.layout):
-                sites.append(_site(tower, tower_name, layer_path, layer))
+                sites.append(_site_of_layer(tower, tower_name, layer_path, layer))
         return sites
 
     def classes(self, config: LibraryConfig) -> int | None:
@@ -281,7 +302,10 @@ class HFEncoder(ModelFamily):
         put_in_place(model, site.path, layout, attention, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model. Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier."""
+        """Cut the model where the residual stream can be looked at: stem, blocks and readout of each tower.
+
+        Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier.
+        """
         if type(model).__name__ in TWO_TOWERS:
             return clip.two_tower_stages(model, encoder_stem)
         if type(model).__name__ == dinov3.NAME:
@@ -290,13 +314,12 @@ class HFEncoder(ModelFamily):
         prefix = tower.prefix
         base = tower.base
         layout = tower.layout
-        layers = [layer for _, layer in layers_of(base, layout)]
-        readout, first_count = readout_of(model)
+        layers_by_path = layers_of(base, layout)
+        layers = [layer for _, layer in layers_by_path]
+
+        # Decoders and their kin have no module of that name, and several kinds of layers.
         stem: Callable[[Any], State]
         blocks: list[Callable[[State], State]]
-        reads: Callable[[State], Tensor] | None = None
-        if first_count is not None:
-            reads = first_tokens(first_count)
         if hasattr(base, "embeddings"):
             stem = partial(encoder_stem, base)
             blocks = for_each(run_encoder_layer, layers)
@@ -305,14 +328,19 @@ class HFEncoder(ModelFamily):
             blocks = []
             for layer, kind in zip(layers, kinds_of_layers(base.config), strict=True):
                 blocks.append(partial(run_decoder_layer, layer, kind))
+
+        readout, first_count = readout_of(model)
+        reads: Callable[[State], Tensor] | None = None
         if is_decoder(model):
-            reads = _last_of
+            reads = _positions_of_last
+        elif first_count is not None:
+            reads = first_tokens(first_count)
         stages = Stages(
             stem=stem,
             blocks=blocks,
-            block_paths=[f"{prefix}.{path}" for path, _ in layers_of(base, layout)],
+            block_paths=[f"{prefix}.{path}" for path, _ in layers_by_path],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
-            readout=lambda state: readout(model, base, state),
+            readout=partial(readout, model, base),
             attention_inputs=for_each(partial(_attention_input, layout.norm), layers),
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
@@ -417,14 +445,18 @@ class HFEncoder(ModelFamily):
         return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
-        """Scale width, heads (of keys as well) and MLP, by the library's names for them."""
+        """Scale width, heads (of keys as well) and MLP, by the library's names for them.
+
+        None where a configuration has none of the names, or the library builds no such model.
+        """
         known = [names for names in _WIDTHS if set(names) <= set(config)]
         if not known:
             return None
         narrow = dict(config)
         for name in (*known[0], "num_key_value_heads"):
             if config.get(name):
-                narrow[name] = int(integer_in(config, name, "the configuration of the model") * share)
+                size = integer_in(config, name, "the configuration of the model")
+                narrow[name] = int(size * share)
         try:
             self.sites(narrow)
         except (InputError, ArithmeticError):  # the width is no multiple of the heads
@@ -441,8 +473,8 @@ class HFEncoder(ModelFamily):
         raise UsageError(f"--dropout: {meta_model(config).config.model_type} has no dropout behind its layers")
 
 
-def _site(tower: EncoderTower, tower_name: str, layer_path: str, layer: Any) -> Site:
-    """Return the site of one layer.
+def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer: Any) -> Site:
+    """Return the site of one layer: where its attention block is, and how many heads of which width it has.
 
     Args:
         tower: the encoder.
@@ -456,7 +488,9 @@ def _site(tower: EncoderTower, tower_name: str, layer_path: str, layer: Any) -> 
     heads = config.num_attention_heads
     if not isinstance(heads, int):  # more in every stage
         heads = block.get_submodule(layout.core).num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    key_heads = getattr(config, "num_key_value_heads", None)
+    if not key_heads:  # every head of queries has its own
+        key_heads = heads
     out_weight = block.get_submodule(layout.heads.out).weight
     if layout.heads.transposed:
         width, d_model = out_weight.shape
@@ -477,16 +511,22 @@ def _site(tower: EncoderTower, tower_name: str, layer_path: str, layer: Any) -> 
 
 
 def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[float, float]:
-    """Return the dropout rates of the attention at ``path``, see :meth:`HFEncoder.dropouts`."""
-    core: Any = model.get_submodule(path).get_submodule(layout.core)
-    if hasattr(core, "resid_dropout"):
+    """Return the dropout rates of an attention: of its weights, and of its output where it drops of that itself.
+
+    Args:
+        model: of the library.
+        path: of the attention block.
+        layout: of the encoder.
+    """
+    block = model.get_submodule(path)
+    core: Any = block.get_submodule(layout.core)
+    if hasattr(core, "resid_dropout"):  # it holds modules for both
         return float(core.attn_dropout.p), float(core.resid_dropout.p)
-    # Some classes hold a rate, others a module with one.
     if hasattr(core, "attention_dropout"):
-        of_weights = core.attention_dropout
+        dropout = core.attention_dropout
     else:
-        of_weights = core.dropout
-    rate_of_weights = getattr(of_weights, "p", of_weights)
+        dropout = core.dropout
+    rate_of_weights = getattr(dropout, "p", dropout)  # some classes hold a rate, others a module with one
     rate_of_output = getattr(core, "residual_dropout", 0.0)
     if hasattr(core, "out_drop"):
         rate_of_output = getattr(core.out_drop, "p", rate_of_output)
@@ -496,10 +536,14 @@ def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[flo
 def put_in_place(
     model: nn.Module, path: str, layout: EncoderLayout, attention: nn.Module, stand_in: nn.Module | None = None
 ) -> None:
-    """Replace the attention at ``path``, see :meth:`HFEncoder.install`.
+    """Replace the library's attention in place; what a layer does behind it stays.
 
     Args:
-        stand_in: calls ``attention`` where the library calls its own in an unusual way.
+        model: of the library.
+        path: of the attention block.
+        layout: of the encoder.
+        attention: takes its place.
+        stand_in: calls ``attention`` where the library calls its own in an unusual way; None: it does not.
     """
     block: Any = model.get_submodule(path)
     if stand_in is None:
@@ -513,17 +557,23 @@ def put_in_place(
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
+    """Return what the attention of a layer is given of the state before it, through its norm if it has one there."""
     if not norm:
         return state.hidden
     return layer.get_submodule(norm)(state.hidden)
 
 
-def _last_of(state: State) -> Tensor:
+def _positions_of_last(state: State) -> Tensor:
     """Return the position of the last token of each sample, ``[B, 1]``."""
     return state.context["last"]
 
 
 def _is_text(preprocess: Preprocessing) -> bool:
+    """Return whether a preprocessing is of texts; else it is of images.
+
+    Raises:
+        InputError: it is of neither.
+    """
     kind = preprocess.get("kind")
     if kind not in ("text", "image"):
         raise InputError(f"the preprocessing is neither of text nor of images but of {shown(kind)}")

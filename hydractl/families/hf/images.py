@@ -44,15 +44,12 @@ def image_preprocess(
     Raises:
         InputError: for a processor that is unknown or does not fit the model.
     """
-    files = [folder / name for name in _PROCESSOR_FILES if (folder / name).exists()]
-    if files:
-        with refused_as(f"transformers cannot read {files[0]}"):
-            processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    else:
+    processor = _read_processor(folder)
+    if processor is None:
         processor = _default_processor(default, size, patch)
     # Through JSON, so that what is used now is what a checkpoint will say.
     settings = json.loads(processor.to_json_string())
-    shape = _shape_of_images(_processor(settings), channels)
+    shape = _shape_of_images(_build_processor(settings), channels)
     _, height, width = shape
     if size is not None and (height, width) != size:
         model_height, model_width = size
@@ -63,21 +60,48 @@ def image_preprocess(
     return {"kind": "image", "input_size": shape, "processor": settings}
 
 
+def _read_processor(folder: Path) -> Any:
+    """Return the library's image processor as a folder describes it; None where it describes none.
+
+    Raises:
+        InputError: for a description that the library cannot read.
+    """
+    files = [folder / name for name in _PROCESSOR_FILES]
+    present = [file for file in files if file.exists()]
+    if not present:
+        return None
+    with refused_as(f"transformers cannot read {present[0]}"):
+        return AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
 def _default_processor(name: str, size: tuple[int, int] | None, patch: int | None) -> Any:
-    """Return the library's processor of this class for images of a size, see :func:`image_preprocess`."""
+    """Return the library's image processor with its own defaults, but for images of another size.
+
+    Args:
+        name: of its class.
+        size: height and width of the images that it is to give; None: those that it gives by default.
+        patch: pixels of a side of what it cuts images into; None: it cuts none.
+    """
     processor_class = getattr(transformers, name)
-    processor = processor_class() if patch is None else processor_class(patch_size=patch)
+    if patch is None:
+        processor = processor_class()
+    else:
+        processor = processor_class(patch_size=patch)
     if size is None:
         return processor
     height, width = size
-    edge = processor.size.shortest_edge
+    shortest_edge = processor.size.shortest_edge  # None where it resizes to height and width
     if getattr(processor, "do_center_crop", False):
         # DeiT's default crops 224 of 256 pixels, CLIP's all of them; the same share of another size.
-        share = (edge or processor.size.height) / processor.crop_size.height
+        resized_side = shortest_edge or processor.size.height
+        share = resized_side / processor.crop_size.height
         processor.crop_size = {"height": height, "width": width}
         height = round(height * share)
         width = round(width * share)
-    processor.size = {"shortest_edge": height} if edge else {"height": height, "width": width}
+    if shortest_edge:
+        processor.size = {"shortest_edge": height}
+    else:
+        processor.size = {"height": height, "width": width}
     return processor
 
 
@@ -90,28 +114,37 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
         InputError: for preprocessing that describes no known image processor.
     """
     size = input_size(preprocess)
-    processor = _processor(preprocess.get("processor"))
-    shape = _shape_of_images(processor, size[0])
+    channels, _, _ = size
+    processor = _build_processor(preprocess.get("processor"))
+    shape = _shape_of_images(processor, channels)
     if shape != size:
         raise InputError(f"the image processor makes images of {shape}, the checkpoint says {size}")
-    mode = mode_of(size[0])
+    mode = mode_of(channels)
 
     def collate(samples: list[Any]) -> Any:
+        """Return the inputs of the model for a batch of images."""
         images = []
         for image in images_of(samples):
             images.append(in_mode(image, mode))
-        return _pixels(processor, images)
+        return _run_processor(processor, images)
 
     return collate
 
 
 def image_format(preprocess: Preprocessing) -> ImageFormat:
-    """Return the image format, from the settings of the image processor; its rescaling is part of mean and std."""
+    """Return the image format, from the settings of the image processor.
+
+    The format is of pixels from 0 to 1; a processor that rescales bytes by another factor, or not at all, has mean and
+    standard deviation of what it makes of them, which are converted here.
+
+    Raises:
+        UsageError: for a processor that cuts images into patches.
+    """
     settings: Any = preprocess["processor"]
     channels, height, width = input_size(preprocess)
     if "max_num_patches" in settings:
         raise UsageError("--augment: the model reads patches that its processor cuts; augment the files instead")
-    scale = 255.0
+    scale = 255.0  # by which the processor multiplies pixels from 0 to 1
     if settings.get("do_rescale", True):
         scale = 255 * float(settings.get("rescale_factor", 1 / 255))
     mean = [0.0] * channels
@@ -119,7 +152,7 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     if settings.get("do_normalize", True):
         mean = settings["image_mean"]
         std = settings["image_std"]
-    how, shorter_side = _resize(settings, height, width)
+    how, shorter_side = _way_of_resizing(settings, height, width)
     return ImageFormat(
         size=(channels, height, width),
         mean=tuple(number / scale for number in mean),
@@ -130,16 +163,28 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     )
 
 
-def _resize(settings: Any, height: int, width: int) -> tuple[str, int | None]:
-    """Return how an image processor comes to a size, as :class:`ImageFormat` has it."""
+def _way_of_resizing(settings: Any, height: int, width: int) -> tuple[str, int | None]:
+    """Return how an image processor comes to a size, and the pixels of the shorter side where it resizes to that.
+
+    Args:
+        settings: of the processor.
+        height, width: of the images that it gives.
+
+    Returns:
+        ``squash``, ``shorter`` or ``other``, as :class:`ImageFormat` has them; and a number for ``shorter``, else None.
+    """
     size = settings.get("size")
-    if not settings.get("do_resize", True) or not isinstance(size, Mapping):
+    if not settings.get("do_resize", True):
         return "other", None
-    if set(size) == {"height", "width"} and (size["height"], size["width"]) == (height, width):
+    if not isinstance(size, Mapping):
+        return "other", None
+    if size == {"height": height, "width": width}:
         return "squash", None
-    cuts_the_middle = settings.get("do_center_crop", False) and height == width
-    if set(size) == {"shortest_edge"} and cuts_the_middle and type(size["shortest_edge"]) is int:
-        return "shorter", size["shortest_edge"]
+    cuts_a_square = settings.get("do_center_crop", False) and height == width
+    if cuts_a_square and set(size) == {"shortest_edge"}:
+        shorter_side = size["shortest_edge"]
+        if type(shorter_side) is int:
+            return "shorter", shorter_side
     return "other", None
 
 
@@ -168,8 +213,12 @@ def write_processor(folder: Path, preprocess: Preprocessing) -> None:
     write_config(path, settings)
 
 
-def _processor(settings: object) -> Any:
-    """Build the library's processor from its settings."""
+def _build_processor(settings: object) -> Any:
+    """Build the library's image processor from its settings, which come from a file and may hold anything.
+
+    Raises:
+        InputError: for a processor that is not known, or sizes that no image has.
+    """
     name = None
     if isinstance(settings, Mapping):
         name = settings.get("image_processor_type")
@@ -180,9 +229,9 @@ def _processor(settings: object) -> Any:
         sizes = settings.get(key) or {}
         if not isinstance(sizes, Mapping) or not _are_lengths(sizes):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
-    patches = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
-    if not is_size(patches):
-        raise InputError(f"the image processor has the patch_size and max_num_patches {shown(patches)}")
+    numbers_of_patches = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
+    if not is_size(numbers_of_patches):
+        raise InputError(f"the image processor has the patch_size and max_num_patches {shown(numbers_of_patches)}")
     with refused_as(f"transformers cannot build its {name}"):
         processor_class = getattr(transformers, name)
         return processor_class.from_dict(dict(settings))
@@ -195,17 +244,24 @@ def _are_lengths(sizes: Mapping[str, object]) -> bool:
 
 
 def _shape_of_images(processor: Any, channels: int) -> list[int]:
-    """Return the shape ``[C, H, W]`` that a processor gives: the library checks this only when it meets an image.
+    """Return the shape ``[C, H, W]`` of what a processor gives, by giving it an image.
 
     Where the processor gives patches, it is the shape of the largest square of them.
+
+    Args:
+        processor: of the library, which checks its settings only when it meets an image.
+        channels: of the images that the model takes.
+
+    Raises:
+        InputError: for settings that make no image, or one of other channels.
     """
     example = Image.new(mode_of(channels), (8, 8))
     with refused_as("the image processor cannot be used"):
-        pixels = _pixels(processor, [example])
+        pixels = _run_processor(processor, [example])
     if isinstance(pixels, dict):
-        most_patches, width = pixels["pixel_values"].shape[1:]
+        _, most_patches, numbers_of_patch = pixels["pixel_values"].shape
         side = processor.patch_size * math.isqrt(most_patches)
-        shape = [width // processor.patch_size**2, side, side]
+        shape = [numbers_of_patch // processor.patch_size**2, side, side]
     else:
         shape = list(pixels.shape[1:])
     if shape[0] != channels:
@@ -213,7 +269,8 @@ def _shape_of_images(processor: Any, channels: int) -> list[int]:
     return shape
 
 
-def _pixels(processor: Any, images: list[Image.Image]) -> Any:
+def _run_processor(processor: Any, images: list[Image.Image]) -> Any:
+    """Return what a processor makes of images: pixels ``[B, C, H, W]``, or a dict of patches and where they are."""
     batch = processor(images=images, return_tensors="pt")
     if "spatial_shapes" in batch:
         return dict(batch)

@@ -63,7 +63,19 @@ _OTHER_TASKS = (
 
 
 def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
-    """Return the configuration of a folder as a checkpoint keeps it: without labels and traces of who wrote it."""
+    """Return the configuration of a folder as a checkpoint keeps it: without labels and traces of who wrote it.
+
+    Args:
+        published: the ``config.json`` of the folder.
+        origin: the folder, for messages.
+
+    Returns:
+        With the name of the classifier as its ``architectures``, and the number of its classes as ``num_labels``: 0 for
+        a body, an encoder that has no classifier yet; a model of two towers has neither.
+
+    Raises:
+        InputError: for code, quantized weights, and a class whose heads cannot be taken apart.
+    """
     for key, description, hint in _NEVER:
         if published.get(key):
             raise InputError(f"{origin} comes with {description} ({key}), which hydractl never uses", hint=hint)
@@ -71,7 +83,8 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
     name = class_name(config)
     if name in TWO_TOWERS:
         return config
-    if config["architectures"] != [name] or name == dinov3.NAME:  # a body, perhaps with the head of another task
+    is_body = config["architectures"] != [name] or name == dinov3.NAME  # perhaps with the head of another task
+    if is_body:
         config["architectures"] = [name]
         config["num_labels"] = 0
     if "num_labels" not in config:
@@ -86,8 +99,14 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
 def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
     """Read weights by the library itself, under its present names, in the dtypes of the file.
 
+    Args:
+        weights: of the folder, whose names may be older ones.
+        folder: of the weights.
+        model: of the library, on the meta device: it has the names and shapes that are expected.
+
     Returns:
-        Besides the weights, for a body the names in the file of what belongs to another task.
+        The weights by the library's present names; and for a body, the names in the file of what belongs to the head of
+        another task and is left out.
 
     Raises:
         InputError: listing every tensor that is missing, unexpected or of another shape.
@@ -99,11 +118,11 @@ def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[
     expected = set(model.state_dict())
     missing = set(report["missing_keys"])
     unexpected = set(report["unexpected_keys"])
-    left: list[str] = []
+    left_out: list[str] = []
     if is_body:
-        missing &= expected
-        left = sorted(name for name in unexpected if re.match(_OTHER_TASKS, name))
-    problems = _loading_problems(missing, unexpected - set(left), report)
+        missing &= expected  # it lacks the classifier that the library has made for it
+        left_out = sorted(name for name in unexpected if re.match(_OTHER_TASKS, name))
+    problems = _loading_problems(missing, unexpected - set(left_out), report)
     if problems:
         raise InputError(
             f"{folder} does not hold the weights of {type(model).__name__}",
@@ -118,7 +137,7 @@ def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[
         else:
             dtype = _dtype_in_file(name, tensor, loaded, infos)
         tensors[name] = tensor.to(dtype)
-    return DictTensors(tensors), left
+    return DictTensors(tensors), left_out
 
 
 def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tuple[Any, Any]:
@@ -149,7 +168,13 @@ def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tup
 
 
 def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report: Any) -> list[str]:
-    """List what is wrong with the tensors that the library read, a line each."""
+    """List what is wrong with the tensors that the library read, a line each.
+
+    Args:
+        missing: names of tensors that the model has and the file has not.
+        unexpected: the reverse.
+        report: of the library, with ``mismatched_keys``: name, shape in the file and expected shape of each tensor.
+    """
     problems = []
     for name in sorted(missing):
         problems.append(f"missing tensor {shown(name, 200)}")
@@ -173,20 +198,29 @@ def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, T
 
 
 def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer or the image processor of a folder."""
+    """Read the tokenizer or the image processor of a folder; both for a model of two towers.
+
+    Args:
+        folder: of the published model.
+        model: of the library.
+    """
     towers = towers_of(model)
     config = model.config
     if config.model_type not in _PROCESSORS:
         return _preprocess_of_texts(folder, model)
-    prefix = towers[0].prefix
-    base = towers[0].base
+    images = towers[0]
+    size = patch_image_size(model)
+    if images.prefix.startswith("dinov2"):  # which stretches its positions to any size
+        size = None
+    patch = None
+    if config.model_type == "siglip2":  # which is given patches
+        patch = images.base.config.patch_size
     preprocess = image_preprocess(
         folder,
         default=_PROCESSORS[config.model_type],
-        channels=base.config.num_channels,
-        # DINOv2 stretches its positions to any size.
-        size=None if prefix.startswith("dinov2") else patch_image_size(model),
-        patch=base.config.patch_size if config.model_type == "siglip2" else None,
+        channels=images.base.config.num_channels,
+        size=size,
+        patch=patch,
     )
     if len(towers) > 1:
         preprocess["texts"] = clip.text_preprocess_of(folder, model)
@@ -194,7 +228,7 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
 
 
 def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer of a folder."""
+    """Read the tokenizer of a folder, for a model of texts."""
     config = model.config
     # Some models number their positions from a token's number on: the first rows of their table are never used.
     architecture = towers_of(model)[0].prefix
@@ -216,9 +250,14 @@ def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
 
 
 def patch_image_size(model: Any) -> tuple[int, int] | None:
-    """Return height and width of the patch embedding; None for a model of texts, and of images of any size."""
+    """Return height and width of the images that the patch embedding takes.
+
+    None for a model of texts, and of images of any size.
+    """
     model_type = model.config.model_type
-    if model_type not in _PROCESSORS or model_type in ("dinov3_vit", "siglip2"):
+    if model_type not in _PROCESSORS:
+        return None
+    if model_type in ("dinov3_vit", "siglip2"):
         return None
     base = towers_of(model)[0].base
     patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)
@@ -230,9 +269,12 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
 
 
 def class_labels(published: LibraryConfig, classes: int) -> list[str] | None:
-    """Return the names of the classes; the library's own placeholders are no names."""
+    """Return the names of the classes in their order, from ``id2label``; None where they have none.
+
+    The library's own placeholders (``LABEL_0``) are no names.
+    """
     names = published.get("id2label")
-    numbers = list(map(str, range(classes)))
+    numbers = [str(number) for number in range(classes)]
     if not isinstance(names, Mapping) or sorted(names) != sorted(numbers):
         return None
     labels = [str(names[number]) for number in numbers]

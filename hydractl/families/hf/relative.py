@@ -21,6 +21,8 @@ _BEITS = ("BeitModel", "Data2VecVisionModel")
 """Encoders whose layers may share a table of distances."""
 _ARGUMENTS = ("attention_mask", "resolution", "position_bias", "relative_pos", "rel_embeddings")
 """The entries of the context that a layer is given under the same names."""
+_Entry = Tensor | tuple[int, ...]
+"""An entry of the context."""
 
 
 class _Tables(nn.Module):
@@ -178,9 +180,7 @@ def _take_index(holder: Any) -> Tensor | None:
     return table.generate_relative_position_index(table.window_size)
 
 
-def relative_context(
-    base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
-) -> Mapping[str, Tensor | tuple[int, ...]]:
+def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> Mapping[str, _Entry]:
     """Return what the layers of an encoder with relative terms are given beside the state, by the library's names.
 
     Args:
@@ -191,14 +191,16 @@ def relative_context(
     """
     kind = type(base).__name__
     if kind in _BEITS:
-        context: dict[str, Tensor | tuple[int, ...]] = {"resolution": tuple(pixels.shape[2:])}
+        height_and_width = tuple(pixels.shape[2:])
+        context: dict[str, _Entry] = {"resolution": height_and_width}
         table = _shared_table(base)
         if table is not None:
             context["shared_position_bias"] = table(table.window_size)[0]
         return context
     if kind == "MPNetModel":
-        tokens = hidden.new_empty((1, hidden.shape[1], 0))
-        return {"position_bias": base.encoder.compute_position_bias(tokens)[0]}
+        tokens = hidden.new_empty((1, hidden.shape[1], 0))  # of which only the number counts
+        bias = base.encoder.compute_position_bias(tokens)
+        return {"position_bias": bias[0]}
     if kind == "DebertaV2Model":
         return _disentangled_context(base.encoder, hidden, mask)
     return {}
@@ -221,13 +223,24 @@ def _disentangled_context(encoder: Any, hidden: Tensor, mask: Tensor | None) -> 
 
 
 def run_relative_layer(layer: Any, state: State) -> State:
-    """Run one layer of an encoder."""
+    """Run one layer of an encoder on the tokens of a state, with what the context has for it.
+
+    Args:
+        layer: of the library; its attention may have been replaced.
+        state: before the layer; its context is that of :func:`relative_context`, and the mask.
+    """
     shared = state.context.get("shared_position_bias")
     is_data2vec = type(layer).__name__ == "Data2VecVisionLayer"
+
+    # Where the attention of a BEiT or data2vec was replaced, the layer is written out.
     if is_data2vec and isinstance(layer.attention.attention, BeitInPlace):
-        return State(_run_data2vec(layer, state.hidden, shared), state.context)
+        hidden = _run_data2vec(layer, state.hidden, shared)
+        return State(hidden, state.context)
     if isinstance(getattr(layer, "attention", None), BeitInPlace):
-        return State(_run_beit(layer, state.hidden, shared), state.context)
+        hidden = _run_beit(layer, state.hidden, shared)
+        return State(hidden, state.context)
+
+    # Else the library's own is called, by its names of the arguments.
     arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
     name_of_shared = "attention_mask"
     if is_data2vec:
@@ -245,29 +258,41 @@ def run_relative_layer(layer: Any, state: State) -> State:
 
 
 def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    """Return the tokens ``[B, T, d_model]`` behind a BEiT's layer: attention, then MLP, each scaled and added.
+
+    Args:
+        layer: of the library, with its attention replaced.
+        hidden: the tokens before it.
+        shared: what all layers add to the scores of attention, ``[heads, T, T]``; None: nothing.
+    """
     normed = layer.layernorm_before(hidden)
     attended, _ = layer.attention(normed, shared)
     attended = layer.dropout(attended)
     attended = _scaled(layer.lambda_1, attended)
     hidden = layer.drop_path(attended) + hidden
     normed = layer.layernorm_after(hidden)
-    expanded = layer.dropout(layer.mlp(normed))
+    expanded = layer.mlp(normed)
+    expanded = layer.dropout(expanded)
     expanded = _scaled(layer.lambda_2, expanded)
     return layer.drop_path(expanded) + hidden
 
 
 def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
+    """Return the tokens behind a data2vec's layer: as :func:`_run_beit`, with the MLP in two modules."""
     normed = layer.layernorm_before(hidden)
     output = layer.attention(normed, relative_position_bias=shared)
-    attended = _scaled(layer.lambda_1, output[0])
+    attended = output[0]
+    attended = _scaled(layer.lambda_1, attended)
     hidden = layer.drop_path(attended) + hidden
-    widened = layer.intermediate(layer.layernorm_after(hidden))
+    normed = layer.layernorm_after(hidden)
+    widened = layer.intermediate(normed)
     expanded = layer.output(widened)
     expanded = _scaled(layer.lambda_2, expanded)
     return layer.drop_path(expanded) + hidden
 
 
 def _scaled(factor: Any, x: Tensor) -> Tensor:
+    """Multiply by a vector, which may stand in a module of its own; by None: not at all."""
     if factor is None:
         return x
     if isinstance(factor, nn.Module):
@@ -307,6 +332,7 @@ def problems(base: Any) -> list[str]:
 
 
 def _problems_of_deberta(base: Any) -> list[str]:
+    """List what a DeBERTa has that is not followed here, or lacks of what makes it one."""
     messages = []
     if base.encoder.conv is not None:
         messages.append("it has a convolution beside its first layer (conv_kernel_size)")
@@ -318,11 +344,11 @@ def _problems_of_deberta(base: Any) -> list[str]:
 
 
 def _problems_of_swin(base: Any) -> list[str]:
+    """List why the windows of a Swin are not those that its configuration says."""
     messages = []
-    size = base.config.image_size
-    sides = size
-    if isinstance(size, int):
-        sides = [size, size]
+    sides = base.config.image_size
+    if isinstance(sides, int):
+        sides = [sides, sides]
     patch_size = base.embeddings.patch_size
     if any(side % patch_size for side in sides):
         messages.append("its images are cut into patches that do not fill them")
@@ -360,10 +386,13 @@ class SwinLayer:
 
 
 def swin_layers(base: Any) -> list[SwinLayer]:
-    """List the layers of a Swin in order."""
+    """List the layers of a Swin in order, with the rows and columns of their tokens.
+
+    A stage ends with a module that merges two by two tokens into one; here it belongs to the first layer of the next.
+    """
     layers: list[SwinLayer] = []
     grid = tuple(base.embeddings.patch_grid)
-    merging: str | None = None
+    merging: str | None = None  # before the next layer
     for number, stage in enumerate(base.encoder.layers):
         for index, layer in enumerate(stage.blocks):
             grid_before = grid
@@ -405,8 +434,8 @@ def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages
         attention_input = partial(_swin_input, norm, layer, merge, grid_before)
         blocks.append(run)
         attention_inputs.append(attention_input)
-        side = min(base.config.window_size, *grid)
-        windows = math.prod(-(-tokens // side) for tokens in grid)
+        window_side = min(base.config.window_size, *grid)
+        windows = math.prod(math.ceil(tokens / window_side) for tokens in grid)
         share_of_tokens = math.prod(grid) / all_tokens
         spans.append((share_of_tokens, windows))
     return replace(tower, blocks=blocks, attention_inputs=attention_inputs, merging=merging, spans=spans)
@@ -421,12 +450,14 @@ def _merged(merge: Any, grid_before: Grid, state: State) -> Tensor:
 
 
 def _run_swin(layer: Any, merge: Any, grid_before: Grid, grid: Grid, state: State) -> State:
+    """Return the state behind a layer and the merging before it, which takes tokens from one grid to the other."""
     merged = _merged(merge, grid_before, state)
     output = layer(merged, grid)
     return State(output[0], state.context)
 
 
 def _swin_input(norm: str, layer: Any, merge: Any, grid_before: Grid, state: State) -> Tensor:
+    """Return what the attention of a layer is given of the state before it and its merging."""
     hidden = _merged(merge, grid_before, state)
     if not norm:
         return hidden

@@ -6,6 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -106,10 +107,11 @@ def text_preprocess(
             and for a tokenizer that is too large for the header of a checkpoint.
     """
     hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
-    _check_tokens(folder)
+    _check_files(folder)
     with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
         tokenizer = _open_tokenizer(folder)
-    if pads_with_end and tokenizer.pad_token is None:
+    lacks_padding = tokenizer.pad_token is None
+    if lacks_padding and pads_with_end:
         if padding is None:
             tokenizer.pad_token = tokenizer.eos_token
         else:
@@ -129,7 +131,7 @@ def text_preprocess(
         "kind": "text",
         "max_length": min(longest, LONGEST_DEFAULT),
         "tokenizer": {
-            "json": _packed(rust.to_str(), folder),
+            "json": _pack_for_header(rust.to_str(), folder),
             "special_tokens": special_tokens,
             "padding_side": tokenizer.padding_side,
             "truncation_side": tokenizer.truncation_side,
@@ -142,15 +144,23 @@ def text_preprocess(
 
 
 def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[str]:
-    """List why the tokenizer of a folder cannot be used by a model that knows so many tokens."""
+    """List why the tokenizer of a folder cannot be used by a model.
+
+    Args:
+        tokenizer: as the library has opened it.
+        folder: of it.
+        vocabulary: how many tokens the model knows.
+    """
     problems = []
-    own_files = dict(tokenizer.vocab_files_names)
-    own_files.pop("tokenizer_file", None)
-    files = list(own_files.values())
-    has_files = all((folder / name).exists() for name in files)
-    if not (folder / "tokenizer.json").exists() and not has_files:
+    files_by_purpose = dict(tokenizer.vocab_files_names)
+    files_by_purpose.pop("tokenizer_file", None)
+    vocabulary_files = list(files_by_purpose.values())
+    has_vocabulary = all((folder / name).exists() for name in vocabulary_files)
+    has_json = (folder / "tokenizer.json").exists()
+    if not has_json and not has_vocabulary:
         # Without its files the library makes a tokenizer that knows nothing but special tokens.
-        problems.append(f"there is no tokenizer.json, nor {' and '.join(files) or 'another vocabulary'}")
+        listed = " and ".join(vocabulary_files) or "another vocabulary"
+        problems.append(f"there is no tokenizer.json, nor {listed}")
     if not tokenizer.is_fast:
         problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
     longest = tokenizer.model_max_length
@@ -170,16 +180,23 @@ def _keep_lengths(rust: Any) -> None:
 
 
 def _open_tokenizer(folder: Path) -> Any:
-    """Open the tokenizer of a folder as the library does; for SigLIP's, which runs in Python, the one of its file."""
+    """Open the tokenizer of a folder as the library does; for SigLIP's, which runs in Python, the one of its file.
+
+    Raises:
+        InputError: for a file that is to stand in for SigLIP's tokenizer, and does not clean texts as that does.
+    """
+    file = folder / "tokenizer.json"
     settings = read_config(folder / "tokenizer_config.json") or {}
     class_name = settings.get("tokenizer_class")
-    is_siglip = class_name == "SiglipTokenizer" and (folder / "tokenizer.json").exists()
+    is_siglip = class_name == "SiglipTokenizer" and file.exists()
     with quiet():  # the library's warnings quote the files, control characters and all
         if not is_siglip:
             return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    if tokenizer("A photo, of (a) CAT!")["input_ids"] != tokenizer("a photo of a cat")["input_ids"]:
-        raise InputError(f"{folder / 'tokenizer.json'} keeps capitals or punctuation, which {class_name} removes")
+    with_capitals = tokenizer("A photo, of (a) CAT!")["input_ids"]
+    without_capitals = tokenizer("a photo of a cat")["input_ids"]
+    if with_capitals != without_capitals:
+        raise InputError(f"{file} keeps capitals or punctuation, which {class_name} removes")
     return tokenizer
 
 
@@ -189,7 +206,8 @@ def stored_tokenizer(preprocess: object) -> Any:
     Raises:
         InputError: for what describes none.
     """
-    return _tokenizer(_tokenizer_settings(preprocess))
+    settings = _checked_settings(preprocess)
+    return _build_tokenizer(settings)
 
 
 def text_collate(preprocess: object) -> TextCollate:
@@ -236,26 +254,28 @@ class TextCollate:
         """
         if isinstance(samples, str):  # it would be read letter by letter
             raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
-        batch_texts = [_texts_of(sample) for sample in samples]
-        batch = self._tokens(batch_texts)
+        batch_texts = [_as_texts(sample) for sample in samples]
+        batch = self._tokenize(batch_texts)
         has_tokens = batch["attention_mask"].bool().any(dim=1)
         if not bool(has_tokens.all()):  # of a tokenizer that adds none of its own
             first_empty = int(has_tokens.int().argmin())
             raise InputError(f"this text has no token that can be read: {shown(batch_texts[first_empty])}")
         return dict(batch)
 
-    def _tokens(self, batch_texts: Sequence[tuple[str, ...]]) -> Any:
-        """Return the library's tokens of a batch of texts, of pairs, or of both."""
+    def _tokenize(self, batch_texts: Sequence[tuple[str, ...]]) -> Any:
+        """Return the library's tokens of a batch, padded to its longest: ``[B, T]`` each, by name.
+
+        Args:
+            batch_texts: each a text, or a pair of texts.
+        """
+        tokenize = partial(self._tokenizer, truncation=True, max_length=self.max_length)
         lengths = {len(texts) for texts in batch_texts}
-        if len(lengths) != 1:
-            tokenized = []
-            for texts in batch_texts:
-                tokenized.append(self._tokenizer(*texts, truncation=True, max_length=self.max_length))
+        has_texts_and_pairs = len(lengths) != 1
+        if has_texts_and_pairs:  # which the library does not take in one call
+            tokenized = [tokenize(*texts) for texts in batch_texts]
             return self._tokenizer.pad(tokenized, return_tensors="pt")
-        columns = [list(column) for column in zip(*batch_texts, strict=True)]
-        return self._tokenizer(
-            *columns, padding="longest", return_tensors="pt", truncation=True, max_length=self.max_length
-        )
+        columns = [list(column) for column in zip(*batch_texts, strict=True)]  # all first texts, all second ones
+        return tokenize(*columns, padding="longest", return_tensors="pt")
 
     def cut(self, samples: Iterable[Any]) -> int:
         """Count the samples with more than ``max_length`` tokens, which are truncated.
@@ -267,7 +287,7 @@ class TextCollate:
         _keep_lengths(rust)  # the library sets both anew at every call
         count = 0
         for sample in samples:
-            texts = _texts_of(sample)
+            texts = _as_texts(sample)
             if self._is_surely_short(texts):
                 continue
             tokens = rust.encode(*texts).ids
@@ -286,8 +306,12 @@ class TextCollate:
         return characters <= self.max_length - _ENDS
 
 
-def _texts_of(sample: Any) -> tuple[str, ...]:
-    """Return a sample as one or two texts."""
+def _as_texts(sample: Any) -> tuple[str, ...]:
+    """Return a sample, a text or a pair of texts, as a tuple of one or two.
+
+    Raises:
+        InputError: it is neither.
+    """
     texts: tuple[Any, ...] = (sample,)
     if not isinstance(sample, str):
         texts = tuple(sample)
@@ -319,10 +343,15 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> d
 
 
 def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str, Tensor]:
-    """Draw random token ids ``[batch, T]`` without padding, T at most 128."""
-    settings = _tokenizer_settings(preprocess)
+    """Draw random token ids ``[batch, T]`` without padding, T at most 128: inputs for measuring cost.
+
+    Returns:
+        What the model is given of a text, by name: ``input_ids``, perhaps ``attention_mask`` and ``token_type_ids``.
+    """
+    settings = _checked_settings(preprocess)
     max_length: Any = preprocess["max_length"]
-    shape = (batch, min(max_length, _EXAMPLE_TOKENS))
+    tokens = min(max_length, _EXAMPLE_TOKENS)
+    shape = (batch, tokens)
     generator = torch.Generator().manual_seed(seed)
     inputs = {
         "input_ids": torch.randint(settings["vocab_size"], shape, generator=generator),
@@ -334,14 +363,15 @@ def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str,
 
 def write_tokenizer(folder: Path, preprocess: object) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` as the library reads them."""
-    settings = _tokenizer_settings(preprocess)
+    settings = _checked_settings(preprocess)
     document = {
         **_library_settings(settings),
         # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **settings["special_tokens"],
     }
-    (folder / "tokenizer.json").write_text(_unpacked(settings["json"]) + "\n", encoding="utf-8")
+    tokenizer_json = _unpack(settings["json"])
+    (folder / "tokenizer.json").write_text(f"{tokenizer_json}\n", encoding="utf-8")
     write_config(folder / "tokenizer_config.json", document)
 
 
@@ -359,17 +389,25 @@ def _library_settings(settings: TokenizerSettings) -> dict[str, object]:
 # --- files of a tokenizer ---------------------------------------------------------------------------------------------
 
 
-def _check_tokens(folder: Path) -> None:
-    """Refuse tokens with unknown settings: the Rust library prints their names on standard output as they are."""
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"):
-        document = read_config(folder / file) or {}
-        origin = str(folder / file)
-        if file == "vocab.json":
+def _check_files(folder: Path) -> None:
+    """Refuse files of a tokenizer by which the Rust library would do harm, before it is given them.
+
+    It prints the names of unknown settings of tokens on standard output as they are, and sets memory aside for as many
+    tokens as the largest number says.
+
+    Raises:
+        InputError: naming the settings, or the number.
+    """
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"):
+        file = folder / name
+        document = read_config(file) or {}
+        origin = str(file)
+        if name == "vocab.json":  # the vocabulary alone
             _check_ids({"model": {"vocab": document}}, origin)
         else:
             _check_ids(document, origin)
         unknown: set[str] = set()
-        for token in _tokens_in(document, is_map=file == "special_tokens_map.json"):
+        for token in _tokens_in(document, is_map=name == "special_tokens_map.json"):
             unknown |= token.keys() - _TOKEN_KEYS
         if unknown:
             problems = [shown(key) for key in sorted(unknown)]
@@ -391,22 +429,31 @@ def _tokens_in(document: Mapping[str, object], is_map: bool) -> Iterator[dict[st
         if isinstance(extra, list):
             tables.append(extra)
     for table in tables:
-        for token in _parts(table):
+        for token in _values_of(table):
             if isinstance(token, dict):
                 yield token
     for inner in _objects_inside(values):
-        if "__type" in inner:
+        if "__type" in inner:  # which marks a token wherever it stands
             yield inner
 
 
 def _check_ids(document: Mapping[str, object], origin: str) -> None:
-    """Refuse numbers of tokens that are larger than any vocabulary."""
+    """Refuse numbers of tokens that are larger than any vocabulary.
+
+    Args:
+        document: a ``tokenizer.json``, in which anything may stand: the numbers are the values of ``model.vocab`` and
+            the ``id`` of each of ``added_tokens``.
+        origin: the file, for messages.
+
+    Raises:
+        InputError: naming the largest number.
+    """
     model = document.get("model")
     vocabulary = None
     if isinstance(model, dict):
         vocabulary = model.get("vocab")
-    numbers = list(_parts(vocabulary))
-    for token in _parts(document.get("added_tokens")):
+    numbers = list(_values_of(vocabulary))
+    for token in _values_of(document.get("added_tokens")):
         if isinstance(token, dict):
             numbers.append(token.get("id"))
     whole_numbers = [number for number in numbers if type(number) is int]
@@ -415,7 +462,7 @@ def _check_ids(document: Mapping[str, object], origin: str) -> None:
         raise InputError(f"{origin} numbers a token {shown(largest)}, expected at most {_LARGEST_ID}")
 
 
-def _parts(value: object) -> Iterable[Any]:
+def _values_of(value: object) -> Iterable[Any]:
     """Return the values of an object or of a list; nothing of anything else."""
     if isinstance(value, dict):
         return value.values()
@@ -426,26 +473,30 @@ def _parts(value: object) -> Iterable[Any]:
 
 def _objects_inside(value: object) -> Iterator[dict[str, object]]:
     """Yield every object at any depth."""
-    for part in _parts(value):
-        if isinstance(part, dict):
-            yield part
-        yield from _objects_inside(part)
+    for inner in _values_of(value):
+        if isinstance(inner, dict):
+            yield inner
+        yield from _objects_inside(inner)
 
 
 # --- the stored tokenizer ---------------------------------------------------------------------------------------------
 
 
-def _packed(text: str, folder: Path) -> str:
+def _pack_for_header(text: str, folder: Path) -> str:
     """Return a tokenizer as the header of a checkpoint holds it: as it is, or compressed where that would be too large.
+
+    Args:
+        text: its ``tokenizer.json``.
+        folder: it comes from, for messages.
 
     Raises:
         InputError: now, for one that would make a checkpoint that cannot be opened again.
     """
     packed = text
-    if _size(text) > MOST_BYTES:
+    if _size_in_header(text) > MOST_BYTES:
         compressed = zlib.compress(text.encode("utf-8"), 9)
         packed = _PACKED + base64.b64encode(compressed).decode("ascii")
-    size = _size(packed)
+    size = _size_in_header(packed)
     if size > MOST_BYTES:
         raise InputError(
             f"the tokenizer in {folder} would take {size / 2**20:.1f} MiB of a checkpoint's header, which has room for "
@@ -455,15 +506,22 @@ def _packed(text: str, folder: Path) -> str:
     return packed
 
 
-def _size(text: str) -> int:
-    # In the header it is a string in JSON, which is itself a string in JSON: every quote takes four bytes.
+def _size_in_header(text: str) -> int:
+    """Return how many bytes a text takes in the header of a checkpoint.
+
+    It is a string in JSON there, which is itself a string in JSON: every quote takes four bytes.
+    """
     string_in_json = canonical_json(text)
     in_header = canonical_json(string_in_json)
     return len(in_header.encode("utf-8"))
 
 
-def _unpacked(text: str) -> str:
-    """Return the tokenizer, the inverse of :func:`_packed`; a file that would fill the memory is refused."""
+def _unpack(text: str) -> str:
+    """Return the ``tokenizer.json``, the inverse of :func:`_pack_for_header`.
+
+    Raises:
+        InputError: for one that would fill the memory, or is cut off.
+    """
     if not text.startswith(_PACKED):
         return text
     inflate = zlib.decompressobj()
@@ -485,9 +543,15 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _tokenizer_settings(preprocess: object) -> TokenizerSettings:
-    """Return the checked description of the tokenizer."""
-    settings = preprocess.get("tokenizer") if isinstance(preprocess, Mapping) else None
+def _checked_settings(preprocess: object) -> TokenizerSettings:
+    """Return the description of the tokenizer in a preprocessing, which comes from a file and may hold anything.
+
+    Raises:
+        InputError: it has none, or one with keys that are missing or have impossible values; all of them are named.
+    """
+    settings = None
+    if isinstance(preprocess, Mapping):
+        settings = preprocess.get("tokenizer")
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
     wrong = []
@@ -495,22 +559,24 @@ def _tokenizer_settings(preprocess: object) -> TokenizerSettings:
         if type(settings.get(key)) is not kind:
             wrong.append(key)
     if not wrong:
-        wrong = _wrong_values(settings)
+        wrong = _keys_of_impossible_values(settings)
     if wrong:
         raise InputError("the tokenizer is not described as it must be", problems=[repr(key) for key in wrong])
     return cast("TokenizerSettings", settings)
 
 
-def _wrong_values(settings: Mapping[str, Any]) -> list[str]:
+def _keys_of_impossible_values(settings: Mapping[str, Any]) -> list[str]:
     """List the keys whose values are of the right type, but no tokenizer has them."""
     wrong = []
     for key in ("padding_side", "truncation_side"):
         if settings[key] not in ("left", "right"):
             wrong.append(key)
     names = settings["model_input_names"]
-    if not names or names != _INPUT_NAMES[: len(names)]:
+    are_first_names = names == _INPUT_NAMES[: len(names)]
+    if not names or not are_first_names:
         wrong.append("model_input_names")
-    if not all(isinstance(token, str) for token in settings["special_tokens"].values()):
+    special_tokens = settings["special_tokens"].values()
+    if not all(isinstance(token, str) for token in special_tokens):
         wrong.append("special_tokens")
     if settings["vocab_size"] < 1:
         wrong.append("vocab_size")
@@ -518,10 +584,10 @@ def _wrong_values(settings: Mapping[str, Any]) -> list[str]:
 
 
 @cached_by_config
-def _tokenizer(settings: TokenizerSettings) -> Any:
-    """Build one tokenizer per description: reading a large vocabulary takes a second."""
+def _build_tokenizer(settings: TokenizerSettings) -> Any:
+    """Build the library's tokenizer of a description, once for each: reading a large vocabulary takes a second."""
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
-        text = _unpacked(settings["json"])
+        text = _unpack(settings["json"])
         _check_ids(json.loads(text), "the stored tokenizer")
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer.from_str(text),

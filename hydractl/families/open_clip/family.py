@@ -88,7 +88,13 @@ class OpenClip(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``."""
+        """Load a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``; None for any other.
+
+        Of a CoCa the two towers are taken, and the decoder that writes captions is left out.
+
+        Raises:
+            InputError: for a model that cannot be taken apart, or pickled weights.
+        """
         published = read_config(folder / CONFIG)
         if published is None:
             return None
@@ -108,10 +114,8 @@ class OpenClip(ModelFamily):
         )
         tensors: TensorSource = published_weights(weights, hint)
         if is_coca:
-            infos = {}
-            for name in tensors.names():
-                if not name.startswith(DECODER):
-                    infos[name] = tensors.info(name)
+            names = [name for name in tensors.names() if not name.startswith(DECODER)]
+            infos = {name: tensors.info(name) for name in names}
             tensors = MappedTensors(infos, tensors.read)
         preprocess = open_clip_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {})
         if not own_tokenizer(config):
@@ -133,15 +137,25 @@ class OpenClip(ModelFamily):
         """Load ``open_clip:ARCH/TAG`` from the hub, or random weights with ``pretrained=0`` and any model setting.
 
         Random weights take a tag too, which then only says how images are prepared and which activation is used.
+
+        Args:
+            name: ``ARCH/TAG``.
+            options: ``pretrained``, and settings of the model, which only random weights take.
+            seed: of random weights.
+
+        Raises:
+            InputError: for an unknown name, weights that are published as a pickle only, or an activation that is in
+                doubt.
+            UsageError: for options that are none of the model's.
         """
         options = dict(options)
         if not options.pop("pretrained", True):
-            return self._random(name, options, seed)
+            return self._with_random_weights(name, options, seed)
         hint = "add pretrained=0 to start from random weights"
         refuse_options(f"open_clip:{name} with pretrained weights", options, hint)
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
-        published = _published(arch, tag)
+        published = _published_entry(arch, tag)
         if not text_cfg_of(config).get("hf_model_name"):
             skeleton(config)  # refuses what cannot be used before anything is fetched
         repo, file = os.path.split(str(published.get("hf_hub", "")))
@@ -150,25 +164,37 @@ class OpenClip(ModelFamily):
                 f"open_clip:{name} is published as a pickle only, which hydractl never opens",
                 hint=f"where you trust it, make a folder of {CONFIG} and, from its state_dict, {WEIGHTS}",
             )
-        optional = () if own_tokenizer(config) else (*TOKENIZER_FILES, "config.json")
+        optional: tuple[str, ...] = ()
+        if not own_tokenizer(config):
+            optional = (*TOKENIZER_FILES, "config.json")
         loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS], optional)
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
-        if bool(loaded.config.get("quick_gelu")) != bool(published.get("quick_gelu")):
-            # A model with the other activation runs, and is wrong by a few per cent.
+        # A model with the other activation runs, and is wrong by a few per cent.
+        quick_in_folder = bool(loaded.config.get("quick_gelu"))
+        quick_in_library = bool(published.get("quick_gelu"))
+        if quick_in_folder != quick_in_library:
             raise InputError(
                 f"open_clip and {repo} disagree on the activation of {name} (quick_gelu)",
                 hint=f"give a local folder with the {CONFIG} you trust",
             )
         return loaded
 
-    def _random(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
+    def _with_random_weights(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
+        """Return a model with random weights, drawn by ``seed``, and settings that differ from those of its name.
+
+        Raises:
+            InputError: for a model with a tokenizer that only a published folder brings along.
+            UsageError: for a setting that it does not have.
+        """
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
-        published = _published(arch, tag) if tag else {}
+        published: Mapping[str, object] = {}
+        if tag:
+            published = _published_entry(arch, tag)
         if published.get("quick_gelu"):
             config["quick_gelu"] = True
-        config = _changed(config, options, name)
+        config = _with_settings(config, options, name)
         if not own_tokenizer(config):
             raise InputError(
                 f"open_clip:{name} reads texts by a tokenizer of transformers, which random weights do not come with: "
@@ -211,10 +237,14 @@ class OpenClip(ModelFamily):
         return copy.deepcopy(model)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """Return the sites ``visual.transformer.resblocks.0.attn`` and so on, then ``transformer.resblocks.0.attn``."""
+        """Return the attention blocks (sites) in model order: those of the image tower, then those of the text tower.
+
+        Their paths are ``visual.transformer.resblocks.0.attn`` or ``visual.trunk.blocks.0.attn`` and so on, then
+        ``transformer.resblocks.0.attn`` or those of a text tower of transformers.
+        """
         model = skeleton(config)
         sites = []
-        trunk = getattr(model.visual, "trunk", None)
+        trunk = getattr(model.visual, "trunk", None)  # an image tower of timm
         if trunk is not None:
             for site in timm.timm_sites(trunk):
                 path = f"{TRUNK}{site.path}"
@@ -223,7 +253,7 @@ class OpenClip(ModelFamily):
             if is_of_transformers(path):
                 site = _site_of_transformers(path, block)
             else:
-                site = _site(path, block)
+                site = _site_of_block(path, block)
             sites.append(site)
         return sites
 
@@ -240,9 +270,10 @@ class OpenClip(ModelFamily):
         of these texts is left out: the features are the same, for a small part of the work.
         """
         texts = filled_templates(labels, templates)
-        tokens = tokens_of(config, preprocess, texts)
+        tokens = tokens_of(config, preprocess, texts)  # [classes * templates, tokens]
         model = skeleton(config)
-        if own_tokenizer(config) and hf_text(model) is None:
+        is_of_open_clip = own_tokenizer(config) and hf_text(model) is None
+        if is_of_open_clip:
             tower = text_tower(model)
             if tower.ends_early:
                 ends = pooled_at(tokens, tower.pool, tower.eos)
@@ -270,7 +301,7 @@ class OpenClip(ModelFamily):
         return super().part(name, sites)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Return the rates of the attention weights and of the output; no configuration of open_clip sets them."""
+        """Return the dropout rates of the attention weights and of the output; open_clip's configurations set none."""
         if site.path.startswith(TRUNK):
             return timm.FAMILY.dropouts(model, site)
         if is_of_transformers(site.path):
@@ -281,16 +312,16 @@ class OpenClip(ModelFamily):
         return attention.attn_drop.p, attention.out_drop.p
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace ``resblocks.N.attn``, or ``blocks.N.attn`` of timm."""
+        """Replace the library's attention module at a site; in a tower of another library, as its family does."""
         if site.path.startswith(TRUNK):
-            inner = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
-            timm.FAMILY.install(model.visual.trunk, inner, attention)  # type: ignore[union-attr,arg-type]
+            site_in_trunk = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
+            timm.FAMILY.install(model.visual.trunk, site_in_trunk, attention)  # type: ignore[union-attr,arg-type]
             return
         if is_of_transformers(site.path):
             hf.put_in_place(model, site.path, LAYOUT, attention)
             return
         block = model.get_submodule(site.path.removesuffix(".attn"))
-        if isinstance(block, ResidualAttentionBlock):
+        if isinstance(block, ResidualAttentionBlock):  # which calls nn.MultiheadAttention
             attention = MultiheadStandIn(attention)
         super().install(model, site, attention)
 
@@ -389,7 +420,7 @@ class OpenClip(ModelFamily):
 # --- sites ------------------------------------------------------------------------------------------------------------
 
 
-def _site(path: str, block: Any) -> Site:
+def _site_of_block(path: str, block: Any) -> Site:
     """Return the site of one of open_clip's own blocks."""
     width = block.attn.out_proj.in_features
     heads = block.attn.num_heads
@@ -425,9 +456,9 @@ def _known_config(arch: str) -> dict[str, object]:
     """
     known = open_clip.list_models()
     if arch not in known:
-        spelled = {name.lower(): name for name in known}
-        matches = difflib.get_close_matches(arch.lower(), spelled, 5)
-        near = [spelled[name] for name in matches]
+        name_by_lower = {name.lower(): name for name in known}
+        matches = difflib.get_close_matches(arch.lower(), name_by_lower, 5)
+        near = [name_by_lower[match] for match in matches]
         hint = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
         if near:
             hint = f"near names: {', '.join(near)}"
@@ -436,8 +467,12 @@ def _known_config(arch: str) -> dict[str, object]:
     return towers_of_coca(config)
 
 
-def _published(arch: str, tag: str) -> Mapping[str, object]:
-    """Return open_clip's entry for a pretrained tag: the location of the weights and the preprocessing."""
+def _published_entry(arch: str, tag: str) -> Mapping[str, object]:
+    """Return open_clip's entry for a pretrained tag: the location of the weights and the preprocessing.
+
+    Raises:
+        InputError: there is none, or no tag was given.
+    """
     published = open_clip.get_pretrained_cfg(arch, tag)
     if published:
         return published
@@ -450,8 +485,17 @@ def _published(arch: str, tag: str) -> Mapping[str, object]:
     raise InputError(f"open_clip:{arch} {problem}", hint=hint)
 
 
-def _changed(config: LibraryConfig, options: Mapping[str, object], name: str) -> dict[str, object]:
-    """Return a configuration with other values."""
+def _with_settings(config: LibraryConfig, options: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return a configuration with other values of some settings.
+
+    Args:
+        config: of the model.
+        options: by ``KEY``, or ``SECTION.KEY`` for those of a tower (``vision_cfg.layers``).
+        name: of the model, for messages.
+
+    Raises:
+        UsageError: for settings that open_clip does not have.
+    """
     known = set(_TOP)
     for section, section_class in SECTIONS.items():
         for field in dataclasses.fields(section_class):
@@ -474,32 +518,34 @@ def _changed(config: LibraryConfig, options: Mapping[str, object], name: str) ->
 
 def _arch_of(config: LibraryConfig) -> str:
     """Return the name that open_clip gives to this architecture, else that of its class."""
-    filled = _filled(config)
+    complete = _with_defaults(config)
     for name, known in _known_architectures().items():
-        if known == filled:
+        if known == complete:
             return name
     return "CustomTextCLIP" if config.get("custom_text") else "CLIP"
 
 
 @cache
 def _known_architectures() -> dict[str, LibraryConfig]:
+    """Return the configurations of open_clip's architectures by name, as :func:`_with_defaults` has them."""
     configs = {}
     for name in open_clip.list_models():
         config = _known_config(name)
-        configs[name] = _filled(config)
+        configs[name] = _with_defaults(config)
     return configs
 
 
-def _filled(config: LibraryConfig) -> LibraryConfig:
+def _with_defaults(config: LibraryConfig) -> LibraryConfig:
     """Return a configuration in which every setting is there, so that two of the same model are equal."""
-    filled = {}
+    complete = {}
     for key, value in config.items():
-        if value not in (None, False) and key != "hf_config":
-            filled[key] = value
+        is_set = value not in (None, False)
+        if is_set and key != "hf_config":
+            complete[key] = value
     for section, section_class in SECTIONS.items():
         settings = section_class(**object_in(config, section, "the configuration of the model"))
-        filled[section] = dataclasses.asdict(settings)
-    return filled
+        complete[section] = dataclasses.asdict(settings)
+    return complete
 
 
 FAMILY = OpenClip()

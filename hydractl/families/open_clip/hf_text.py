@@ -66,7 +66,11 @@ def hf_config_in(folder: Path, name: str) -> LibraryConfig:
 
 
 def problem_of_hf_config(config: object) -> str | None:
-    """Return why a text tower cannot be built of a configuration, or None; before it is built."""
+    """Return why no text tower is built of a configuration of transformers, or None.
+
+    Args:
+        config: from a file, and perhaps none; it is looked at before anything is built.
+    """
     kind = None
     if isinstance(config, Mapping):
         kind = config.get("model_type")
@@ -105,12 +109,15 @@ def hf_text_obstacles(text: HFTextEncoder) -> Iterator[str]:
 
 
 def hf_text_stages(text: HFTextEncoder) -> Stages:
-    """Cut the text tower: ``HFTextEncoder.forward``, and ``build_zero_shot_classifier`` over the prompts of a class."""
+    """Cut a text tower of transformers into stem, blocks and readout: from prompts to normalised ``[classes, D]``.
+
+    They are ``HFTextEncoder.forward``, and ``build_zero_shot_classifier`` over the prompts of a class.
+    """
     base: Any = text.transformer
     layers = base.encoder.layer
     first_count = _POOLERS[type(text.pooler).__name__]
     return Stages(
-        stem=partial(_stem, base),
+        stem=partial(_run_stem, base),
         blocks=for_each(run_encoder_layer, layers),
         block_paths=numbered_paths(f"{TRANSFORMER}{LAYOUT.layers}", layers),
         stem_prefixes=(f"{TRANSFORMER}embeddings.",),
@@ -124,7 +131,8 @@ def hf_text_stages(text: HFTextEncoder) -> Stages:
     )
 
 
-def _stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
+def _run_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
+    """Return the state before the first layer, of all prompts one after another; ``inputs`` has them as ``text``."""
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
     is_token = text != base.config.pad_token_id
     tokens = is_token.long()

@@ -59,14 +59,12 @@ def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
     if not isinstance(published, Mapping):
         raise InputError(f"the preprocess_cfg is no object but {shown(published)}")
     settings = merge_preprocess_dict(PreprocessCfg(), published)
-    settings["size"] = size
-    if isinstance(size, int):
-        settings["size"] = [size, size]
+    settings["size"] = [size, size] if isinstance(size, int) else size
     for key in ("mean", "std"):
         value = settings[key]
         if isinstance(value, (int, float)):  # one number for all channels
             settings[key] = [value] * 3
-    plain = json.loads(json.dumps(settings))
+    plain = json.loads(json.dumps(settings))  # tuples become lists
     return {"kind": "image", **plain}
 
 
@@ -93,17 +91,17 @@ def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor
     Raises:
         InputError: for settings that the library does not take.
     """
-    problems = _problems(preprocess)
+    problems = _problems_of_images(preprocess)
     if problems:
         raise InputError(f"open_clip cannot preprocess images so: {problems[0]}", problems=problems)
+    # JSON has no tuples, which open_clip wants.
     fields: dict[str, object] = {}
     for key, value in published_preprocess(preprocess).items():
-        if isinstance(value, list):
-            value = tuple(value)
-        fields[key] = value
+        fields[key] = tuple(value) if isinstance(value, list) else value
     with refused_as(f"open_clip cannot preprocess images with {shown(fields, 200)}"):
         transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
-        shape = list(transform(Image.new("RGB", (8, 8))).shape)  # what it checks only when it meets an image
+        example = transform(Image.new("RGB", (8, 8)))  # what it checks only when it meets an image
+    shape = list(example.shape)
     expected = size_of_images(preprocess)
     if shape != expected:
         raise InputError(f"open_clip makes images of {shape}, the checkpoint says {expected}")
@@ -111,13 +109,14 @@ def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:
+    """Return a 16-bit image as RGB, any other as it is."""
     if image.mode.startswith("I;16"):
         return in_mode(image, "RGB")
     return image
 
 
-def _problems(preprocess: Preprocessing) -> list[str]:
-    """List the problems of the preprocessing that a file describes."""
+def _problems_of_images(preprocess: Preprocessing) -> list[str]:
+    """List what open_clip does not take of a preprocessing of images, which comes from a file and may hold anything."""
     if preprocess.get("kind") != "image":
         return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
     missing = [key for key in _FIELDS if key not in preprocess]
@@ -129,14 +128,17 @@ def _problems(preprocess: Preprocessing) -> list[str]:
         if value not in choices:
             problems.append(f"its {key} is {shown(value)}, not one of {', '.join(choices)}")
     size = preprocess["size"]
-    if not isinstance(size, list) or len(size) != 2 or not is_size(size):
+    is_height_and_width = isinstance(size, list) and len(size) == 2 and is_size(size)
+    if not is_height_and_width:
         problems.append(f"its size is {shown(size)}, not [height, width]")
-    for key in ("mean", "std"):
-        values = preprocess[key]
-        if not _are_three_numbers(values):
-            problems.append(f"its {key} is {shown(values)}, not three numbers")
-        elif key == "std" and min(values) <= 0:
-            problems.append(f"its std is {shown(values)}, which cannot be divided by")
+    mean = preprocess["mean"]
+    if not _are_three_numbers(mean):
+        problems.append(f"its mean is {shown(mean)}, not three numbers")
+    std = preprocess["std"]
+    if not _are_three_numbers(std):
+        problems.append(f"its std is {shown(std)}, not three numbers")
+    elif min(std) <= 0:
+        problems.append(f"its std is {shown(std)}, which cannot be divided by")
     fill = preprocess["fill_color"]
     if not is_whole_number(fill, 0, 255):
         problems.append(f"its fill_color is {shown(fill)}, not 0 to 255")
@@ -151,6 +153,7 @@ def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
 
 
 def _is_finite_number(value: object) -> bool:
+    """Return whether a value of a file is a number, and neither infinite nor NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return math.isfinite(value)
@@ -175,7 +178,11 @@ def own_tokenizer(config: LibraryConfig) -> bool:
 
 
 def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
-    """Read the tokenizer of transformers in a folder, as of :func:`hydractl.families.hf.texts.text_preprocess`.
+    """Read the tokenizer of transformers in a folder, for a text tower that is given its tokens.
+
+    Args:
+        folder: of the published model.
+        config: of the model, whose texts have a fixed number of tokens.
 
     Raises:
         InputError: for a folder without one, and for one of another model.
@@ -234,7 +241,13 @@ def cleaned(config: LibraryConfig, texts: Sequence[str]) -> list[str]:
 
 
 def tokens_of(config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> Tensor:
-    """Return tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer``."""
+    """Return tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer``.
+
+    Args:
+        config: of the model, which says by which.
+        preprocess: of the model, whose ``texts`` describe a tokenizer of transformers.
+        texts: as they are.
+    """
     if own_tokenizer(config):
         tokenize = simple_tokenizer(config)
         return tokenize(list(texts))
@@ -262,7 +275,7 @@ def simple_tokenizer(config: LibraryConfig) -> Any:
     if foreign:
         raise _foreign_settings(sorted(foreign))
     length = text_cfg.get("context_length", CONTEXT_LENGTH)
-    return _tokenizer({**settings, "context_length": length})
+    return _build_simple_tokenizer({**settings, "context_length": length})
 
 
 def _foreign_settings(foreign: Sequence[str]) -> InputError:
@@ -275,7 +288,12 @@ def _foreign_settings(foreign: Sequence[str]) -> InputError:
 
 
 @cached_by_config
-def _tokenizer(settings: LibraryConfig) -> Any:
+def _build_simple_tokenizer(settings: LibraryConfig) -> Any:
+    """Build open_clip's own tokenizer, once for each settings.
+
+    Raises:
+        InputError: for settings that open_clip does not take.
+    """
     try:
         return open_clip.SimpleTokenizer(**settings)
     except Exception as error:
@@ -284,7 +302,13 @@ def _tokenizer(settings: LibraryConfig) -> Any:
 
 
 def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
-    """Return the token positions of ``argmax`` and ``eos`` pooling, for tokens ``[..., L]``."""
+    """Return the positions of the tokens that are pooled, ``[...]`` for tokens ``[..., L]``.
+
+    Args:
+        text: the tokens.
+        pool: ``argmax`` (the highest token, the end of a text) or ``eos``.
+        eos: the token that ``eos`` pools at, the first one of it.
+    """
     if pool == "argmax":
         return text.argmax(dim=-1)
     end = -1

@@ -129,14 +129,15 @@ def _fill_causal_mask(holder: Any) -> None:
 def drawn_clip(config: LibraryConfig) -> Any:
     """Build the library's model of a configuration, on the default device, with weights of its own initialisation."""
     model_class = open_clip.CustomTextCLIP if _is_custom(config) else open_clip.CLIP
-    settings: dict[str, object] = {}
-    for key, value in config.items():
-        if key not in ("custom_text", "hf_config"):
-            settings[key] = value
+    settings = dict(config)
+    settings.pop("custom_text", None)
+    settings.pop("hf_config", None)
     vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
     if "timm_model_name" in vision_cfg:  # the library would ask the hub for weights
         settings["vision_cfg"] = {**vision_cfg, "timm_model_pretrained": False}
-    hf_config = object_in(config, "hf_config", _ORIGIN) if "hf_config" in config else None
+    hf_config = None
+    if "hf_config" in config:
+        hf_config = object_in(config, "hf_config", _ORIGIN)
     with text_cfg_with_folder(text_cfg_of(config), hf_config) as text_cfg:
         settings["text_cfg"] = text_cfg
         return model_class(**settings, cast_dtype=None)
@@ -168,13 +169,18 @@ def towers_of_coca(config: LibraryConfig) -> dict[str, object]:
 
 
 def _check_config(config: LibraryConfig) -> None:
-    """Refuse before anything is built: some of these would ask a hub, or take the machine's memory."""
+    """Refuse a configuration before anything is built: some would ask a hub, or take the machine's memory.
+
+    Raises:
+        InputError: naming what is not supported, or what no model has.
+    """
     for section in SECTIONS:
         if not isinstance(config.get(section), Mapping):
             raise InputError(f"{_ORIGIN} has no {section}")
     text_cfg = text_cfg_of(config)
+    vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
     name = "CustomTextCLIP" if _is_custom(config) else "CLIP"
-    if isinstance(object_in(config, "vision_cfg", _ORIGIN).get("layers"), list):
+    if isinstance(vision_cfg.get("layers"), list):
         raise _refusal(name, "its visual tower is a ModifiedResNet")
     if text_cfg.get("embed_cls") and name == "CLIP":
         raise _refusal(name, "its TextTransformer has a class token (embed_cls), which CLIP leaves out")
@@ -184,6 +190,8 @@ def _check_config(config: LibraryConfig) -> None:
     problems = _problems_of_sizes(config)
     if problems:
         raise InputError(f"open_clip cannot build this model: {problems[0]}", problems=problems)
+
+    # The tower of texts, and whether it knows every token that its tokenizer gives.
     if text_cfg.get("hf_model_name"):
         problem = problem_of_hf_config(config.get("hf_config"))
         if problem is not None:
@@ -209,15 +217,20 @@ def _problems_of_sizes(config: LibraryConfig) -> list[str]:
 
 
 def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
-    """Yield the reasons why the heads of a built model cannot be separated, or its features not be compared."""
+    """Yield the reasons why the heads of a built model cannot be separated, or its features not be compared.
+
+    Args:
+        model: of the library, on the meta device.
+        config: it was built of.
+    """
     visual = model.visual
     if isinstance(visual, TimmModel):
         yield from _trunk_obstacles(visual, config["embed_dim"])
     elif type(visual) is not VisionTransformer:
         yield f"its visual tower is a {type(visual).__name__}"
-        return
+        return  # nothing is known of what it is made of
     elif visual.pool_type == "none":
-        pooling = "an AttentionalPooler for tokens" if visual.attn_pool is not None else "no pooling"
+        pooling = "no pooling" if visual.attn_pool is None else "an AttentionalPooler for tokens"
         yield f"its VisionTransformer has {pooling}, so there is no one feature of an image"
     encoder = hf_text(model)
     if encoder is not None:
@@ -230,6 +243,7 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
 
 
 def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
+    """Yield the reasons why a text tower of open_clip's own gives no features that can be compared with images."""
     if text.pool == "none":
         yield "its TextTransformer does not pool, so there is no one feature of a text"
     if text.pool == "eos" and own_tokenizer(config):
@@ -247,20 +261,27 @@ def _trunk_obstacles(visual: TimmModel, width: object) -> Iterator[str]:
     Args:
         width: of the features.
     """
+    trunk = visual.trunk
     try:
-        timm.check_timm_model(visual.trunk)
+        timm.check_timm_model(trunk)
     except InputError as error:
         yield f"its visual tower is a TimmModel: {error.message}"
         return
-    size = visual.trunk.patch_embed.img_size
+    size = trunk.patch_embed.img_size
     if size is not None and tuple(size) != tuple(visual.image_size):
         yield f"its image_size is {shown(list(visual.image_size))}, its timm tower takes {list(size)}"
-    has_projection = len(visual.head) or visual.trunk.num_classes
-    if not has_projection and visual.trunk.num_features != width:
-        yield f"its timm tower has features of {visual.trunk.num_features} numbers and no projection to {width}"
+    has_projection = len(visual.head) > 0 or trunk.num_classes > 0
+    if not has_projection and trunk.num_features != width:
+        yield f"its timm tower has features of {trunk.num_features} numbers and no projection to {width}"
 
 
 def _block_obstacles(path: str, block: Any) -> Iterator[str]:
+    """Yield the reason, if there is one, why the heads of a block cannot be separated.
+
+    Args:
+        path: of the block, for messages.
+        block: of open_clip: a block with torch's attention, or one with open_clip's own.
+    """
     attention: Any = getattr(block, "attn", None)
     block_met = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
     if type(block) is ResidualAttentionBlock:
@@ -282,22 +303,25 @@ def blocks_of(model: Any) -> list[tuple[str, Any]]:
     """List open_clip's own transformer blocks and those of a text tower of transformers, visual first, by path."""
     blocks: list[tuple[str, Any]] = []
     if not isinstance(model.visual, TimmModel):
-        blocks += _numbered(VISUAL_BLOCKS, model.visual.transformer.resblocks)
+        blocks += _with_paths(VISUAL_BLOCKS, model.visual.transformer.resblocks)
     encoder: Any = hf_text(model)
     if encoder is not None:
-        blocks += _numbered(f"{TRANSFORMER}{LAYOUT.layers}", encoder.transformer.encoder.layer)
+        path = f"{TRANSFORMER}{LAYOUT.layers}"
+        layers = encoder.transformer.encoder.layer
     else:
         tower = text_tower(model)
-        blocks += _numbered(f"{tower.prefix}transformer.resblocks", tower.module.transformer.resblocks)
-    return blocks
+        path = f"{tower.prefix}transformer.resblocks"
+        layers = tower.module.transformer.resblocks
+    return blocks + _with_paths(path, layers)
 
 
-def _numbered(path: str, blocks: nn.ModuleList) -> list[tuple[str, Any]]:
-    """Return the modules of a list with their paths."""
+def _with_paths(path: str, blocks: nn.ModuleList) -> list[tuple[str, Any]]:
+    """Return the modules of a list at a path, each with its own path."""
     paths = numbered_paths(path, blocks)
     return list(zip(paths, blocks, strict=True))
 
 
 def _refusal(name: str, reason: str) -> InputError:
+    """Return the error of a model that is not opened, with what is."""
     message = f"open_clip's {name} is not supported: {reason}"
     return InputError(message, hint=_SUPPORTED)

@@ -15,7 +15,8 @@ normalised features of the others. Then::
     L = diag p - p p' for the softmax (CLIP), diag p (1 - p) for the sigmoid (SigLIP)
 
 The precision is ``n A (x) B + prior I``. Here n is the number of samples, or the pseudo-data count that one asks for.
-It is the tau of Baumann et al., who instead add the roots of prior and count to A and B.
+Baumann et al. divide the sums over N pairs by the root of N, in A and in B, and multiply both by the root of tau, so
+their tau stands for n = tau N; and they add the root of the prior to both, instead of the prior to the product.
 """
 
 from __future__ import annotations

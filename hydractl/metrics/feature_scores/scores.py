@@ -397,6 +397,18 @@ def _fit_vilu(data: MemberTraining) -> Statistics:
     return fit_vilu(images, data.labels, texts)
 
 
+def _fit_scaled_vilu(data: MemberTraining) -> Statistics:
+    """Return the network whose attention is as sharp as the softmax of the model, as in the authors' code.
+
+    The length of the rows of the classifier's weight is the factor of the cosines in the logits.
+    """
+    assert data.labels is not None  # checked when --train is opened
+    images = unit(data.features)
+    texts = unit(data.weight)
+    scale = float(np.linalg.norm(data.weight[0]))
+    return fit_vilu(images, data.labels, texts, scale)
+
+
 @_declare(
     "vilu",
     "probability that the prediction is wrong, by a network on image and class texts (ViLU)",
@@ -409,6 +421,17 @@ def _vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) 
         share_of_errors = float(fitted["constant"][0])
         return arrays.filled(features[:, 0], share_of_errors)
     return arrays.by_network(vilu_probabilities, fitted, unit(features, arrays))
+
+
+@_declare(
+    "vilu-scaled",
+    "that of vilu, whose attention to the texts is as sharp as the softmax of the model",
+    _fit_scaled_vilu,
+    numbers=("constant",),
+)
+def _scaled_vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Lafon et al. 2025, section 3, and their code."""
+    return _vilu(arrays, fitted, features, logits)
 
 
 # --- further scores of the classifier ---------------------------------------------------------------------------------

@@ -31,13 +31,16 @@ _MOST_SAMPLES = 10_000
 """About the largest number of samples whose products with all class texts are computed at once."""
 
 
-def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) -> Tensor:
+def vilu_logits(
+    weights: Mapping[str, Tensor], features: Tensor, texts: Tensor, scale: Tensor | float | None = None
+) -> Tensor:
     """Return the logit of the probability that the prediction is wrong.
 
     Args:
         weights: ``query``, ``key`` and ``value`` ``[D, D]`` of the attention; ``weight.0``, ``bias.0`` and so on.
         features: of images ``[n, D]``, of length 1.
         texts: of the classes ``[C, D]``, of length 1; the prediction is the nearest one.
+        scale: the factor of the cosines in the attention; None for √D.
 
     Returns:
         ``[n]``.
@@ -48,7 +51,9 @@ def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) 
     texts = root * texts
     # The attention of each image to all texts. The key projection is applied to the queries, not to the texts.
     queries = features @ weights["query"].T @ weights["key"]  # [n, D]
-    attention_logits = queries @ texts.T / root  # [n, C]
+    attention_logits = queries @ texts.T / root  # [n, C], √D times the cosines while the projections are identities
+    if scale is not None:
+        attention_logits = attention_logits * (scale / root)
     attention = torch.softmax(attention_logits, dim=1)  # [n, C]
     attended = attention @ texts @ weights["value"].T  # [n, D]
 
@@ -65,16 +70,18 @@ def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor) 
     return logits.squeeze(1)
 
 
-def fit_vilu(features: Floats, labels: NDArray[np.int64], texts: Floats) -> dict[str, Floats]:
+def fit_vilu(
+    features: Floats, labels: NDArray[np.int64], texts: Floats, scale: float | None = None
+) -> dict[str, Floats]:
     """Train the network on samples whose labels are known, from a fixed seed.
 
     Args:
-        features, texts: as for :func:`vilu_logits`.
+        features, texts, scale: as for :func:`vilu_logits`.
         labels: ``[n]``.
 
     Returns:
-        Weights and ``texts`` for :func:`vilu_probabilities`. Where all predictions are right, or all are wrong, there
-        is nothing to learn: ``constant`` alone, the share of wrong predictions.
+        Weights, ``texts`` and ``scale``, if there is one, for :func:`vilu_probabilities`. Where all predictions are
+        right, or all are wrong, there is nothing to learn: ``constant`` alone, the share of wrong predictions.
     """
     wrong = _predictions(features, texts) != labels
     all_alike = wrong.all() or not wrong.any()
@@ -84,9 +91,11 @@ def fit_vilu(features: Floats, labels: NDArray[np.int64], texts: Floats) -> dict
     fitted = {}
     # The caller may be in inference mode, whose tensors cannot be trained.
     with torch.inference_mode(False), torch.enable_grad():
-        weights = _trained(_as_float32(features), _as_float32(texts), _as_float32(wrong))
+        weights = _trained(_as_float32(features), _as_float32(texts), _as_float32(wrong), scale)
         for name, tensor in weights.items():
             fitted[name] = tensor.detach().double().numpy()
+    if scale is not None:
+        fitted["scale"] = np.array([scale])
     return {**fitted, "texts": texts}
 
 
@@ -106,12 +115,13 @@ def _predictions(features: Floats, texts: Floats) -> NDArray[np.int64]:
     return np.concatenate(classes)
 
 
-def _trained(features: Tensor, texts: Tensor, wrong: Tensor) -> dict[str, Tensor]:
+def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None) -> dict[str, Tensor]:
     """Return the weights that minimise the cross-entropy, in which errors weigh more where they are rare.
 
     Args:
         features, texts: as for :func:`vilu_logits`, float32.
         wrong: ``[n]``, 1 where the prediction is wrong, else 0.
+        scale: as for :func:`vilu_logits`.
     """
     generator = torch.Generator().manual_seed(0)
     samples, width = features.shape
@@ -126,7 +136,7 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor) -> dict[str, Tensor
     for _ in range(steps):
         batch = torch.randint(samples, (batch_size,), generator=generator)
         optimizer.zero_grad()
-        logits = vilu_logits(weights, features[batch], texts)
+        logits = vilu_logits(weights, features[batch], texts, scale)
         loss = F.binary_cross_entropy_with_logits(logits, wrong[batch], pos_weight=error_weight)
         loss.backward()
         optimizer.step()
@@ -175,4 +185,5 @@ def vilu_probabilities(fitted: Mapping[str, Tensor], features: Tensor) -> Tensor
     """
     weights = dict(fitted)
     texts = weights.pop("texts")
-    return vilu_logits(weights, features, texts).sigmoid()
+    scale = weights.pop("scale", None)
+    return vilu_logits(weights, features, texts, scale).sigmoid()

@@ -118,7 +118,7 @@ def test_a_checkpoint_with_a_broken_threshold_is_refused(tmp_path: Path, capsys:
 
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
         with pytest.raises(Exception, match="m.st: a threshold is"):
-            StoredFit.of({"threshold": threshold}, "m.st")
+            StoredFit.from_description({"threshold": threshold}, "m.st")
 
 
 def test_truncated_predictions_say_so_without_data(tmp_path: Path, capsys: Any) -> None:

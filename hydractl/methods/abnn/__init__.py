@@ -1,0 +1,47 @@
+"""ABNN: a pretrained network whose norms are noisy, so that members share all other weights.
+
+Franchi et al., Make Me a BNN: A Simple Strategy for Estimating Bayesian Uncertainty from Pre-trained Models (CVPR
+2024), section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from hydractl.methods.base import SeededOptions, argument
+from hydractl.methods.method import Method
+from hydractl.methods.study_rows import BySeeds, StudyRow
+
+if TYPE_CHECKING:
+    from hydractl.training.adapters import Adapter
+
+
+@dataclass(frozen=True)
+class AbnnOptions(SeededOptions):
+    """``abnn:STD[,M]``: norms are trained under noise instead of the other weights."""
+
+    kind = "abnn"
+    summary = (
+        "Train the norms, whose weights are multiplied by noise around 1 with this standard deviation, drawn anew in "
+        "every pass, and the classifier, M times by --seed and the next seeds, which draw the noise that stays"
+    )
+    example = "0.2,3"
+
+    std: float = argument("STD", float, at_least=0)
+
+    def adapter(self) -> Adapter:
+        """Return the adapter that puts noise of this standard deviation on the norms."""
+        noise = import_module("hydractl.methods.abnn.noise")
+        adapter: Adapter = noise.NoisyNorms(self.std)
+        return adapter
+
+
+METHOD = Method(
+    "abnn",
+    "Members that differ in their norms, which are trained under noise",
+    AbnnOptions,
+    # All else is equal, and merging would average the norms too.
+    rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.2), merge="none"), place=3),),
+)

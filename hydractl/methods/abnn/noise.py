@@ -1,0 +1,80 @@
+"""Noise on the weights of norms: y = x' (g s (1 + e)) + b, where x' is normalised, g pretrained, and s and b trained.
+
+In training e is drawn in every pass, from the generator that dropout takes; a member keeps one draw of its own, so that
+an ordinary checkpoint is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hydractl.model.runtime import HydraModel
+from hydractl.training.adapters import added_names
+
+
+class Noise(nn.Module):
+    """Multiplies a vector by what is trained, and by noise around 1.
+
+    Attributes:
+        scale: the factors that are trained, ``[d]``.
+        std: the standard deviation of the noise.
+        kept: the noise of the member, ``[d]``, standard normal.
+    """
+
+    kept: Tensor
+
+    def __init__(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones_like(weight))
+        self.std = std
+        drawn = torch.randn(weight.shape, generator=generator)
+        self.register_buffer("kept", drawn.to(weight), persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight ``[d]`` under noise: new noise in training, else that of the member."""
+        noise = self.kept
+        if self.training:
+            noise = torch.randn_like(weight)
+        return weight * self.scale * (1 + self.std * noise)
+
+
+class NoisyNorms:
+    """Puts noise on all norms.
+
+    Args:
+        std: the standard deviation of the noise.
+    """
+
+    def __init__(self, std: float) -> None:
+        self.std = std
+
+    def add(self, model: HydraModel, seed: int) -> None:
+        """Put noise on the norms, see :class:`hydractl.training.adapters.Adapter`; the seed draws what stays."""
+        generator = torch.Generator().manual_seed(seed)
+        for norm in _norms(model).values():
+            weight: Tensor = norm.weight.detach()
+            parametrize.register_parametrization(norm, "weight", Noise(weight, self.std, generator))
+
+    def trains(self, model: HydraModel) -> set[str]:
+        """Return the names of the factors and of the biases of the norms."""
+        names = added_names(model)
+        for path, norm in _norms(model).items():
+            if getattr(norm, "bias", None) is not None:
+                names.add(f"{path}.bias")
+        return names
+
+
+def _norms(model: HydraModel) -> dict[str, Any]:
+    """Return the norms of a network that have a weight, by path."""
+    norms: dict[str, Any] = {}
+    for path, module in model.networks[0].named_modules():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 1:
+            continue
+        if model.family.part(f"{path}.weight", model.sites) == "norm":
+            norms[path] = module
+    return norms

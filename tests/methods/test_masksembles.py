@@ -1,0 +1,98 @@
+"""Masksembles against masked MLPs written out on timm's own model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from hydractl.files.checkpoint import DictTensors
+from hydractl.methods.masksembles.masks import draw_masks
+from hydractl.model.loading import build_model
+from tests.methods.test_together import PLAIN, batches, near, state_of, together, train
+from tests.pico import images, inputs, shared_stock, source_of, stock
+
+HIDDEN, BLOCKS, MEMBERS = 96, 3, 3
+
+
+def masks_of(model: Any) -> list[Tensor]:
+    """The masks of each block, ``[M, neurons]``."""
+    return list(model._masks.values())
+
+
+def masked_logits(reference: Any, weights: dict[str, Tensor], x: Tensor, masks: list[Tensor]) -> Tensor:
+    """The logits of timm's own model whose activations between fc1 and fc2 are masked, by rows ``[B, neurons]``."""
+    handles = []
+    for block, mask in zip(reference.blocks, masks, strict=True):
+        handles.append(block.mlp.fc2.register_forward_pre_hook(lambda _, given, mask=mask: given[0] * mask[:, None]))
+    try:
+        return functional_call(reference, weights, (x,))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("variant", ["class-token", "bert", "gpt2", "swinv2"])
+def test_each_member_is_an_ordinary_model_without_its_neurons(variant: str) -> None:
+    source = source_of(shared_stock(variant), variant)
+    model = together(source, "masksembles:3,2").eval()
+    batch = inputs(variant)
+    before = shared_stock(variant).state_dict()
+    with torch.no_grad():
+        found = model.member_logits(batch)
+        assert not near(found[0], found[1])
+        changed = set()
+        for member, weights in enumerate(state_of(model)):
+            alone = build_model(replace(source, tensors=DictTensors(weights))).eval()
+            assert near(alone.member_logits(batch)[0], found[member], 1e-4)
+            changed |= {name for name in weights if not torch.equal(weights[name], before[name])}
+    assert len(changed) == len(masks_of(model)) and all(name.endswith("weight") for name in changed)
+
+
+def test_each_sample_trains_the_neurons_of_one_member() -> None:
+    reference = stock("class-token")
+    model = together(source_of(reference, "class-token"), f"masksembles:{MEMBERS},2")
+    masks = masks_of(model)
+    weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in reference.named_parameters()}
+    matrices = [weight for weight in weights.values() if weight.dim() > 1]
+    vectors = [weight for weight in weights.values() if weight.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": PLAIN["weight_decay"]}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+    train(model, steps=3)
+    for x, y in batches(3):
+        rows = torch.arange(len(y)) % MEMBERS
+        optimizer.zero_grad()
+        F.cross_entropy(masked_logits(reference, weights, x, [mask[rows] for mask in masks]), y).backward()
+        optimizer.step()
+    for member, found in enumerate(state_of(model)):
+        for block, mask in enumerate(masks):
+            name = f"blocks.{block}.mlp.fc2.weight"
+            assert near(found[name], weights[name] * mask[member])
+        assert near(found["blocks.1.mlp.fc1.weight"], weights["blocks.1.mlp.fc1.weight"])
+        assert near(found["head.weight"], weights["head.weight"])
+    rows = [mask[[1] * len(images())] for mask in masks]
+    with torch.no_grad():
+        assert near(model.eval().member_logits(images())[1], masked_logits(reference, weights, images(), rows))
+
+
+@pytest.mark.parametrize(("members", "scale", "share"), [(3, 1.0, 1.0), (3, 2.0, 1 / 1.75), (4, 3.0, 27 / 65 / 1)])
+def test_masks_overlap_as_the_scale_says(members: int, scale: float, share: float) -> None:
+    """A mask keeps 1 / (S (1 - (1 - 1 / S)^M)) of the neurons, and each neuron is kept by some mask."""
+    masks = draw_masks(members, 1000, scale, torch.Generator().manual_seed(0))
+    assert masks.shape == (members, 1000) and bool(masks.any(dim=0).all())
+    kept = masks.float().mean(dim=1)
+    assert kept.tolist() == pytest.approx([share] * members, abs=0.03)
+    if scale > 1:
+        both = (masks[0] & masks[1]).float().mean()
+        assert float(both) == pytest.approx(share / scale, abs=0.04)
+
+
+def test_the_page_counts_what_is_stored() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "ensembles.md"
+    assert "| [Masksembles](#masksembles) | T | P, in all | fused: P + (M - 1) d m L | M |" in page.read_text("utf-8")
