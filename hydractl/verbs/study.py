@@ -542,7 +542,7 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
         UsageError: a score of class texts is asked for, and the model has a classifier of its own.
     """
     samples = samples_to_fit_to(settings)
-    is_zero_shot = source.family.classes(source.description.config) is None
+    is_zero_shot = not _has_classifier(source)
     names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
     for name in settings.ood_score:
         if name in OF_ZERO_SHOT and not is_zero_shot:
