@@ -35,14 +35,16 @@ def timed(work: Callable[[], object], rounds: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("width", 768), ("classes", 1000), ("train", 10_000), ("batch", 64), ("rounds", 5)):
+    sizes = (("width", 768), ("classes", 1000), ("train", 10_000), ("words", 70_000), ("batch", 64), ("rounds", 5))
+    for name, default in sizes:
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     rng = np.random.default_rng(0)
     features = rng.normal(size=(asked.train, asked.width))
     weight, bias = rng.normal(size=(asked.classes, asked.width)), np.zeros(asked.classes)
     labels = rng.integers(0, asked.classes, asked.train)
-    data = MemberTraining(features, labels, np.ones(asked.train), weight, bias)
+    words = rng.normal(size=(asked.words, asked.width))
+    data = MemberTraining(features, labels, np.ones(asked.train), weight, bias, words=words)
     batch = rng.normal(size=(asked.batch, asked.width))
     logits = batch @ weight.T
 

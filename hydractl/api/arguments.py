@@ -269,6 +269,7 @@ class ProbabilityArguments(InBatches, total=False):
     ood_score: str | Sequence[str]
     train: Data | None
     knn_k: int
+    negative_words: Path | None
     features: Path | None
     label_map: JsonDocument | None
     reuse: Path | Sequence[Path]
@@ -386,6 +387,8 @@ class StudyArguments(SideBySide, total=False):
     search_samples: int | None
     approx: str | None
     fit_samples: int
+    ood_score: str | Sequence[str]
+    negative_words: Path | None
     epochs: int
     lr: float
     threshold: str

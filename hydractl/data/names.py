@@ -80,10 +80,10 @@ def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[s
         return {}
     place_by_folded = {}
     for place, published in enumerate(built_in.published):
-        place_by_folded[_folded(published)] = place
+        place_by_folded[folded_name(published)] = place
     place_by_name = {}
     for name in names:
-        folded = _folded(name)
+        folded = folded_name(name)
         if folded in place_by_folded:
             place_by_name[name] = place_by_folded[folded]
     return place_by_name
@@ -100,7 +100,7 @@ def _set_of_labels(labels: tuple[str, ...]) -> LabelSet | None:
     return None
 
 
-def _folded(name: str) -> str:
+def folded_name(name: str) -> str:
     """Return a name in the form in which names are compared: without case, one space between its words."""
     words = re.split(r"[\s_/-]+", name.casefold())
     return " ".join(words)
@@ -124,8 +124,8 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
     Raises:
         InputError: where a name that it has would become that of another class.
     """
-    before = [_folded(name) for name in old_names]
-    after = [_folded(name) for name in names]
+    before = [folded_name(name) for name in old_names]
+    after = [folded_name(name) for name in names]
     if before == after:
         return None
 
@@ -237,6 +237,23 @@ def _key_with_numbers(name: str) -> list[tuple[bool, int | str]]:
     return key
 
 
+def read_words(path: str, option: str) -> list[str]:
+    """Return the words in a file, one on each line or a JSON list, each once, in their order.
+
+    Args:
+        path: of the file.
+        option: for messages.
+
+    Raises:
+        InputError: for a file that cannot be read or has no words.
+    """
+    where = f"{option} {path}"
+    words = _lines_of(path, where)
+    if not words or not all(words):
+        raise InputError(f"{where}: no words in the file, or an empty one")
+    return list(dict.fromkeys(words))
+
+
 def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
     """Return the templates that an option asks for, in the order given.
 
@@ -296,15 +313,23 @@ def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
     Raises:
         InputError: for a file that cannot be read, has no names, or has one twice.
     """
+    names = _lines_of(path, where)
+    return _checked_names(names, where, singular, plural)
+
+
+def _lines_of(path: str, where: str) -> list[str]:
+    """Return the lines of a text, or the entries of a JSON list.
+
+    Raises:
+        InputError: for a file that cannot be read.
+    """
     try:
         content = Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise InputError(f"{where}: cannot read the file: {error.strerror}") from error
     if path.lower().endswith(".json"):
-        names = _listed_names(parse_json(content, where), where)
-    else:
-        names = _text_names(content, where)
-    return _checked_names(names, where, singular, plural)
+        return _listed_names(parse_json(content, where), where)
+    return _text_names(content, where)
 
 
 def _checked_names(names: list[str], where: str, singular: str, plural: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from hydractl.files.eval_answer import (
     SeverityMetrics,
 )
 from hydractl.files.model_records import DataSetRecord, MeasuredThreshold
-from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, rows, threshold
+from hydractl.metrics import bootstrap, calibrators, cascade, conformal, curves, errors, rows, threshold
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
@@ -67,6 +68,8 @@ def row_of(
         "far_avg": blocks["far_avg"],
         "ood_avg": blocks["ood_avg"],
     }
+    if "errors" in blocks:
+        detection["errors"] = blocks["errors"]
     scores_beside = blocks.get("scores", {})
     scores = {name: OodDetection.from_json(block) for name, block in scores_beside.items()}
     diversity = {name: MemberDiversity.from_json(block) for name, block in blocks["diversity"].items()}
@@ -117,6 +120,9 @@ def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, S
     block = threshold.threshold_block(fitted.threshold, inside.score, outside_scores)
     return MeasuredThreshold.from_json(block)
 
+
+_OF_ERRORS = re.compile(r"(ci\.|difference\.)?(scores\.[^.]+\.)?errors\.")
+"""The start of the dotted key of a metric of wrong answers, of its interval, or of its difference."""
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
 """Metrics by corruption, and below that by severity."""
@@ -290,7 +296,7 @@ def _needs_labels(key: str) -> bool:
     if key.endswith(".n"):
         return False
     labelled = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
-    return key.startswith(labelled)
+    return key.startswith(labelled) or _OF_ERRORS.match(key) is not None
 
 
 # --- conventions ------------------------------------------------------------------------------------------------------
@@ -305,6 +311,7 @@ def sentences() -> dict[str, str]:
         **_sentences_on("id"),
         "risk_coverage": curves.RISK_COVERAGE,
         **_sentences_on("ood"),
+        "errors": _sentence_on_errors(),
         **rows.CONVENTIONS,
         **_sentences_on("diversity"),
         "pairs": rows.PAIRS_CONVENTION,
@@ -323,6 +330,14 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
     """Return the conventions of all metrics of one kind, by the key of the metric."""
     of_kind = metrics(kind)
     return {metric.key: metric.convention for metric in of_kind}
+
+
+def _sentence_on_errors() -> str:
+    """Return one text on all metrics of wrong answers, whose keys are those of other metrics too."""
+    texts = [errors.CONVENTION]
+    for key, sentence in _sentences_on("errors").items():
+        texts.append(f"{key}: {sentence}")
+    return " ".join(texts)
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:
@@ -381,6 +396,8 @@ def _keys_with_value(block: Mapping[str, object]) -> Iterator[str]:
 
 def _inner_blocks(key: str, value: Any) -> list[Mapping[str, object]]:
     """Return the objects within the value of a key whose own keys name metrics and fields."""
+    if key == "errors":  # its sentence is on all of them
+        return []
     parts = [value]
     if isinstance(value, list):
         parts = value

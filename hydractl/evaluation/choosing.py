@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hydractl.errors import InputError
+from hydractl.evaluation.doubts import signed_features
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
 from hydractl.evaluation.gathering import LogitsReader, Reading, gather
@@ -81,14 +82,24 @@ def choose_for(
     read = _KeptReading(Reading(model, validation, None, log))
     if not scores.beside:
         fitted = fit_on_validation(model, sets, options.fit, scores, read)
-        return Choice(fitted, scores.leading, warnings=warnings)
+        return Choice(fitted, scores.leading, warnings=[*warnings, *_signed_features(model, [scores.leading])])
 
     # Calibration, score, threshold.
     calibration = _fitted_calibration(model, sets, options.fit, scores, read)
     compared = _compare_scores(model, sets, scores, calibration, read)
     chosen, *near_ties = _as_good_as_the_best(compared, model.name)
     fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen), read)
-    return Choice(fitted, chosen, compared, near_ties, warnings)
+    return Choice(fitted, chosen, compared, near_ties, [*warnings, *_signed_features(model, scores.beside)])
+
+
+def _signed_features(model: RunningModel, scores: Sequence[str]) -> list[str]:
+    """Return the warning of those of some scores that were made for features that are not negative, if some are."""
+    if model.detector is None:
+        return []
+    doubtful = [name for name in model.detector.doubtful if name in scores]
+    if not doubtful:
+        return []
+    return [signed_features(model.name, doubtful)]
 
 
 def _fit_scores(

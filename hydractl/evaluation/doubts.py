@@ -108,6 +108,21 @@ def row_doubts(
     return [f"{model.name}: {doubt}" for doubt in doubts if doubt is not None]
 
 
+def signed_features(name: str, scores: Sequence[str]) -> str:
+    """Return the warning that scores made for features that are not negative were taken of others.
+
+    Args:
+        name: of the row.
+        scores: their names.
+    """
+    listed = " and ".join(scores)
+    verb = "was" if len(scores) == 1 else "were"
+    return (
+        f"{name}: {listed} {verb} made for features that are not negative, as after a ReLU, and some here are: what is "
+        "clipped, left out or scaled is not what was meant"
+    )
+
+
 def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: ExpectedAccuracy | None) -> str | None:
     """Return a sentence on what is odd about the ID test data, or None.
 

@@ -140,6 +140,8 @@ def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64])
             attributes[name] = _mean_over_samples(values, sizes)
         elif name == "scores":  # values by the name of the score
             attributes[name] = _scores_joined_in_order(values, order)
+        elif name == "leading":  # the name of a score, the same in every part
+            attributes[name] = values[0]
         else:
             attributes[name] = _joined_in_order(values, order)
     return Samples(**attributes)

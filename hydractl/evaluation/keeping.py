@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.evaluation.predictions.header import ScoreDataEntry
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.running import RunningModel
@@ -30,14 +29,15 @@ class KeptRow:
         sets: the data sets, in the order of the file.
         seen: how many samples of each set it has seen, by the name of the set.
         feature_scores: names of the OOD scores on features that are kept beside the logits.
-        scores_fitted_on: the training data that these are fitted to, as the header holds them; None without.
+        scores_fitted_on: the training data and the words that these are fitted to, as the header holds them; None
+            without.
     """
 
     model: RunningModel
     sets: Sequence[EvalSet]
     seen: Mapping[str, int]
     feature_scores: Sequence[str] = ()
-    scores_fitted_on: ScoreDataEntry | None = None
+    scores_fitted_on: Mapping[str, object] | None = None
 
     def header(self) -> PredictedModelRecord:
         """Return what the header of the predictions file says of the model, with the fit that its own file holds."""

@@ -10,19 +10,19 @@ from typing import Any
 import numpy.typing as npt
 
 from hydractl.evaluation.answer import row_of
-from hydractl.evaluation.doubts import row_doubts
+from hydractl.evaluation.doubts import row_doubts, signed_features
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.fitting import RowFit, fit_on_validation
 from hydractl.evaluation.gathering import Gathered, LogitsSink, Reading, WentOn, gather
 from hydractl.evaluation.keeping import KeptRow, open_writer
 from hydractl.evaluation.options import EvalOptions, RowScores
-from hydractl.evaluation.predictions.header import ScoreDataEntry
 from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel, fitted_on_of
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import CORRUPTION, TRAIN, VAL, EvalSet, of_role, tested
+from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import ConformalSets, EvalRow, PairedDifference
 from hydractl.files.model_records import CascadeRecord, MeasuredCascade, ScoreDataRecord
@@ -60,6 +60,7 @@ class Measuring:
         self._training = _only_set(sets, TRAIN)
         self._options = options
         self._log = log
+        self._warned_of: set[str] = set()  # names of scores
         self._resampled_first_row: bootstrap.Resampled | None = None  # until the first row is measured
         self._fitted: dict[str, RowFit] = {}  # by the name of the row
 
@@ -117,11 +118,16 @@ class Measuring:
     def _open_writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
         """Return the predictions file to fill, or that of a stopped run to go on with."""
         assert isinstance(model, RunningModel)  # check_writable() has refused all others
-        fitted_on: ScoreDataEntry | None = None
+        scores = row_scores(model, self._options)
+        fitted_on: dict[str, object] = {}
         if self._training is not None:
             fitted_on = {**self._training.to_json(), "knn_k": self._options.fit.knn_k}
-        scores = row_scores(model, self._options)
-        kept_row = KeptRow(model, self._sets, seen, feature_scores=scores.on_features, scores_fitted_on=fitted_on)
+        words = words_for(scores.on_features, self._options.fit)
+        if words:
+            fitted_on["negative_words"] = digest_of_words(words)
+        kept_row = KeptRow(
+            model, self._sets, seen, feature_scores=scores.on_features, scores_fitted_on=fitted_on or None
+        )
         return open_writer(kept_row, output, self._options.resume, self._log)
 
     def _write_lines(self, model: LogitsProvider, inside: Gathered, output: Output) -> None:
@@ -173,6 +179,7 @@ class Measuring:
         for name, share in shares.items():
             self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
         self.warnings += row_doubts(model, inside.samples, fitted, on_tests.counts, test_sets)
+        self._warn_of_signed_features(model)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
                 read(dataset),
@@ -231,6 +238,15 @@ class Measuring:
                 f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it "
                 "is constant; give data that the model was not trained on"
             )
+
+    def _warn_of_signed_features(self, model: LogitsProvider) -> None:
+        """Warn, once for each, of scores that were made for features that are not negative, where some are."""
+        if model.detector is None:
+            return
+        doubtful = [name for name in model.detector.doubtful if name not in self._warned_of]
+        if doubtful:
+            self.warnings.append(signed_features(model.name, doubtful))
+            self._warned_of.update(doubtful)
 
     def _gather_tests(self, model: LogitsProvider, fitted: RowFit, scores: RowScores, read: Reading) -> _OnTests:
         """Run the clean test sets, the ID data first, and return their samples with what is counted on the way."""

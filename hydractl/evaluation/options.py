@@ -161,8 +161,9 @@ class FitOptions:
         temperatures: the number of single rows instead, by the name of the row.
         threshold: ``ood:SHARE``, ``id:SHARE``, a number, or None for the threshold that the model has.
         scores: the OOD scores.
-        knn_k: k of the score ``knn``.
-        knn_bank: how many training samples ``knn`` keeps; None: all.
+        knn_k: k of the scores ``knn`` and ``nnguide``.
+        knn_bank: how many training samples these keep; None: all.
+        negative_words: the file of the words of ``neglabel``; None without.
         conformal: share of labels that prediction sets may miss; None for no sets.
         conformal_score: how they rank classes.
         probe: the classifier of features that is measured instead of the model's own; None for its own.
@@ -174,6 +175,7 @@ class FitOptions:
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     knn_k: int = 50
     knn_bank: int | None = None
+    negative_words: str | None = None
     conformal: float | None = None
     conformal_score: str = "lac"
     probe: str | None = None

@@ -18,7 +18,7 @@ from hydractl.evaluation.providers.stored_fit import warn_of_left_out
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES
+from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.model.loading import ModelArgument, find_models, with_class_names
 from hydractl.model.source import ModelOptions, split_model
 
@@ -47,7 +47,7 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
             if isinstance(model, PredictedModel):
                 _check_stored_score(score, model)
             else:
-                _check_computed_score(score, model, training_data, options.fit.probe)
+                _check_computed_score(score, model, training_data, options.fit)
 
 
 def _check_stored_score(score: str, model: PredictedModel) -> None:
@@ -61,17 +61,17 @@ def _check_stored_score(score: str, model: PredictedModel) -> None:
         raise InputError(f"the predictions of {model.name} hold no scores by {score}", hint=hint)
 
 
-def _check_computed_score(score: str, model: Model, training_data: EvalSet | None, probe: str | None) -> None:
+def _check_computed_score(score: str, model: Model, training_data: EvalSet | None, fit: FitOptions) -> None:
     """Refuse an OOD score on features that cannot be computed for a model that runs.
 
     Args:
         score: the name of the score.
         model: the row of the model.
         training_data: the set of ``--train``; None without it.
-        probe: the kind of probe, ``knn`` or ``linear``; None if the model answers by its own classifier.
+        fit: the options of what is fitted: the probe, and the words that name no class.
 
     Raises:
-        UsageError: the score does not suit the model, or there are no training data.
+        UsageError: the score does not suit the model, or there are no training data or no words.
         InputError: the training data have no labels, which the score needs.
     """
     if model.mc_dropout is not None:  # its passes give logits alone
@@ -79,23 +79,32 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
     if model.cascade is not None:  # where a sample stops at the first member, the others compute no features
         hint = "use a score on logits, or run all members: F.st?cascade=0"
         raise UsageError(f"--ood-score {score} is of all members, and {model.name} is a cascade", hint=hint)
-    if probe == "knn" and score in OF_CLASSIFIER:
+    if fit.probe == "knn" and score in OF_CLASSIFIER:
         raise UsageError(f"--ood-score {score} is of a linear classifier", hint="--probe linear")
     if score in OF_ZERO_SHOT and not model.zero_shot:
         hint = "for a classifier use vim, mahalanobis, ..."
         raise UsageError(f"--ood-score {score} is of class texts, and {model.name} is not zero-shot", hint=hint)
 
-    needed_data = ON_FEATURES[score]  # "labels" for labelled data, "data" for any, "" for none
+    is_stored = score in model.on_features
+    if _lacks_words(score, fit) and not is_stored:
+        hint = "a text file of words that name no class, one a line: the nouns of a dictionary, for instance"
+        raise UsageError(f"--ood-score {score} needs --negative-words FILE", hint=hint)
     if training_data is None:
-        if needed_data and score not in model.on_features:
+        if needs_training_data(score) and not is_stored:
             raise UsageError(f"--ood-score {score} needs --train SPEC, training data of {model.name}")
         return
-    if training_data.labels is None and needed_data == "labels":
-        others = [name for name, need in ON_FEATURES.items() if need != "labels"]
+    if training_data.labels is None and ON_FEATURES[score] == "labels":
+        of_any_model = [name for name in ON_FEATURES if name not in OF_ZERO_SHOT]
+        others = [name for name in of_any_model if ON_FEATURES[name] != "labels"]
         raise InputError(
             f"--train {training_data.spec} has no labels, which {score} needs",
             hint=f"--ood-score {', '.join(others)}",
         )
+
+
+def _lacks_words(score: str, fit: FitOptions) -> bool:
+    """Return whether a score is one of words, and the options name none."""
+    return ON_FEATURES[score] == "words" and fit.negative_words is None
 
 
 def row_scores(model: Model, options: EvalOptions) -> RowScores:
@@ -108,6 +117,7 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
             barred += OF_CLASSIFIER
         if not model.zero_shot:
             barred += OF_ZERO_SHOT
+        barred += [score for score in ON_FEATURES if _lacks_words(score, options.fit) and score not in on_features]
         on_features = [score for score in ON_FEATURES if score not in barred]
     return options.fit.scores.scores_of_row(model.name, model.members, model.stored.score, on_features)
 

@@ -54,6 +54,15 @@ class GraphArrays:
         lowest, _ = torch.topk(values, k, dim=1, largest=False, sorted=True)
         return lowest[:, k - 1]
 
+    def highest(self, values: Tensor, k: int) -> Tensor:
+        highest, _ = torch.topk(values, k, dim=1, largest=True, sorted=True)
+        return highest
+
+    def quotients(self, numerators: Tensor, denominators: Tensor) -> Tensor:
+        is_zero = denominators == 0
+        divided = numerators / torch.where(is_zero, torch.ones_like(denominators), denominators)
+        return torch.where(is_zero, torch.zeros_like(divided), divided)
+
     def taken(self, values: Tensor, places: Tensor) -> Tensor:
         other_axes = values.shape[:-1]
         everywhere = places.expand(*other_axes, places.shape[-1])

@@ -22,6 +22,7 @@ from hydractl.files.checkpoint import BESIDE, TensorSource, beside_infos, sha256
 from hydractl.files.description import Description
 from hydractl.files.export_answer import ExportCheck, ExportedFileRecord
 from hydractl.log import Log
+from hydractl.metrics.feature_scores.scores import BANKS
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.detection import DETECTOR_START
 from hydractl.model.prediction import Chosen
@@ -32,7 +33,7 @@ MOST_IN_ONE_FILE = 2**31 - 2**26
 
 
 MOST_BANK_BYTES = 2**28
-"""The largest bank of ``knn``, of all members together, that is put into a file."""
+"""The largest bank of ``knn`` or ``nnguide``, of all members together, that is put into a file."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,12 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         )
     score = stored_score(description.extra)
     bank_bytes = _bytes_beside(tensors, DETECTOR_START)
-    if score == "knn" and bank_bytes > MOST_BANK_BYTES:
+    if score in BANKS and bank_bytes > MOST_BANK_BYTES:
         mebibytes = bank_bytes / 2**20
         most_mebibytes = MOST_BANK_BYTES / 2**20
         raise UsageError(
-            f"the bank of knn has {mebibytes:,.0f} MiB, and an exported file at most {most_mebibytes:.0f}",
-            hint="fit it to fewer training samples: hydractl calibrate --ood-score knn --knn-bank N",
+            f"the bank of {score} has {mebibytes:,.0f} MiB, and an exported file at most {most_mebibytes:.0f}",
+            hint=f"fit it to fewer training samples: hydractl calibrate --ood-score {score} --knn-bank N",
         )
     weights = sum(tensors.info(name).numel for name in tensors.names())
     fitted_bytes = _bytes_beside(tensors, BESIDE)

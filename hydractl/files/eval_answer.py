@@ -92,9 +92,17 @@ class MemberDiversity(Record, form="Diversity"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OodDetection(Record, form="ByScore"):
-    """OOD metrics by one OOD score."""
+class ErrorMetrics(Record, form="WrongAnswers"):
+    """Metrics of finding wrong answers among labelled ID samples."""
 
+    metrics: Metrics = metrics_of("errors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OodDetection(Record, form="ByScore"):
+    """Metrics of one OOD score: how it finds wrong answers, and how it tells OOD samples from ID samples."""
+
+    errors: ErrorMetrics | None = described("Metrics of finding wrong answers on the ID data.")
     ood: Mapping[str, OodSetMetrics] = described("By OOD set its metrics.", empty=dict)
     near_avg: DetectionMetrics | None = described("Unweighted means over near OOD sets.")
     far_avg: DetectionMetrics | None = described("Unweighted means over far OOD sets.")
@@ -364,6 +372,25 @@ def score_average_place(score: str) -> Place:
         return average_of(detection, "ood_avg")
 
     return Place(f"scores.{score}.ood_avg", metrics)
+
+
+def score_errors_place(score: str) -> Place:
+    """Return the place of the metrics of wrong answers by one OOD score."""
+
+    def metrics(row: EvalRow) -> Metrics:
+        detection = row.scores.get(score)
+        if detection is None:
+            return {}
+        return errors_of(detection)
+
+    return Place(f"scores.{score}.errors", metrics)
+
+
+def errors_of(detection: OodDetection) -> Metrics:
+    """Return the metrics of wrong answers; empty where there are none."""
+    if detection.errors is None:
+        return {}
+    return detection.errors.metrics
 
 
 def average_of(detection: OodDetection, average: OodAverage) -> Metrics:

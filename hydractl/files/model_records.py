@@ -126,10 +126,11 @@ class DataSetRecord(Record, form="DataSet"):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreDataRecord(DataSetRecord, form="ScoreData"):
-    """The training data that OOD scores on features were fitted to."""
+    """The training data, and the words, that OOD scores on features were fitted to."""
 
-    knn_k: Count | None = described("The neighbour that `knn` takes.")
-    knn_bank: Count | None = described("The number of samples that `knn` keeps at most, where they are not all.")
+    knn_k: Count | None = described("The neighbour that `knn` takes, and how many `nnguide` averages.")
+    knn_bank: Count | None = described("The number of samples that these keep at most, where they are not all.")
+    negative_words: str | None = described("SHA-256 of the words of `neglabel`.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,20 @@ class FindingRecord(Record, form="Finding"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MistakesRecord(Record, form="Mistakes"):
+    """Which score finds the wrong answers of the model to use."""
+
+    row: str = needed("The row.")
+    score: str = needed("The score to trust: `best` if it is significantly better than MSP on the test data, else MSP.")
+    best: str | None = described("The best score on validation data; null where these cannot tell.", null=True)
+    auroc: Number = described("The AUROC of wrong answers of `best` on the test data.", null=True)
+    auroc_msp: Number = described("That of MSP.", null=True)
+    ci: Annotated[Sequence[float], Sized(2, 2)] | None = described(
+        "The 95 % bootstrap interval of their paired difference.", null=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerdictRecord(Record, form="Verdict"):
     """What the test data say of the model to use."""
 
@@ -41,6 +55,7 @@ class VerdictRecord(Record, form="Verdict"):
     sets: Mapping[str, FindingRecord] = needed("Against the hardest rival, by test set.")
     against_hardest: Sequence[FindingRecord] = needed("Against the hardest rival, by metric.")
     against_baseline: Sequence[FindingRecord] = needed("Against the single model as it is, with MSP.")
+    mistakes: MistakesRecord | None = described("Which score to trust for mistakes, where test data have labels.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Scores, calibrations and prediction sets are each written once. On numpy arrays they measure; on float64 tensors
 :mod:`torch.export` makes them part of an exported graph. Both kinds have the operators of Python, indexing, ``.T``,
-``.sum`` and ``.mean`` in common, and nothing else is used beside the functions here.
+``.sum``, ``.mean``, ``.shape`` and ``.reshape`` in common, and nothing else is used beside the functions here.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ class Arrays(Protocol):
 
     def kth_lowest(self, values: _Floats, k: int) -> _Floats:
         """Return the k-th lowest value of each row of ``[n, N]``, counted from 1: ``[n]``."""
+
+    def highest(self, values: _Floats, k: int) -> _Floats:
+        """Return the k highest values of each row of ``[n, N]``, in any order: ``[n, k]``."""
+
+    def quotients(self, numerators: _Floats, denominators: _Floats) -> _Floats:
+        """Return the quotients of values of equal shape; 0 where the denominator is 0."""
 
     def taken(self, values: _Floats, places: _Places) -> _Floats:
         """Return the values at some places along the last axis; other axes of the places may have length 1."""
@@ -130,6 +136,16 @@ class NumpyArrays:
         partitioned = np.partition(values, k - 1, axis=1)
         kth: _Floats = partitioned[:, k - 1]
         return kth
+
+    def highest(self, values: _Floats, k: int) -> _Floats:
+        others = values.shape[1] - k
+        partitioned = np.partition(values, max(0, others - 1), axis=1)
+        highest: _Floats = partitioned[:, others:]
+        return highest
+
+    def quotients(self, numerators: _Floats, denominators: _Floats) -> _Floats:
+        quotients = np.zeros_like(numerators)
+        return np.divide(numerators, denominators, out=quotients, where=denominators != 0)
 
     def taken(self, values: _Floats, places: _Places) -> _Floats:
         return np.take_along_axis(values, places, axis=-1)

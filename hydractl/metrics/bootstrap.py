@@ -8,6 +8,10 @@ A round computes each metric of the literally repeated samples; nothing is appro
 sorted once, and a round repeats the sorted values (:class:`~hydractl.metrics.samples.Resample`). scipy's bootstrap
 would draw anew for each metric and each model: no pairs, and no sharing of what is sorted.
 
+Wrong answers are a part of the ID samples, so their number differs between rounds, and a round may have none. Its
+metrics of errors are then left out; where that happens in more than a tenth of the rounds, as for one or two wrong
+answers, there is no interval.
+
 A calibration error adds up distances, which grow with noise, and a resample is noisier than the data: the error in the
 rounds lies above that on the data. The rounds are moved down by the distance of their median from the value on the data
 (:attr:`Metric.biased`).
@@ -27,20 +31,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.metrics.declaration import metrics
+from hydractl.metrics.errors import Answers, by_probability, by_score
 from hydractl.metrics.ood import Curve
+from hydractl.metrics.ood_scores import chance_of
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.rows import Curves, Names, for_each_set, measured_blocks, row_blocks
+from hydractl.metrics.rows import Names, ScoreReadings, for_each_set, measured_blocks, row_blocks
 from hydractl.metrics.samples import Resample, Samples
 
 CONVENTIONS = {
     "ci": "Percentile bootstrap interval: ID samples and the samples of each OOD data set are drawn anew with"
     " replacement in each round, the same draws for every model; of a calibration error, which is biased, the rounds"
-    " are moved so that their median is the value on the data; null for a metric without a value.",
+    " are moved so that their median is the value on the data; null for a metric without a value, or with a value in"
+    " fewer than nine tenths of the rounds.",
     "difference": "This row minus the first row, and the percentile bootstrap interval of that difference over rounds"
     " in which both rows have the same samples (paired).",
 }
 
 Counts = NDArray[np.int64]
+
+_FEWEST_ROUNDS = 0.9
+"""The share of the rounds in which a metric must have a value for an interval."""
 
 _BLOCK = 1 << 19
 """The number of draws of the largest data set that are counted together: 4 MiB."""
@@ -52,7 +62,8 @@ class Resampled:
 
     Attributes:
         values: the metric on the data itself, by dotted key; None where it has no meaning.
-        rounds: the metric in each round, [R], by dotted key; only for keys with a value.
+        rounds: the metric in each round, [R], by dotted key, NaN in a round without a value; only for keys with a value
+            on the data.
     """
 
     values: dict[str, float | None]
@@ -78,7 +89,8 @@ def resample(
 ) -> Resampled:
     """Compute every metric of a row in each round.
 
-    A metric that has a value on the data has one in every round, because no data set changes its size.
+    A metric that has a value on the data has one in every round, because no data set changes its size; those of wrong
+    answers may have none.
 
     Args:
         inside: the ID samples.
@@ -104,18 +116,18 @@ def resample(
     # Each round draws from every set, and measures the same metrics of what was drawn.
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
-    curves = _ResampledCurves(inside, outside)
+    scores = _ResampledScores(inside, outside)
     for round_index in range(rounds):
         counts = {}
         resamples = {}
         for name, samples in sets.items():
             counts[name] = next(draws[name])
             resamples[name] = Resample(samples, counts[name])
-        leading, beside = curves.curves_of_draw(counts)
+        leading, beside = scores.readings_of_draw(counts)
         row_of_round = measured_blocks(resamples, groups, leading, beside, names)
         numbers = dict(_dotted_numbers(row_of_round))
         for key, in_rounds in values_in_rounds.items():
-            in_rounds[round_index] = numbers[key]
+            in_rounds[round_index] = numbers[key]  # None becomes NaN
         advance(1)
     return Resampled(values, values_in_rounds)
 
@@ -252,10 +264,11 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
             by_key[key] = None
             continue
         rounds = _with_bias_removed(key, resampled.rounds[key], value)
-        low, high = _interval(rounds, level)
-        if _is_biased(key):
-            low = max(low, 0.0)  # the rounds were moved, but no error is negative
-        by_key[key] = [low, high]
+        interval = _interval(rounds, level)
+        if interval is not None and _is_biased(key):
+            low, high = interval
+            interval = [max(low, 0.0), high]  # the rounds were moved, but no error is negative
+        by_key[key] = interval
     return by_key
 
 
@@ -294,7 +307,7 @@ def _with_bias_removed(key: str, rounds: Floats, value: float) -> Floats:
 
 def _is_biased(key: str) -> bool:
     """Return whether a dotted key is that of a metric whose rounds lie above the value on the data."""
-    for metric in metrics("id"):
+    for metric in (*metrics("id"), *metrics("errors")):
         if not metric.biased:
             continue
         for metric_key in metric.keys:
@@ -320,11 +333,17 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
         yield np.bincount(drawn_samples, minlength=n)
 
 
-def _interval(values: Floats, level: float) -> list[float]:
-    """Return ``[low, high]``, between which the middle share ``level`` of the values lies."""
+def _interval(values: Floats, level: float) -> list[float] | None:
+    """Return ``[low, high]``, between which the middle share ``level`` of the values [R] lies that are not NaN.
+
+    None where too many are.
+    """
+    known = values[~np.isnan(values)]
+    if len(known) < _FEWEST_ROUNDS * len(values):
+        return None
     lower_share = (1 - level) / 2
     upper_share = (1 + level) / 2
-    low, high = np.quantile(values, [lower_share, upper_share])
+    low, high = np.quantile(known, [lower_share, upper_share])
     return [float(low), float(high)]
 
 
@@ -362,8 +381,8 @@ class _ResampledCurve:
         self._ood_below = np.searchsorted(rising_ood_scores, thresholds, side="left")
 
     def curve_of_draw(self, inside: Counts, outside: Counts) -> Curve | None:
-        """Return the curve, given how often each ID and each OOD sample is drawn; None if a side is empty."""
-        if not len(inside) or not len(outside):
+        """Return the curve, given how often each ID and each OOD sample is drawn; None if none of one side is."""
+        if not inside.any() or not outside.any():
             return None
         ood_counts = outside[self._ood_order]
         id_counts = inside[self._id_order]
@@ -376,14 +395,71 @@ _CurveOfSet = _ResampledCurve | None
 """None where the score says nothing of a single member."""
 
 
-class _ResampledCurves:
-    """The curves of all OOD data sets, by the leading score and by each that is reported beside it."""
+class _ResampledAnswers:
+    """The answers to labelled ID samples, in the order of one score, on resamples.
+
+    Args:
+        inside: the ID samples.
+        name: the name of the score.
+        scores: its values, [N].
+    """
+
+    def __init__(self, inside: Samples, name: str, scores: Floats) -> None:
+        self._correct = inside.correct
+        self._curve = _ResampledCurve(scores[inside.correct], scores[~inside.correct])
+        self._by_score = by_score(inside, scores)
+        self._by_probability = by_probability(inside, name, scores)
+
+    def answers_of_draw(self, counts: Counts) -> Answers:
+        """Return the answers, given how often each sample is drawn, [N]."""
+        curve = self._curve.curve_of_draw(counts[self._correct], counts[~self._correct])
+        drawn_by_probability = None
+        if self._by_probability is not None:
+            drawn_by_probability = Resample(self._by_probability, counts)
+        return Answers(curve, Resample(self._by_score, counts), drawn_by_probability)
+
+
+class _ResampledScore:
+    """One score on resamples: the curves of all OOD data sets, and the answers to labelled ID samples.
+
+    Args:
+        inside: the ID samples.
+        name: the name of the score.
+        id_scores: its values of the ID samples, [N]; None where it says nothing of a single member.
+        ood_scores: those of the samples of each OOD data set, by its name.
+    """
+
+    def __init__(
+        self, inside: Samples, name: str, id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
+    ) -> None:
+        self._curves: dict[str, _CurveOfSet] = for_each_set(_ResampledCurve, id_scores, ood_scores)
+        self._labelled = inside.labels is not None
+        self._answers: _ResampledAnswers | None = None
+        if self._labelled and id_scores is not None and len(inside):
+            self._answers = _ResampledAnswers(inside, name, id_scores)
+
+    def readings_of_draw(self, counts: Mapping[str, Counts]) -> ScoreReadings:
+        """Return the curves and the answers, given how often each sample of each data set is drawn."""
+        id_counts = counts["id"]
+        curves: dict[str, Curve | None] = dict.fromkeys(self._curves)
+        for name, curve in self._curves.items():
+            if curve is not None:
+                curves[name] = curve.curve_of_draw(id_counts, counts[name])
+        if not self._labelled:
+            return ScoreReadings(curves, None)
+        if self._answers is None:
+            return ScoreReadings(curves, Answers())
+        return ScoreReadings(curves, self._answers.answers_of_draw(id_counts))
+
+
+class _ResampledScores:
+    """The leading score, and each that is reported beside it, on resamples."""
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
         leading_scores = {name: samples.score for name, samples in outside.items()}
-        self._leading = for_each_set(_ResampledCurve, inside.score, leading_scores)
+        self._leading = _ResampledScore(inside, inside.leading, inside.score, leading_scores)
 
-        self._beside: dict[str, dict[str, _CurveOfSet]] = {}
+        self._beside: dict[str, _ResampledScore] = {}
         all_samples = [inside, *outside.values()]
         for score, id_scores in inside.scores.items():
             if _equals_leading_score(score, all_samples):
@@ -392,50 +468,42 @@ class _ResampledCurves:
             ood_scores = {}
             for name, samples in outside.items():
                 ood_scores[name] = samples.scores[score]
-            self._beside[score] = for_each_set(_ResampledCurve, id_scores, ood_scores)
+            self._beside[score] = _ResampledScore(inside, score, id_scores, ood_scores)
 
-    def curves_of_draw(self, counts: Mapping[str, Counts]) -> tuple[Curves, dict[str, Curves]]:
-        """Return the curves of the leading score, and those of the others by name.
+    def readings_of_draw(self, counts: Mapping[str, Counts]) -> tuple[ScoreReadings, dict[str, ScoreReadings]]:
+        """Return the readings of the leading score, and those of the others by name.
 
         Args:
             counts: for each data set, how often each sample is drawn, the ID data as ``id``.
         """
-        leading = _curves_of_draw(self._leading, counts)
+        leading = self._leading.readings_of_draw(counts)
         beside = {}
-        for score, curves in self._beside.items():
-            if curves is self._leading:
+        for score, resampled in self._beside.items():
+            if resampled is self._leading:
                 beside[score] = leading
             else:
-                beside[score] = _curves_of_draw(curves, counts)
+                beside[score] = resampled.readings_of_draw(counts)
         return leading, beside
-
-
-def _curves_of_draw(curves: Mapping[str, _CurveOfSet], counts: Mapping[str, Counts]) -> Curves:
-    """Return the curve of every OOD data set, given how often each sample is drawn."""
-    id_counts = counts["id"]
-    curves_of_draw: dict[str, Curve | None] = dict.fromkeys(curves)
-    for name, curve in curves.items():
-        if curve is not None:
-            curves_of_draw[name] = curve.curve_of_draw(id_counts, counts[name])
-    return curves_of_draw
 
 
 def _drawn_at_or_above(counts: Counts, below: Counts) -> Counts:
     """Return the number of drawn samples at or above each threshold, [T].
 
     Args:
-        counts: how often each sample is drawn, by rising score, [N]; they add up to N.
+        counts: how often each sample is drawn, by rising score, [N].
         below: the number of samples below each threshold, before any draw, [T].
     """
     n = len(counts)
     drawn_among_first = np.zeros(n + 1, dtype=np.int64)  # among the first 0..N by rising score
     np.cumsum(counts, out=drawn_among_first[1:])
-    return n - drawn_among_first[below]
+    return drawn_among_first[n] - drawn_among_first[below]
 
 
 def _equals_leading_score(score: str, sets: Iterable[Samples]) -> bool:
-    """Return whether a score that is reported beside the leading one has the same values, on all sets."""
+    """Return whether a score that is reported beside the leading one has the same values and meaning, on all sets."""
     for samples in sets:
+        if chance_of(score) != chance_of(samples.leading):
+            return False
         leading = samples.score
         beside = samples.scores[score]
         if leading is None or beside is None:

@@ -17,10 +17,10 @@ from typing import Any, Literal, get_args
 from hydractl.errors import InputError
 from hydractl.files.plugins import load_entry_point
 
-MetricKind = Literal["id", "ood", "diversity"]
+MetricKind = Literal["id", "ood", "errors", "diversity"]
 
 GROUP = "hydractl.metrics"
-_HOMES = ("hydractl.metrics.sample_metrics", "hydractl.metrics.ood")
+_HOMES = ("hydractl.metrics.sample_metrics", "hydractl.metrics.ood", "hydractl.metrics.errors")
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,12 @@ class Metric:
 
     Attributes:
         function: computes the number, or one number for each of ``parts``, from labelled samples (kind ``id``), a
-            :class:`~hydractl.metrics.ood.Curve` (``ood``), or samples and their members' votes (``diversity``). Samples
-            are a :class:`~hydractl.metrics.samples.Samples` or, in a round of the bootstrap, a
+            :class:`~hydractl.metrics.ood.Curve` (``ood``), the :class:`~hydractl.metrics.errors.Answers` that a score
+            orders (``errors``), or samples and their members' votes (``diversity``). Samples are a
+            :class:`~hydractl.metrics.samples.Samples` or, in a round of the bootstrap, a
             :class:`~hydractl.metrics.samples.Resample`, of at least one sample.
-        kind: decides its place in a row: ``id.KEY``; ``ood.SET.KEY`` and averages over sets; ``diversity.SET.KEY``.
+        kind: decides its place in a row: ``id.KEY``; ``ood.SET.KEY`` and averages over sets; ``errors.KEY``;
+            ``diversity.SET.KEY``.
         key: its name in ``eval.json``.
         convention: one sentence that defines it, kept in every document that holds it.
         label: heading of its column; empty where tables leave it out.
@@ -43,7 +45,7 @@ class Metric:
         parts: keys of its numbers below ``key``, where it has several.
         by_severity: whether it is taken of each corruption at each severity as well (``id`` alone).
         biased: whether it is a distance that noise makes larger, so that resamples lie above the value on the data; the
-            bootstrap then moves its interval down by the difference (``id`` alone).
+            bootstrap then moves its interval down by the difference (``id`` and ``errors`` alone).
     """
 
     function: Callable[[Any], Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hydractl.errors import InputError
 from hydractl.files.plugins import load_entry_point
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from hydractl.metrics.probabilities import Block, Floats
 
 
+Chance = Literal["", "right", "wrong"]
+"""The probability that a score is: ``wrong``, that the answer is wrong; ``right``, minus the score is the probability
+that it is right; empty, none."""
+
+
 @dataclass(frozen=True)
 class OodScore:
     """One score.
@@ -29,11 +34,13 @@ class OodScore:
         function: of a block of n samples -> float64 [n].
         convention: the sentence that defines it.
         of_several: whether it needs several members; for one member it is constant.
+        chance: the probability that it is, if it is one.
     """
 
     function: Callable[[Block], Floats]
     convention: str
     of_several: bool = False
+    chance: Chance = ""
 
     def __call__(self, block: Block) -> Floats:
         return self.function(block)
@@ -101,13 +108,31 @@ ON_FEATURES = {
     "ash": "",
     "vilu": "labels",
     "vilu-scaled": "labels",
+    "nnguide": "data",
+    "fdbd": "data",
+    "nci": "data",
+    "she": "labels",
+    "scale": "",
+    "mcm": "",
+    "neglabel": "words",
 }
-"""Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need of ``--train``:
-labelled training data, training data, or nothing."""
-OF_CLASSIFIER = ("vim", "react", "ash")
+"""Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need: of ``--train``
+labelled training data, training data, or nothing; or the words of ``--negative-words``."""
+CHANCES_ON_FEATURES: dict[str, Chance] = {"vilu": "wrong", "vilu-scaled": "wrong", "mcm": "right"}
+"""Those that are a probability, and which."""
+OF_CLASSIFIER = ("vim", "react", "ash", "nnguide", "fdbd", "nci", "she", "scale")
 """Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
-OF_ZERO_SHOT = ("vilu", "vilu-scaled")
+OF_ZERO_SHOT = ("vilu", "vilu-scaled", "mcm", "neglabel")
 """Those that take the weight of the classifier to be the features of class texts."""
+OF_UNSIGNED = ("react", "ash", "scale")
+"""Those made for features that are not negative, as after a ReLU."""
+OF_STUDY = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
+"""Those that a study chooses from where it is not told others."""
+
+
+def needs_training_data(name: str) -> bool:
+    """Return whether a score on features is fitted to training data."""
+    return ON_FEATURES[name] in ("labels", "data")
 
 
 def says_nothing(name: str, members: int) -> bool:
@@ -117,11 +142,20 @@ def says_nothing(name: str, members: int) -> bool:
     return SCORES[name].of_several
 
 
-def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callable[[Block], Floats]], OodScore]:
+def chance_of(name: str) -> Chance:
+    """Return the probability that a score is, if it is one."""
+    if name in SCORES:
+        return SCORES[name].chance
+    return CHANCES_ON_FEATURES.get(name, "")
+
+
+def ood_score(
+    convention: str, *, of_several: bool = False, chance: Chance = ""
+) -> Callable[[Callable[[Block], Floats]], OodScore]:
     """Declare the function below as a score; in this file, of its name."""
 
     def declare(function: Callable[[Block], Floats]) -> OodScore:
-        score = OodScore(function, convention, of_several)
+        score = OodScore(function, convention, of_several, chance)
         if function.__module__ == __name__:
             SCORES[function.__name__] = score
         return score
@@ -129,7 +163,7 @@ def ood_score(convention: str, *, of_several: bool = False) -> Callable[[Callabl
     return declare
 
 
-@ood_score("OOD score: minus the highest p.")
+@ood_score("OOD score: minus the highest p.", chance="right")
 def msp(block: Block) -> Floats:
     """Minus the maximum softmax probability of p, [n]. Source: Hendrycks and Gimpel 2017."""
     return -block.confidence

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict, TypeVar
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
 from hydractl.files.records import Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
+from hydractl.metrics.errors import Answers, answers_of
 from hydractl.metrics.ood import Curve, curve_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.sample_metrics import PairBlock, pairs
@@ -39,8 +40,11 @@ MetricValues = dict[str, float | None]
 class DetectionBlocks(TypedDict):
     """The OOD metrics of one score for each OOD data set, and their averages over near, far and all sets.
 
-    Each data set has its ``group`` and ``n`` beside the metrics.
+    Each data set has its ``group`` and ``n`` beside the metrics. ``errors`` holds the metrics of wrong answers on
+    labelled ID data.
     """
+
+    errors: NotRequired[MetricValues]
 
     ood: dict[str, dict[str, str | float | None]]
     near_avg: MetricValues
@@ -94,6 +98,14 @@ def ood_block(curve: Curve | None, names: Names = None) -> MetricValues:
             block[metric.key] = None
         else:
             block[metric.key] = metric(curve)
+    return block
+
+
+def errors_block(answers: Answers, names: Names = None) -> MetricValues:
+    """Return the metrics of wrong answers by name; all None without samples or without a score."""
+    block: MetricValues = {}
+    for metric in _asked_for("errors", names):
+        block[metric.key] = metric(answers)
     return block
 
 
@@ -165,54 +177,64 @@ Curves = Mapping[str, Curve | None]
 says nothing of a single member."""
 
 
+class ScoreReadings(NamedTuple):
+    """One OOD score on the data of a model: the curves, and the answers to labelled ID samples; None without labels."""
+
+    curves: Curves
+    answers: Answers | None
+
+
 def measured_blocks(
     samples: Mapping[str, Samples | Resample],
     groups: Mapping[str, str | None],
-    curves: Curves,
-    beside: Mapping[str, Curves],
+    leading: ScoreReadings,
+    beside: Mapping[str, ScoreReadings],
     names: Names = None,
 ) -> RowBlocks:
-    """Return ``id``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a resample.
+    """Return ``id``, ``errors``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a
+    resample.
 
     Args:
         samples: the ID samples, named ``id``, and those of each OOD data set.
         groups: "near", "far" or None for each OOD data set.
-        curves: those of the leading OOD score.
+        leading: the readings of the leading OOD score.
         beside: those of each score that is reported beside it, by its name; ``scores`` is left out where there are
-            none. The leading score may be among them: where its curves are the same object, it is measured once.
+            none. The leading score may be among them: where its readings are the same object, it is measured once.
         names: of the metrics.
     """
-    leading = _detection(curves, samples, groups, names)
+    by_leading = _detection(leading, samples, groups, names)
     row: RowBlocks = {
         "id": id_block(samples["id"], names),
-        "ood": leading["ood"],
-        "near_avg": leading["near_avg"],
-        "far_avg": leading["far_avg"],
-        "ood_avg": leading["ood_avg"],
+        "ood": by_leading["ood"],
+        "near_avg": by_leading["near_avg"],
+        "far_avg": by_leading["far_avg"],
+        "ood_avg": by_leading["ood_avg"],
         "diversity": {},
     }
+    if "errors" in by_leading:
+        row["errors"] = by_leading["errors"]
     for name, samples_of_set in samples.items():
         diversity = diversity_block(samples_of_set, names)
         row["diversity"][name] = {**diversity}
     scores: dict[str, DetectionBlocks] = {}
-    for score, curves_of_score in beside.items():
-        if curves_of_score is curves:
-            scores[score] = leading
+    for score, readings in beside.items():
+        if readings is leading:
+            scores[score] = by_leading
         else:
-            scores[score] = _detection(curves_of_score, samples, groups, names)
+            scores[score] = _detection(readings, samples, groups, names)
     if scores:
         row["scores"] = scores
     return row
 
 
 def _detection(
-    curves: Curves,
+    readings: ScoreReadings,
     samples: Mapping[str, Samples | Resample],
     groups: Mapping[str, str | None],
     names: Names,
 ) -> DetectionBlocks:
-    """Return ``ood`` and the averages by one score; the arguments are those of :func:`measured_blocks`."""
-    metrics_of_sets = {name: ood_block(curve, names) for name, curve in curves.items()}
+    """Return ``errors``, ``ood`` and the averages by one score; arguments are as of :func:`measured_blocks`."""
+    metrics_of_sets = {name: ood_block(curve, names) for name, curve in readings.curves.items()}
     averages = group_averages(metrics_of_sets, groups, names)
     blocks: DetectionBlocks = {
         "ood": {},
@@ -222,7 +244,9 @@ def _detection(
     }
     for name, metrics_of_set in metrics_of_sets.items():
         blocks["ood"][name] = {"group": groups[name], "n": len(samples[name]), **metrics_of_set}
-    return blocks
+    if readings.answers is None:
+        return blocks
+    return {"errors": errors_block(readings.answers, names), **blocks}
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowBlocks:
@@ -234,14 +258,20 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
         groups: "near", "far" or None for each OOD data set.
     """
     leading_scores = {name: samples.score for name, samples in outside.items()}
-    leading = for_each_set(curve_of, inside.score, leading_scores)
+    leading = ScoreReadings(
+        curves=for_each_set(curve_of, inside.score, leading_scores),
+        answers=answers_of(inside, inside.leading, inside.score),
+    )
 
-    beside: dict[str, Curves] = {}
+    beside: dict[str, ScoreReadings] = {}
     for score, id_scores in inside.scores.items():
         ood_scores = {}
         for name, samples in outside.items():
             ood_scores[name] = samples.scores[score]
-        beside[score] = for_each_set(curve_of, id_scores, ood_scores)
+        beside[score] = ScoreReadings(
+            curves=for_each_set(curve_of, id_scores, ood_scores),
+            answers=answers_of(inside, score, id_scores),
+        )
 
     sets = {"id": inside, **outside}
     row = measured_blocks(sets, groups, leading, beside)
@@ -287,6 +317,7 @@ def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     if sets:
         groups += AVERAGES
     for prefix in prefixes:
+        keys += [f"{prefix}errors.{metric.key}" for metric in metrics("errors")]
         for group in groups:
             keys += [f"{prefix}{group}.{metric.key}" for metric in metrics("ood")]
     for prefix in prefixes:

@@ -47,6 +47,7 @@ class Samples:
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
         scores: every OOD score that is reported beside the leading one, by name; each is like ``score``.
+        leading: the name of the leading score.
     """
 
     predicted: NDArray[np.int64]
@@ -60,6 +61,7 @@ class Samples:
     label_log_probs: Floats | None = None
     brier_terms: Floats | None = None
     scores: Mapping[str, Floats | None] = field(default_factory=dict)
+    leading: str = "msp"
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -271,7 +273,8 @@ def samples_of(
     checked_labels = None
     if labels is not None:
         checked_labels = check_labels(labels, n, classes)
-    samples = _unfilled_samples(shape, checked_labels, pairs, scores[score], scores_beside)
+    leading = {score: scores[score]}
+    samples = _unfilled_samples(shape, checked_labels, pairs, leading, scores_beside)
     pair_sums = np.zeros(len(samples.pair_mi))  # over samples; empty where no pairs are compared
 
     for rows, block in blocks(logits, calibration):
@@ -349,11 +352,12 @@ def _unfilled_samples(
     shape: tuple[int, ...],
     labels: NDArray[np.int64] | None,
     pairs: bool,
-    score: Floats | None,
+    leading: Mapping[str, Floats | None],
     beside: Mapping[str, Floats | None],
 ) -> Samples:
     """Return the samples of logits [M, N, C] with empty arrays that are still to be filled."""
     members, n, _ = shape
+    ((name, score),) = leading.items()
     compared_pairs = 0
     if pairs:
         compared_pairs = math.comb(members, 2)
@@ -374,4 +378,5 @@ def _unfilled_samples(
         label_log_probs=label_log_probs,
         brier_terms=brier_terms,
         scores=beside,
+        leading=name,
     )

@@ -13,9 +13,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from hydractl.data.names import folded_name
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
-from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, Statistics, smaller_bank
+from hydractl.metrics.feature_scores.scores import (
+    BANKS,
+    FEATURE_SCORES,
+    MemberTraining,
+    Statistics,
+    smaller_bank,
+    unit,
+)
+from hydractl.metrics.ood_scores import OF_UNSIGNED
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
 
@@ -189,11 +198,14 @@ class Detector:
 
     Attributes:
         members: for each member what each score was fitted to, by its name.
-        fitted_on: the training data, as ``{"spec", "n", "fingerprint", "knn_k"}``; empty where none were needed.
+        fitted_on: the training data, as ``{"spec", "n", "fingerprint", "knn_k"}``, and ``negative_words``, the SHA-256
+            of these; empty where none were needed.
+        saw_negative: whether some feature was below 0.
     """
 
     members: Sequence[Mapping[str, Statistics]]
     fitted_on: Mapping[str, object] = field(default_factory=dict)
+    saw_negative: bool = field(default=False, init=False)
 
     @property
     def names(self) -> list[str]:
@@ -211,6 +223,13 @@ class Detector:
                 constant.append(name)
         return constant
 
+    @property
+    def doubtful(self) -> list[str]:
+        """The names of the scores that were made for features that are not negative, where some were."""
+        if not self.saw_negative:
+            return []
+        return [name for name in self.names if name in OF_UNSIGNED]
+
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
         """Return the scores of samples ``[M, B]`` by name, float64, from what :func:`read_features` gives.
 
@@ -219,6 +238,8 @@ class Detector:
         """
         features_of_members = [_in_float64(features_of_member) for features_of_member in features]
         logits_of_members = [_in_float64(logits_of_member) for logits_of_member in logits]
+        if not self.saw_negative:
+            self.saw_negative = any((features < 0).any() for features in features_of_members)
         scores = {}
         try:
             for name in self.names:
@@ -243,10 +264,10 @@ class Detector:
         for fitted, other_fitted in zip(self.members, other.members, strict=True):
             statistics = {**fitted, **other_fitted}
             members.append(statistics)
-        return Detector(members, self.fitted_on)
+        return Detector(members, {**self.fitted_on, **other.fitted_on})
 
     def with_bank(self, samples: int) -> Detector:
-        """Return a detector whose ``knn`` keeps so many of the training samples, evenly spaced; others stay.
+        """Return a detector that keeps so many of the training samples for neighbours, evenly spaced.
 
         Raises:
             InputError: these are fewer than its neighbours.
@@ -254,8 +275,9 @@ class Detector:
         members = []
         for fitted in self.members:
             kept = dict(fitted)
-            if "knn" in fitted:
-                kept["knn"] = smaller_bank(fitted["knn"], samples)
+            for name in BANKS:
+                if name in fitted:
+                    kept[name] = smaller_bank(name, fitted[name], samples)
             members.append(kept)
         return Detector(members, {**self.fitted_on, "knn_bank": samples})
 
@@ -383,6 +405,7 @@ def fit_detector(
     labels: Any,
     neighbours: int,
     fitted_on: Mapping[str, object],
+    words: Sequence[str] = (),
 ) -> Detector:
     """Fit scores to what the members make of training data.
 
@@ -391,12 +414,16 @@ def fit_detector(
         models: whose members make up the row.
         read: what :func:`read_training` returned; without samples where no score needs any.
         labels: ``[N]`` of all rows of the data, or None.
-        neighbours: k of ``knn``.
+        neighbours: k of ``knn`` and ``nnguide``.
         fitted_on: what to say of the data.
+        words: those of ``neglabel``.
 
     Raises:
         InputError: the data are too few.
     """
+    texts_of_members: list[Floats | None] = []
+    for model in models:
+        texts_of_members += _texts_of_words(model, words)
     labels_of_rows = None
     if labels is not None:
         labels_of_rows = labels[read.rows]
@@ -404,9 +431,29 @@ def fit_detector(
     for member, (weight, bias) in enumerate(all_classifiers(models)):
         features = read.features[member].astype(np.float64)
         highest = read.highest[member]
-        training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours)
+        texts = texts_of_members[member]
+        training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours, texts)
         training_of_members.append(training)
     return detector_of(names, training_of_members, fitted_on)
+
+
+def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]:
+    """Return the features ``[W, D]``, of length 1, that each member has of words in the prompts of its classes.
+
+    Words that are names of classes are left out; None for each member without words.
+
+    Raises:
+        InputError: there are no others.
+    """
+    if not words:
+        return [None] * len(model.networks)
+    prompted = model.prompted
+    class_names = {folded_name(label) for label in prompted.labels}
+    others = [word for word in words if folded_name(word) not in class_names]
+    if not others:
+        raise InputError("every word of --negative-words names a class", hint="give words for what no class is")
+    as_classes = model.zero_shot(others, prompted.templates)
+    return [unit(weight) for weight, _ in classifiers(as_classes)]
 
 
 def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, object]) -> Detector:

@@ -138,6 +138,7 @@ def _sections(answer: EvalAnswer) -> Iterator[_Section]:
     yield part("results", "Results", tables.main_table(rows), note=marked)
     yield part("difference", f"Difference to {first}", tables.difference_table(rows))
     yield part("by-score", "OOD detection, score by score", tables.score_table(rows))
+    yield part("errors", "Wrong answers, score by score", tables.error_table(rows))
     yield part("ood", "OOD detection, set by set", *tables.ood_tables(rows))
     yield part("roc", "ROC", kind="roc")
     yield part("scores", "OOD scores", kind="scores")

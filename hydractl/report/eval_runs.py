@@ -30,6 +30,7 @@ _FACTS = ("ood_score", "heads", "cost", "cascade", "fitted_on", "mc_dropout", "p
 
 _FIGURES = (
     "id",
+    "errors",
     "scores",
     "ood",
     "near_avg",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hydractl.files.eval_answer import (
@@ -17,9 +17,11 @@ from hydractl.files.eval_answer import (
     average_place,
     corruption_place,
     diversity_place,
+    errors_of,
     ood_set_place,
     parts_place,
     score_average_place,
+    score_errors_place,
     severity_place,
 )
 from hydractl.files.model_records import CostRecord, DataSetRecord
@@ -126,6 +128,7 @@ ID_COLUMNS = columns(ID_METRICS, IN_DISTRIBUTION)
 ACCURACY = _id_column("accuracy")
 AURC = _id_column("aurc")
 AUROC = _metric_of_key(OOD_METRICS, "auroc")
+ERROR_AUROC = _metric_of_key(table_metrics("errors"), "auroc")
 OOD_AVERAGE = columns(OOD_METRICS, average_place("ood_avg"), words=", mean over the OOD sets")
 DIVERSITY = columns(DIVERSITY_METRICS, diversity_place("id"))
 
@@ -444,15 +447,33 @@ def _cells_about_set(name: str, measured: OodSetMetrics) -> list[Cell]:
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
     """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
-    title = "mean auroc by OOD score; bold: best of the row"
+    return _table_by_score(rows, score_average_place, AUROC, "mean auroc by OOD score; bold: best of the row")
+
+
+def error_table(rows: Sequence[EvalRow]) -> Table:
+    """Make the table of the AUROC of wrong answers of every row by each OOD score; marks are within a row."""
+    labelled = [row for row in rows if errors_of(row.detection)]
+    title = "auroc of wrong answers by OOD score; bold: best of the row"
+    return _table_by_score(labelled, score_errors_place, ERROR_AUROC, title)
+
+
+def _table_by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], metric: Metric, title: str) -> Table:
+    """Make a table of one metric of every row by each OOD score that was asked for; marks are within a row.
+
+    Args:
+        rows: those of the table.
+        place_of: returns the place of the metric by a score, from its name.
+        metric: what is shown.
+        title: that of the table.
+    """
     scores = _names_of_scores(rows)
     if not scores:
         return Table("", [], [], title)
-    shown = [Column(score_average_place(score), AUROC) for score in scores]
+    shown = [Column(place_of(score), metric) for score in scores]
     lines = []
     for row in rows:
         values = [column.value(row) for column in shown]
-        marks_within_row = marks(values, AUROC)
+        marks_within_row = marks(values, metric)
         cells = []
         for column, mark in zip(shown, marks_within_row, strict=True):
             (cell,) = metric_cells([row], column)

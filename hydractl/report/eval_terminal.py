@@ -126,6 +126,9 @@ def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[Renderable
     scores = tables.score_table(rows)
     if scores.rows:
         yield from _in_parts(scores, width)
+    errors = tables.error_table(rows)
+    if errors.rows:
+        yield from _in_parts(errors, width)
 
     differences = tables.difference_table(rows)
     if differences.rows:

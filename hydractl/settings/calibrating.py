@@ -7,9 +7,9 @@ from functools import partial
 from typing import ClassVar
 
 from hydractl.expressions.score_choice import ALL_SCORES, ScoreChoice, parse_ood_score
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.metrics.ood_scores import ON_FEATURES, SCORES, needs_training_data
 from hydractl.settings.common import Rule
-from hydractl.settings.evaluating import Validated, check_temperature
+from hydractl.settings.evaluating import Validated, a_use_for_words, check_temperature
 from hydractl.settings.option import ends_in, option
 from hydractl.settings.rules import needs
 
@@ -65,6 +65,7 @@ class CalibrateSettings(Validated):
         _something_to_choose,
         _nothing_of_rows,
         _samples_to_compare_scores_on,
+        a_use_for_words,
         needs("features", "train"),
     )
 
@@ -86,12 +87,21 @@ class CalibrateSettings(Validated):
         often=True,
     )
     train: str | None = calibrate_option(
-        f"Training data, which scores on features are fitted to: {', '.join(ON_FEATURES)}", metavar="SPEC", often=True
+        f"Training data, which scores on features are fitted to: {', '.join(filter(needs_training_data, ON_FEATURES))}",
+        metavar="SPEC",
+        often=True,
     )
-    knn_k: int = calibrate_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
+    knn_k: int = calibrate_option(
+        "The neighbour whose distance --ood-score knn takes, and how many nnguide averages [neighbours]", 50, at_least=1
+    )
+    negative_words: str | None = calibrate_option(
+        "Words that name no class, one a line, such as the nouns of a dictionary, for --ood-score neglabel of "
+        "zero-shot models",
+        metavar="FILE",
+    )
     knn_bank: int | None = calibrate_option(
-        "Keep only N of the training samples for --ood-score knn, evenly spaced, as for an exported file [samples, "
-        "default: all]",
+        "Keep only N of the training samples for --ood-score knn or nnguide, evenly spaced, as for an exported file "
+        "[samples, default: all]",
         at_least=1,
     )
     features: str | None = calibrate_option(

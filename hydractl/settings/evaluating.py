@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hydractl.expressions.conditions import parse_requirement
 from hydractl.expressions.data_sets import (
@@ -283,6 +283,19 @@ def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
     return [f"--train needs --probe, or an --ood-score on features: {scores}{where}"]
 
 
+def a_use_for_words(settings: Any) -> list[str]:
+    """Return a problem for words that no score takes; the settings are those of ``eval`` or ``calibrate``."""
+    if not settings.given("negative_words"):
+        return []
+    names: set[str] = set()
+    for text in settings.ood_score:
+        names.update(text.rpartition("=")[2].split(","))
+    taking = [name for name, needed in ON_FEATURES.items() if needed == "words"]
+    if not names.isdisjoint([ALL_SCORES, *taking]):
+        return []
+    return [f"--negative-words{settings.where('negative_words')} needs --ood-score {' or '.join(taking)}"]
+
+
 def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
     """Return a problem for options of a checkpoint beside a probe, which is no part of one."""
     if not settings.given("probe"):
@@ -382,6 +395,7 @@ class EvalSettings(Requiring, WithDropout):
         needs("ood_root", "ood_suite"),
         _one_score_for_each,
         _a_use_for_training_data,
+        a_use_for_words,
         needs("probe", "train"),
         _nothing_kept_of_a_probe,
         needs("features", "train"),
@@ -424,7 +438,14 @@ class EvalSettings(Requiring, WithDropout):
         "neighbours) or linear (logistic regression, its penalty chosen on --val, if given)",
         choices=("knn", "linear"),
     )
-    knn_k: int = eval_option("The neighbour whose distance --ood-score knn takes [neighbours]", 50, at_least=1)
+    knn_k: int = eval_option(
+        "The neighbour whose distance --ood-score knn takes, and how many nnguide averages [neighbours]", 50, at_least=1
+    )
+    negative_words: str | None = eval_option(
+        "Words that name no class, one a line, such as the nouns of a dictionary, for --ood-score neglabel of "
+        "zero-shot models",
+        metavar="FILE",
+    )
     features: str | None = eval_option(
         "Keep what the MODEL makes of --train in a file, or read it from the file that is there, instead of running "
         "the MODEL on --train again",

@@ -10,9 +10,10 @@ from typing import ClassVar
 
 from hydractl.expressions.data_sets import AUTO, OodSet, parse_ood_set, with_setting
 from hydractl.methods import rows_of_methods
+from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
 from hydractl.settings.common import Common, Rule, SideBySide, run_option
 from hydractl.settings.option import option, options_of
-from hydractl.settings.rules import names_once, required
+from hydractl.settings.rules import names_once, needs, required
 
 study_option = partial(option, "Study")
 data_option = partial(option, "Data of the study")
@@ -23,6 +24,8 @@ _OF_WEIGHTS = ("oba", "magnitude", "random-weights")
 ROWS = ("default", *_OF_CIRCUITS, *_TRAINED, *(row.name for row in rows_of_methods()), *_OF_WEIGHTS)
 """Names of ``--rows``; ``hydractl.studies.rows`` makes them."""
 
+_FURTHER_SCORES = tuple(name for name in ON_FEATURES if name not in OF_STUDY)
+
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
@@ -32,6 +35,15 @@ def _unnamed(text: str) -> str:
     if _NAMED.match(text):
         return text
     return f"oodval={text}"
+
+
+def _words_for_their_score(settings: StudySettings) -> list[str]:
+    """Return a problem for each score of words, where there are no words."""
+    problems = []
+    for name in settings.ood_score:
+        if ON_FEATURES.get(name) == "words" and not settings.given("negative_words"):
+            problems.append(f"--ood-score {name}{settings.where('ood_score')} needs --negative-words FILE")
+    return problems
 
 
 @dataclass(kw_only=True)
@@ -49,6 +61,8 @@ class StudySettings(SideBySide):
         names_once("ood_val", _unnamed),
         required("ood"),
         names_once("ood", _unnamed),
+        needs("negative_words", "ood_score"),
+        _words_for_their_score,
     )
 
     train: str | None = data_option(
@@ -111,6 +125,17 @@ class StudySettings(SideBySide):
         "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
         5000,
         at_least=0,
+    )
+    ood_score: list[str] = study_option(
+        f"Further OOD scores to choose from: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those on "
+        f"features {', '.join(OF_STUDY)}]",
+        [],
+        choices=_FURTHER_SCORES,
+        metavar="NAME,...",
+        split=True,
+    )
+    negative_words: str | None = study_option(
+        "Words that name no class, one a line, for --ood-score neglabel of zero-shot models", metavar="FILE"
     )
     epochs: int = study_option("Epochs of rows that are trained [epochs]", 3, at_least=1)
     lr: float = study_option("Learning rate of rows that are trained", 1e-4, above=0)

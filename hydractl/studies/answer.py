@@ -46,6 +46,7 @@ from hydractl.studies.choosing import (
 )
 from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
+from hydractl.studies.mistakes import Mistakes, mistakes_of
 from hydractl.studies.rows import Row
 from hydractl.studies.verdict import Facts, Price, Use, verdict
 from hydractl.studies.words import AUROC, AUROC_MARGIN, Finding, judge, judge_all
@@ -145,6 +146,7 @@ class Study:
         self._tests: dict[str, MeasuredRow] = {}  # by row
         self._uncalibrated_single: MeasuredRow | None = None
         self._facts: Facts | None = None
+        self._mistakes: Mistakes | None = None
 
     @property
     def _decided(self) -> _Decided:
@@ -364,6 +366,17 @@ class Study:
         why: list[str] = []
         if rungs[0].row == SINGLE and has_vote:
             why = self._why_no_other_row()
+
+        # Which score finds the mistakes of the final row.
+        called = "the single model" if final_rung.row == SINGLE else final_rung.row
+        self._mistakes = mistakes_of(
+            final_rung.row,
+            called,
+            self._results[final_rung.row].measured,
+            self._tests[final_rung.row],
+            self._rounds,
+            self._seed,
+        )
         self._facts = Facts(
             ladder=rungs,
             steps=steps,
@@ -378,6 +391,7 @@ class Study:
             others=len(self._rows) > 1,
             why=why,
             doubts=self._sentences_of_doubt(final_rung),
+            mistakes="" if self._mistakes is None else self._mistakes.line,
         )
 
     @property
@@ -643,6 +657,7 @@ class Study:
             sets=_by_name(tested.sets),
             against_hardest=_finding_records(tested.hardest),
             against_baseline=_finding_records(tested.baseline),
+            mistakes=None if self._mistakes is None else self._mistakes.record(),
         )
 
     def _choice_record(self) -> ChoiceRecord:
@@ -732,8 +747,8 @@ def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
 
 def _entries_of_detection(block: Mapping[str, object]) -> dict[str, object]:
     """Return the entries of a row's metrics that depend on the OOD score, with the name of that score."""
-    keys = ("ood", "near_avg", "far_avg", "ood_avg", "ood_score")
-    return {key: block[key] for key in keys}
+    keys = ("errors", "ood", "near_avg", "far_avg", "ood_avg", "ood_score")
+    return {key: block[key] for key in keys if key in block}  # without labels there are no errors
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:

@@ -92,6 +92,11 @@ class MeasuredRow:
             ood_scores[name] = _values_of(samples, scores)
         return resample_aurocs(id_scores, ood_scores, rounds=rounds, seed=seed)
 
+    def errors_resampled(self, score: str, rounds: int, seed: int) -> Resampled:
+        """Return ``errors.auroc``, of wrong answers by a score, on the labelled ID data and on their resamples."""
+        inside, _ = self._samples_under(score)
+        return resample(inside, {}, {}, rounds=rounds, seed=seed, names={"auroc"})
+
     def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
         """Return accuracy and NLL of the labelled ID samples, on the data and on their resamples."""
         return resample_id(self.inside, rounds=rounds, seed=seed)
@@ -100,7 +105,7 @@ class MeasuredRow:
 def _with_score_alone(samples: Samples, score: str) -> Samples:
     """Return the samples with one of their scores as the leading one, and without the others."""
     values = samples.scores[score]
-    return replace(samples, score=values, scores={})
+    return replace(samples, score=values, scores={}, leading=score)
 
 
 def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:

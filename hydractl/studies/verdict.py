@@ -95,6 +95,7 @@ class Facts:
         others: whether rows other than the single model were made.
         why: sentences on why no other row than the single model was chosen.
         doubts: sentences on what makes the verdict less certain.
+        mistakes: the sentence on which score to trust for mistakes; empty without labels.
     """
 
     ladder: Sequence[Rung]
@@ -110,6 +111,7 @@ class Facts:
     others: bool = True
     why: Sequence[str] = ()
     doubts: Sequence[str] = field(default_factory=tuple)
+    mistakes: str = ""
 
     @property
     def rung(self) -> Rung:
@@ -196,7 +198,8 @@ def verdict(tested: Facts, use: Use) -> Verdict:
     if not tested.labelled:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
 
-    # The doubts.
+    # The score for mistakes, and the doubts.
+    lines.append(tested.mistakes)
     lines += tested.doubts
     lines_with_text = [line for line in lines if line]
     return Verdict(answer, lines_with_text)

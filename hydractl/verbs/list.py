@@ -20,7 +20,7 @@ from hydractl.files.plugins import Registry
 from hydractl.files.verb_answers import ListAnswer, ListedEntry
 from hydractl.log import Log
 from hydractl.methods import METHODS
-from hydractl.metrics.declaration import metrics
+from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 from hydractl.settings.common import FLAG, Common
 from hydractl.settings.yaml_files import recipe_about, recipe_names
@@ -141,8 +141,18 @@ def _first_sentence(text: str | None) -> str:
 
 # --- the kinds --------------------------------------------------------------------------------------------------------
 
-_NEEDED_BY_SCORE = {"labels": "labelled training data (--train)", "data": "training data (--train)", "": ""}
-_NEEDED_BY_METRIC = {"id": "labels", "ood": "OOD data (--ood)", "diversity": "several members"}
+_NEEDED_BY_SCORE = {
+    "labels": "labelled training data (--train)",
+    "data": "training data (--train)",
+    "words": "words that name no class (--negative-words)",
+    "": "",
+}
+_NEEDED_BY_METRIC: dict[MetricKind, str] = {
+    "id": "labels",
+    "ood": "OOD data (--ood)",
+    "errors": "labels",
+    "diversity": "several members",
+}
 _LIBRARIES = {"hf": "transformers"}
 """Families that are not called as their library is."""
 
@@ -182,7 +192,10 @@ def _metrics(pattern: str) -> Iterator[ListedEntry]:
     for kind, needs in _NEEDED_BY_METRIC.items():
         for metric in metrics(kind):
             about = _first_sentence(metric.convention)
-            yield ListedEntry(name=metric.key, about=about, needs=needs)
+            name = metric.key
+            if kind == "errors":
+                name = f"errors.{metric.key}"  # their own names are those of other kinds
+            yield ListedEntry(name=name, about=about, needs=needs)
 
 
 def _methods(pattern: str) -> Iterator[ListedEntry]:

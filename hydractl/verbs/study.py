@@ -23,7 +23,7 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
-from hydractl.metrics.ood_scores import ON_FEATURES
+from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
 from hydractl.report.eval_document import read_eval
@@ -106,6 +106,8 @@ _DECISIVE = (
     "search_samples",
     "approx",
     "fit_samples",
+    "ood_score",
+    "negative_words",
     "epochs",
     "lr",
     "threshold",
@@ -214,7 +216,8 @@ class StudyPlan:
             return {}
         features = self.shop.folder / "choose" / f"{row.name}.features.st"
         options = dict(self.fitted)
-        options["features"] = str(features)
+        if "train" in options:
+            options["features"] = str(features)
         return options
 
     def choosing_step(self, row: Row) -> Step:
@@ -298,6 +301,8 @@ class StudyPlan:
         if score in ON_FEATURES:
             feature_options = self._feature_options(row)
             feature_options.pop("ood_score", None)  # it asks for all scores, and here one is chosen
+            if ON_FEATURES[score] != "words":
+                feature_options.pop("negative_words", None)
             options.update(feature_options)
         return options
 
@@ -426,7 +431,7 @@ def _plan_study(settings: StudySettings, source: Source, folder: Path, scale: Sc
     for row_name in scale.rows:
         make_rows = MAKERS[row_name]
         rows += make_rows(shop)
-    return StudyPlan(settings, shop, rows, _options_of_feature_scores(settings))
+    return StudyPlan(settings, shop, rows, _options_of_feature_scores(settings, source))
 
 
 def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
@@ -527,16 +532,35 @@ def _training_steps(settings: StudySettings) -> int:
     return settings.epochs * steps_an_epoch
 
 
-def _options_of_feature_scores(settings: StudySettings) -> dict[str, Value]:
-    """Return the options of ``eval`` for OOD scores on features; empty where there are no data to fit them to.
+def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[str, Value]:
+    """Return the options of ``eval`` for OOD scores on features; empty where there are none.
 
     The scores are fitted to the training data or, without any, to the half of the validation data that the search uses;
-    never to the half that rows and scores are chosen by.
+    never to the half that rows and scores are chosen by. Without data to fit them to, only those that were asked for
+    and need none are taken.
+
+    Raises:
+        UsageError: a score of class texts is asked for, and the model has a classifier of its own.
     """
     samples = samples_to_fit_to(settings)
+    is_zero_shot = not _has_classifier(source)
+    names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
+    for name in settings.ood_score:
+        if name in OF_ZERO_SHOT and not is_zero_shot:
+            raise UsageError(f"--ood-score {name} is of class texts, and {source.name} is not zero-shot")
+        names.append(name)
     if samples is None:
+        names = [name for name in settings.ood_score if not needs_training_data(name)]
+    if not names:
         return {}
-    options: dict[str, Value] = {"train": samples.spec, "ood_score": ["all"]}
+
+    # Scores on logits are computed from the logits that are kept, without being named.
+    options: dict[str, Value] = {"ood_score": [",".join(["msp", *names])]}
+    if settings.negative_words is not None:
+        options["negative_words"] = settings.negative_words
+    if samples is None:
+        return options
+    options["train"] = samples.spec
     neighbours = max(1, samples.count // _SAMPLES_A_NEIGHBOUR)
     if neighbours < _DEFAULT_NEIGHBOURS:
         options["knn_k"] = str(neighbours)
@@ -763,7 +787,7 @@ def _samples_of_a_row(plan: StudyPlan) -> int:
         specs.append(parse_ood_set(text).spec)
     for ood_set in settings.ood_val_sets():
         specs.append(ood_set.spec)
-    if plan.fitted:
+    if "train" in plan.fitted:
         specs.append(str(plan.fitted["train"]))
     return sum(_count_samples(spec, settings.limit) for spec in specs)
 

@@ -153,7 +153,8 @@ def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
 
 
 # Those that are long differ from the others in the metric alone: ViM keeps the most, mutual information nothing.
-LONG = [pytest.param(score, marks=pytest.mark.long) for score in ("mahalanobis", "ash", "knn")]
+OTHERS = ("mahalanobis", "ash", "knn", "nnguide", "fdbd", "nci", "she", "scale")
+LONG = [pytest.param(score, marks=pytest.mark.long) for score in OTHERS]
 
 
 @pytest.mark.parametrize("score", ["vim", "mi", *LONG])
@@ -282,4 +283,20 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
         in capsys.readouterr().err
     )
     row = json.loads(Path("f.json").read_text())["models"][0]
-    assert row["scores"]["vilu"]["ood"]["l"]["auroc"] == 0.5 and {*ON_FEATURES} < {*row["scores"]}
+    assert row["scores"]["vilu"]["ood"]["l"]["auroc"] == 0.5
+    assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel"}, "which needs words"
+
+
+def test_scores_of_features_that_are_not_negative_are_doubted_once(
+    run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*TEST, *TRAIN, "--ood-score", "vim,react,ash,scale"]
+    run("eval", "a=base.st", "b=t0.st", *asked, "-o", "e.json")
+    warned = "a: react and ash and scale were made for features that are not negative"
+    assert capsys.readouterr().err.count("made for features that are not negative") == 1
+    (warning,) = [text for text in json.loads(Path("e.json").read_text())["warnings"] if "not negative" in text]
+    assert warning.startswith(warned)
+    run("calibrate", "base.st", "--ood-score", "ash", "-o", "k.st")
+    run("calibrate", "base.st", *TRAIN, "--ood-score", "vim", "-o", "v.st")
+    error = capsys.readouterr().err
+    assert error.count("base: ash was made for features") <= 1 and "vim was made" not in error

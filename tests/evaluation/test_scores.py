@@ -57,7 +57,8 @@ def test_every_score_asked_for_stands_in_the_row(
     assert row["ood_score"] == "energy" and list(row["scores"]) == ["energy", "mi", "gen"]
     for name, block in row["scores"].items():
         same(block, {part: OOD_SCORES[name](values) for part, values in logits.items()})
-        assert set(block) == {"ood", "near_avg", "far_avg", "ood_avg"} and block["ood"]["l"]["group"] == "near"
+        assert set(block) == {"errors", "ood", "near_avg", "far_avg", "ood_avg"}
+        assert block["ood"]["l"]["group"] == "near"
     assert {key: row[key] for key in row["scores"]["energy"]} == row["scores"]["energy"]
 
 

@@ -51,7 +51,9 @@ def training(width: int, seed: int) -> MemberTraining:
     weight = generator.normal(size=(CLASSES, width))
     bias = generator.normal(size=CLASSES)
     highest = (features @ weight.T + bias).max(axis=1)
-    return MemberTraining(features.astype(np.float32).astype(np.float64), labels, highest, weight, bias, neighbours=7)
+    words = generator.normal(size=(230, width))
+    features = features.astype(np.float32).astype(np.float64)
+    return MemberTraining(features, labels, highest, weight, bias, neighbours=7, words=words)
 
 
 @cache

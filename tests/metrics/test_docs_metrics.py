@@ -12,6 +12,6 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(e
 
 
 def test_every_metric_and_score_has_a_row() -> None:
-    named = re.findall(r"^\| `([a-z0-9_]+)", PAGE, flags=re.MULTILINE)
-    keys = [metric.key for metric in (*metrics("id"), *metrics("ood"))]
+    named = re.findall(r"^\| `([a-z0-9_-]+)", PAGE, flags=re.MULTILINE)
+    keys = [metric.key for metric in (*metrics("id"), *metrics("ood"), *metrics("errors"))]
     assert named == [*keys, *SCORES, *ON_FEATURES]

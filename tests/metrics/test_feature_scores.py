@@ -11,11 +11,12 @@ import torch
 
 from hydractl.errors import InputError
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
-from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
+from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining, smaller_bank
+from hydractl.metrics.ood_scores import ON_FEATURES
 
 CLASSES, WIDTH = 4, 12
-STATISTICS = [name for name in FEATURE_SCORES if name not in OF_ZERO_SHOT]  # which is trained: test_vilu.py
+TRAINED = ("vilu", "vilu-scaled")  # in test_vilu.py
+STATISTICS = [name for name in FEATURE_SCORES if name not in TRAINED]
 
 
 def case(n: int = 300) -> tuple[MemberTraining, np.ndarray, np.ndarray]:
@@ -28,7 +29,8 @@ def case(n: int = 300) -> tuple[MemberTraining, np.ndarray, np.ndarray]:
     bias = rng.normal(size=CLASSES)
     features = means[labels] + rng.normal(size=(n, WIDTH)) @ mixing
     highest = (features @ weight.T + bias).max(axis=1)
-    data = MemberTraining(features, labels, highest, weight, bias, neighbours=7)
+    words = rng.normal(size=(250, WIDTH)) + 0.3 * weight[rng.integers(0, CLASSES, 250)]
+    data = MemberTraining(features, labels, highest, weight, bias, neighbours=7, words=words)
     samples = rng.normal(size=(50, WIDTH)) * 3
     return data, samples, samples @ weight.T + bias
 
@@ -50,6 +52,8 @@ def naive(name: str, data: MemberTraining, samples: np.ndarray) -> list[float]:
     _, _, directions = np.linalg.svd(x - origin)
     principal = directions[: WIDTH // 2]
     clip = np.percentile(x, 90)
+    right_samples = x[(x @ w.T + b).argmax(axis=1) == y]
+    labels_of_right = y[(x @ w.T + b).argmax(axis=1) == y]
 
     def distance(v: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float:
         return float((v - mean) @ precision @ (v - mean))
@@ -64,7 +68,42 @@ def naive(name: str, data: MemberTraining, samples: np.ndarray) -> list[float]:
     def energy(v: np.ndarray) -> float:
         return -float(np.log(np.exp(v @ w.T + b).sum()))
 
+    def cosine(u: np.ndarray, v: np.ndarray) -> float:
+        return float(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
+
+    def boundary(v: np.ndarray, c: int, other: int) -> float:
+        return abs(float((w[c] - w[other]) @ v + b[c] - b[other])) / float(np.linalg.norm(w[c] - w[other]))
+
+    def share(v: np.ndarray, negatives: list[np.ndarray]) -> float:
+        of_classes = sum(np.exp(100 * cosine(v, text)) for text in w)
+        return of_classes / (of_classes + sum(np.exp(100 * cosine(v, word)) for word in negatives))
+
+    # The two groups of 125 words, dealt out in the order of their likeness to the classes.
+    assert data.words is not None
+    by_likeness = sorted(data.words, key=lambda word: np.quantile([cosine(word, text) for text in w], 0.95))
+
     def score(v: np.ndarray) -> float:
+        predicted = int(np.argmax(v @ w.T + b))
+        if name == "nnguide":
+            guides = sorted(-energy(u) * cosine(u, v) for u in x)
+            return energy(v) * float(np.mean(guides[-7:]))
+        if name == "fdbd":
+            others = [c for c in range(CLASSES) if c != predicted]
+            mean = np.mean([boundary(v, predicted, c) for c in others])
+            return -float(mean / np.linalg.norm(v - x.mean(axis=0)))
+        if name == "nci":
+            centred = v - x.mean(axis=0)
+            return -float(centred @ w[predicted] / np.linalg.norm(centred) + 1e-4 * np.abs(v).sum())
+        if name == "she":
+            return -float(v @ right_samples[labels_of_right == predicted].mean(axis=0))
+        if name == "scale":
+            highest_two = sorted(v)[round(WIDTH * 0.85) :]
+            return energy(v * np.exp(v.sum() / sum(highest_two)))
+        if name == "mcm":
+            powers = np.exp([cosine(v, text) for text in w])
+            return -float(powers.max() / powers.sum())
+        if name == "neglabel":
+            return -(share(v, by_likeness[0::2]) + share(v, by_likeness[1::2])) / 2
         if name == "mahalanobis":
             return min(distance(v, mean, within) for mean in class_means)
         if name == "rmd":
@@ -94,7 +133,9 @@ def test_the_names_of_help_are_those_that_are_declared() -> None:
 @pytest.mark.parametrize("name", STATISTICS)
 def test_against_the_definition(name: str) -> None:
     data, samples, logits = case()
-    assert ours(name, data, samples, logits) == pytest.approx(naive(name, data, samples), rel=1e-7, abs=1e-7)
+    tolerance = 1e-5 if name in ("neglabel", "nnguide") else 1e-7  # they keep features in float32
+    expected = naive(name, data, samples)
+    assert ours(name, data, samples, logits) == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
 
 @pytest.fixture
@@ -106,10 +147,19 @@ def float64_by_default() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+def linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
+    """The layer of these numbers, in float32."""
+    layer = torch.nn.Linear(weight.shape[1], len(weight), dtype=torch.float32)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    return layer
+
+
 @pytest.mark.usefixtures("float64_by_default")
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", [name for name in STATISTICS if name != "neglabel"])
 def test_against_pytorch_ood(name: str) -> None:
-    """Theirs run in float64, but for ViM, which turns all it is given to float32."""
+    """Theirs run in float64, but for ViM and the later ones, which turn all they are given to float32."""
     declare_operators()
     theirs = pytest.importorskip("pytorch_ood.detector")
     data, samples, logits = case()
@@ -118,7 +168,8 @@ def test_against_pytorch_ood(name: str) -> None:
     scale = 1.0
 
     def head(maps: torch.Tensor) -> torch.Tensor:
-        return maps.flatten(1) @ w.T + b
+        features = maps.flatten(1)
+        return features @ w.to(features).T + b.to(features)
 
     found: Any
     # Theirs of Gaussians are of the sum of products, not of the mean; and of Mahalanobis one half.
@@ -135,6 +186,18 @@ def test_against_pytorch_ood(name: str) -> None:
     elif name == "react":
         found = theirs.ReAct(lambda v: v, head, percentile=0.9).fit_feature_maps(x[:, :, None, None], y)
         found = found.predict_feature_maps(z[:, :, None, None])
+    elif name == "nnguide":
+        found = theirs.NNGuide(None, head, k=7).fit_features(x, y).predict_features(z.float())
+    elif name == "fdbd":
+        found = theirs.fDBD(None, linear(w, b)).fit_features(x).predict_features(z)
+    elif name == "nci":
+        found = theirs.NCI(None, linear(w, b), alpha=1e-4).fit_features(x).predict_features(z)
+    elif name == "she":
+        found = theirs.SHE(None, head).fit_features(x, y).predict_features(z)
+    elif name == "scale":
+        found = theirs.SCALE(lambda v: v, head, percentile=0.85).predict_feature_maps(z[:, :, None, None])
+    elif name == "mcm":
+        found = theirs.MCM(None, w).predict_features(z)
     else:
         found = theirs.ASH(lambda v: v, head, percentile=0.65).predict_feature_maps(z[:, :, None, None])
     expected = scale * found.numpy()
@@ -143,11 +206,13 @@ def test_against_pytorch_ood(name: str) -> None:
     relative = 1e-6  # theirs adds 1e-6 to a covariance; ours keeps the training samples of knn in float32
     if name == "rmd":
         largest_term = ours("mahalanobis", data, samples, logits).max()
+    if name in ("nnguide", "fdbd", "nci", "mcm"):
+        relative = 100 * np.finfo(np.float32).eps
     if name == "vim":
         energies = np.log(np.exp(logits).sum(axis=1))
         largest_term = np.abs(energies).max() + np.abs(expected + energies).max()
         relative = 100 * np.finfo(np.float32).eps
-    tolerance = relative * largest_term
+    tolerance = float(relative * largest_term)
     assert ours(name, data, samples, logits) == pytest.approx(expected, rel=0, abs=tolerance)
 
 
@@ -174,3 +239,84 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     still = MemberTraining(np.ones((5, 3)), np.zeros(5, dtype=np.int64), data.highest, data.weight[:, :3], data.bias)
     with pytest.raises(InputError, match="the same for every sample"):
         FEATURE_SCORES["mahalanobis"].fit(still)
+
+
+@pytest.mark.parametrize("name", ["ash", "scale"])
+def test_features_that_are_all_0_have_the_energy_of_the_bias(name: str) -> None:
+    data, _, _ = case()
+    zeros = np.zeros((3, WIDTH))
+    with np.errstate(all="raise"):
+        got = ours(name, data, zeros, zeros @ data.weight.T + data.bias)
+    expected = -float(np.log(np.exp(data.bias).sum()))
+    assert got.tolist() == pytest.approx([expected] * 3, rel=1e-15)
+
+
+@pytest.mark.parametrize("name", ["ash", "scale"])
+def test_features_of_either_sign_never_overflow(name: str) -> None:
+    data, _, _ = case()
+    features = np.full((1, WIDTH), -100.0)
+    features[0, :5] = -1e-12  # the highest: their sum is a tiny part of the whole
+    for sign in (1, -1):
+        got = ours(name, data, sign * features, sign * features @ data.weight.T + data.bias)
+        assert np.isfinite(got).all()
+
+
+def test_two_classes_of_the_same_weights_have_no_boundary() -> None:
+    data, samples, _ = case()
+    twice = np.vstack([data.weight, data.weight[:1]])
+    bias = np.append(data.bias, data.bias[0])
+    with_twin = MemberTraining(data.features, data.labels, data.highest, twice, bias)
+    logits = samples @ twice.T + bias
+    got = ours("fdbd", with_twin, samples, logits)
+    without = ours("fdbd", data, samples, logits[:, :CLASSES])
+    is_twin = logits.argmax(axis=1) == 0
+    assert np.isfinite(got).all() and is_twin.any() and not is_twin.all()
+    # Of a sample of the class that is there twice, one of four other classes has no boundary.
+    assert got[is_twin] * 4 == pytest.approx(without[is_twin] * 3, rel=1e-12)
+
+
+def test_the_training_mean_itself_has_a_finite_score() -> None:
+    data, _, _ = case()
+    mean = data.features.mean(axis=0)[None]
+    for name in ("fdbd", "nci"):
+        assert np.isfinite(ours(name, data, mean, mean @ data.weight.T + data.bias)).all()
+
+
+def test_classes_without_right_or_any_training_samples_have_a_pattern() -> None:
+    data, _, _ = case()
+    assert data.labels is not None
+    predicted = (data.features @ data.weight.T + data.bias).argmax(axis=1)
+    of_others = predicted[predicted != 1]
+    assert set(of_others) == {0, 2, 3}
+    never_right = np.where(predicted == 2, 0, np.where(data.labels == 1, 0, data.labels))
+    changed = MemberTraining(data.features, never_right, data.highest, data.weight, data.bias)
+    patterns = FEATURE_SCORES["she"].fit(changed)["patterns"]
+    assert patterns[1] == pytest.approx(data.features.mean(axis=0))  # no sample of it
+    assert patterns[2] == pytest.approx(data.features[never_right == 2].mean(axis=0))  # none of them right
+    is_right = (predicted == 0) & (never_right == 0)
+    assert patterns[0] == pytest.approx(data.features[is_right].mean(axis=0))
+
+
+def test_more_words_are_cut_to_those_least_like_the_classes_in_groups_of_equal_size() -> None:
+    data, _, _ = case()
+    rng = np.random.default_rng(0)
+    words = rng.normal(size=(8000, WIDTH))
+    many = MemberTraining(data.features, data.labels, data.highest, data.weight, data.bias, words=words)
+    negatives = FEATURE_SCORES["neglabel"].fit(many)["negatives"]
+    assert negatives.shape == (12, 100, WIDTH)  # 15 % of 8,000
+    texts = data.weight / np.linalg.norm(data.weight, axis=1, keepdims=True)
+    units = words / np.linalg.norm(words, axis=1, keepdims=True)
+    likeness = np.quantile(units @ texts.T, 0.95, axis=1)
+    kept = np.quantile(negatives.reshape(-1, WIDTH) @ texts.T, 0.95, axis=1)
+    assert np.sort(kept) == pytest.approx(np.sort(likeness)[:1200], abs=1e-6)
+    few = MemberTraining(data.features, data.labels, data.highest, data.weight, data.bias, words=words[:30])
+    assert FEATURE_SCORES["neglabel"].fit(few)["negatives"].shape == (1, 30, WIDTH)
+
+
+def test_a_smaller_bank_of_nnguide_is_evenly_spaced() -> None:
+    data, _, _ = case()
+    fitted = FEATURE_SCORES["nnguide"].fit(data)
+    smaller = smaller_bank("nnguide", fitted, 100)
+    assert np.array_equal(smaller["bank"], fitted["bank"][::3]) and smaller["weight"] is fitted["weight"]
+    with pytest.raises(InputError, match="nnguide looks for the nearest neighbour 7, and --knn-bank keeps 6 samples"):
+        smaller_bank("nnguide", fitted, 6)

@@ -53,9 +53,15 @@ def test_every_score_can_be_fitted(variant: str) -> None:
     given = inputs(variant)
     count = len(next(iter(given.values())) if isinstance(given, dict) else given)
     labels = np.arange(count) % 2
-    detector = fit_detector(list(ON_FEATURES), [model], read_training([model], [(range(count), given)]), labels, 1, {})
+    names = list(ON_FEATURES)
+    words = ["lamp", "river"]
+    if model.prompted is None:
+        names.remove("neglabel")
+        words = []
+    training = read_training([model], [(range(count), given)])
+    detector = fit_detector(names, [model], training, labels, 1, {}, words)
     scores = detector.scores(*read_features(model, given))
-    assert list(scores) == list(ON_FEATURES)
+    assert list(scores) == names
     assert all(values.shape == (1, count) and np.isfinite(values).all() for values in scores.values())
     assert scores["knn"] == pytest.approx(0, abs=1e-3), "the training samples themselves"
 

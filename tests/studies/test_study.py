@@ -228,6 +228,25 @@ def test_without_training_data_scores_on_features_are_fitted_to_the_half_of_the_
     assert document["common_score"] in ON_FEATURES and document["choice"]["telling"]
 
 
+def test_further_scores_are_chosen_from_only_where_they_are_named(copy: Path) -> None:
+    document = json.loads((copy / "runs/study.json").read_text())
+    by_default = set(document["rows"][0]["validation"]["auroc"])
+    assert by_default & {*ON_FEATURES} == {"mahalanobis", "rmd", "knn", "vim", "react", "ash"}
+    assert study(**{"-o": "more", "--rows": "single", "--ood-score": "fdbd,scale"}) == 0
+    more = json.loads(Path("more/study.json").read_text())
+    assert set(more["rows"][0]["validation"]["auroc"]) == by_default | {"fdbd", "scale"}
+    assert set(more["choice"]["telling"]) == set(document["choice"]["telling"])
+
+
+def test_a_line_says_which_score_to_trust_for_mistakes(made: Path) -> None:
+    verdict = json.loads((made / "runs/study.json").read_text())["verdict"]
+    mistakes = verdict["mistakes"]
+    (line,) = [line for line in verdict["lines"] if line.startswith("For mistakes of ")]
+    is_better = mistakes["ci"] is not None and mistakes["ci"][0] > 0
+    assert (mistakes["score"] != "msp") is is_better
+    assert (" trust the score " in line) is is_better and ("no score is shown" in line) is not is_better
+
+
 def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,6 +270,7 @@ def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) 
     document = json.loads(Path("bare/study.json").read_text())
     said = " ".join(document["verdict"]["lines"])
     assert "about OOD detection alone" in said and "accuracy" not in said and "NLL" not in said
+    assert "mistakes" not in said and "errors" not in document["rows"][0]["test"]
     assert document["rows"][0]["test"]["ood_avg"]["auroc"] is not None
     table = shown(document, 200)
     assert "NLL" not in table and " - " not in table  # columns of which no row knows anything are left out
@@ -465,6 +485,9 @@ def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: py
         ({"--rows": "swa", "--train": "train.npz"}, "--rows swa: a training of 40 steps or more is needed"),
         ({"--ood": "noise=noise.npz?"}, "noise.npz?"),
         ({"--threshold": "5"}, "--threshold must be id:P"),
+        ({"--ood-score": "mcm"}, "--ood-score mcm is of class texts, and vit is not zero-shot"),
+        ({"--ood-score": "neglabel"}, "--ood-score neglabel (flag) needs --negative-words FILE"),
+        ({"--negative-words": "words.txt"}, "--negative-words (flag) needs --ood-score"),
         ({"--devices": "99"}, "device 'cuda:99' is not available"),
         ({"--slurm": "partition=gpu"}, "--slurm (flag) needs time=MINUTES"),
     ],

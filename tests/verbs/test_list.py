@@ -25,7 +25,10 @@ from hydractl.verbs.list import KINDS
 
 REGISTRIES = {
     "scores": [*SCORES, *FEATURE_SCORES],
-    "metrics": [metric.key for kind in ("id", "ood", "diversity") for metric in metrics(kind)],
+    "metrics": [
+        *(metric.key for kind in ("id", "ood", "diversity") for metric in metrics(kind)),
+        *(f"errors.{metric.key}" for metric in metrics("errors")),
+    ],
     "methods": METHODS.names,
     "criteria": CRITERIA.names,
     "suites": [*SUITES],
@@ -61,6 +64,7 @@ def test_what_an_entry_needs() -> None:
         needs.update({entry["name"]: entry["needs"] for entry in hydractl.available(kind)["entries"]})
     assert needs["msp"] == "" and needs["variance"] == "several members"
     assert needs["mahalanobis"] == "labelled training data (--train)" and needs["ash"] == ""
+    assert needs["neglabel"] == "words that name no class (--negative-words)" and needs["mcm"] == ""
     assert needs["taylor"] == "labelled samples (--data)" and needs["random"] == ""
     assert needs["frost"] == "images of frost (--photographs)" and needs["fog"] == ""
     assert needs["lora"] == "training data" and needs["mc_dropout"] == ""

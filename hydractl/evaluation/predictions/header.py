@@ -19,9 +19,10 @@ class DataEntry(TypedDict):
 
 
 class ScoreDataEntry(DataEntry):
-    """The training data that OOD scores on features are fitted to."""
+    """The training data, and the words, that OOD scores on features are fitted to."""
 
     knn_k: int
+    negative_words: NotRequired[str]
 
 
 class StoredScoreEntry(TypedDict):

@@ -23,6 +23,7 @@ from hydractl.evaluation.providers.predicted import PredictedModel
 from hydractl.evaluation.providers.probed import ProbeClassifier
 from hydractl.evaluation.providers.stored_fit import StoredFit, warn_of_left_out
 from hydractl.evaluation.sets import EvalSet
+from hydractl.evaluation.words import digest_of_words, words_for
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged
 from hydractl.files.model_records import CascadeRecord, CostRecord
@@ -68,6 +69,7 @@ class RunningModel(LogitsProvider):
         self.argument = replace(argument, sources=prepared)
         self.options = options
         self.reused: list[PredictedModel] = []
+        self._fit = fit
         self._log = log
         self._answering = answering
         self._model: Runnable | None = None  # until its weights are read
@@ -296,37 +298,49 @@ class RunningModel(LogitsProvider):
     ) -> None:
         """Fit OOD scores on features to the training data; without these, take the scores that the checkpoint holds.
 
+        A score of words is fitted anew where the command names some.
+
         Args:
             names: the names of the scores.
             data: the training data; None without.
-            neighbours: k of the score ``knn``.
+            neighbours: k of the scores ``knn`` and ``nnguide``.
             kept: the file that keeps the features of the training data; None for none.
         """
-        stored = None
-        if data is None:
-            first_model = models_of(self.loaded())[0]
-            stored = first_model.detector
-        if stored is None:
+        first_model = models_of(self.loaded())[0]
+        stored = first_model.detector
+        taken: list[str] = []
+        if stored is not None:
+            taken = [name for name in names if name in stored.names and self._is_taken(name, data)]
+        if stored is None or not taken:
             self.detector = self._fitted_detector(names, data, neighbours, kept)
             return
 
-        # Some scores need no training data: they can be had although the checkpoint lacks them.
-        missing = [name for name in names if name not in stored.names]
+        # Some scores can be had although the checkpoint lacks them.
+        missing = [name for name in names if name not in taken]
         if not missing:
             self.detector = stored
             return
         added = self._fitted_detector(missing, data, neighbours, kept)
         self.detector = stored.with_scores(added)
 
+    def _is_taken(self, name: str, data: EvalSet | None) -> bool:
+        """Return whether a score that the checkpoint holds is taken from it: where nothing is given to fit it to."""
+        if ON_FEATURES[name] == "words":
+            return self._fit.negative_words is None
+        return data is None
+
     def _fitted_detector(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
     ) -> Detector:
         """Return the scores of these names, fitted to the features of a probe if there is one, else of the members."""
-        fitted_on: ScoreDataEntry | dict[str, object] = {}
+        fitted_on: dict[str, object] = {}
         labels = None
         if data is not None:
             fitted_on = {**data.to_json(), "knn_k": neighbours}
             labels = data.labels
+        words = words_for(names, self._fit)
+        if words:
+            fitted_on["negative_words"] = digest_of_words(words)
 
         # Probes were fitted to features of the same data, which are still there.
         detector_of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
@@ -335,7 +349,7 @@ class RunningModel(LogitsProvider):
         models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(models, data, kept)
-            return fit_detector(names, models, features, labels, neighbours, fitted_on)
+            return fit_detector(names, models, features, labels, neighbours, fitted_on, words)
 
     def _training_features(
         self, models: Sequence[HydraModel], data: EvalSet | None, file: FeaturesFile | None

@@ -23,7 +23,13 @@ Statistics = Mapping[str, Floats]
 
 Score = Callable[[Arrays, Statistics, Floats, Floats], Floats]
 
-REACT_CLIP, ASH_PRUNED = 0.9, 0.65
+REACT_CLIP, ASH_PRUNED, SCALE_LEFT_OUT = 0.9, 0.65, 0.85
+NCI_ALPHA = 1e-4
+"""What the sum of the absolute features counts in ``nci``."""
+_LARGEST_EXPONENT = 100.0
+"""Ratios of sums of features that are not negative are far below; of signed features they may be anything."""
+_SHORTEST = 1e-12
+"""A length that is not divided by, so that the training mean itself has a finite score."""
 _EPSILON = float(np.finfo(np.float32).eps)
 
 
@@ -36,7 +42,8 @@ class MemberTraining:
         labels: [N], None where unlabelled.
         highest: the highest logit of each sample, [N].
         weight, bias: of the classifier, [C, D] and [C].
-        neighbours: k of ``knn``.
+        neighbours: k of ``knn`` and ``nnguide``.
+        words: of a zero-shot model, the features of the texts of words that name no class, [W, D]; None without words.
     """
 
     features: Floats
@@ -45,6 +52,7 @@ class MemberTraining:
     weight: Floats
     bias: Floats
     neighbours: int = 50
+    words: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -199,36 +207,50 @@ def _fit_knn(data: MemberTraining) -> Statistics:
     Raises:
         InputError: there are fewer than k training samples.
     """
-    if len(data.features) < data.neighbours:
-        raise InputError(
-            f"knn looks for the nearest neighbour {data.neighbours}, and --train has {len(data.features)} samples",
-            hint="give more training data, or a smaller --knn-k",
-        )
-    # Rounded to float32, which takes half the space in a file, before the lengths are computed.
-    rounded = unit(data.features).astype(np.float32)
-    bank = rounded.astype(np.float64)
+    _check_neighbours("knn", data)
+    bank = _rounded(unit(data.features))  # before the lengths are computed
     squared_lengths = np.square(bank).sum(axis=1)
     k = np.array([float(data.neighbours)])
     return {"bank": bank, "squares": squared_lengths, "k": k}
 
 
-def smaller_bank(fitted: Statistics, samples: int) -> Statistics:
-    """Return what ``knn`` keeps, with so many samples of its bank at most, evenly spaced.
+def _check_neighbours(name: str, data: MemberTraining) -> None:
+    """Refuse fewer training samples than neighbours.
+
+    Raises:
+        InputError: for the score of this name.
+    """
+    if len(data.features) < data.neighbours:
+        raise InputError(
+            f"{name} looks for the nearest neighbour {data.neighbours}, and --train has {len(data.features)} samples",
+            hint="give more training data, or a smaller --knn-k",
+        )
+
+
+BANKS = {"knn": ("bank", "squares"), "nnguide": ("bank",)}
+"""By score, the parts of what it keeps that have an entry for each training sample."""
+
+
+def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
+    """Return what a score of :data:`BANKS` keeps, with so many samples of its bank at most, evenly spaced.
 
     Raises:
         InputError: these are fewer than its neighbours.
     """
-    bank = fitted["bank"]
-    if samples >= len(bank):
+    before = len(fitted["bank"])
+    if samples >= before:
         return fitted
     neighbours = int(fitted["k"][0])
     if samples < neighbours:
         raise InputError(
-            f"knn looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
+            f"{name} looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
             hint="a larger --knn-bank, or a smaller --knn-k",
         )
-    kept = np.arange(samples) * len(bank) // samples
-    return {**fitted, "bank": bank[kept], "squares": fitted["squares"][kept]}
+    kept = np.arange(samples) * before // samples
+    smaller = dict(fitted)
+    for part in BANKS[name]:
+        smaller[part] = fitted[part][kept]
+    return smaller
 
 
 @_declare(
@@ -349,12 +371,19 @@ def _ash(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
     highest = arrays.taken(features, places)
     pruned = arrays.placed(highest, places, dimensions)
 
-    # Scale the kept features by the ratio of the sums before and after.
-    sums_before = features.sum(axis=1)
-    sums_after = pruned.sum(axis=1)
-    scale = arrays.exp(sums_before / sums_after)
-    scaled = pruned * scale[:, None]
+    scaled = pruned * _factor(arrays, features, highest)[:, None]
     return _energy_of_classified(arrays, fitted, scaled)
+
+
+def _factor(arrays: Arrays, features: Floats, highest: Floats) -> Floats:
+    """Return the exponential of the sum of features [n, D] over that of their highest [n, k], [n].
+
+    It is 1 where the highest add up to 0: of features that are not negative, all are 0 then. Of those the ratio is at
+    most D / k; only of signed features, for which it was not made, can it be so large that it has to be bounded.
+    """
+    ratio = arrays.quotients(features.sum(axis=1), highest.sum(axis=1))
+    bounded = arrays.at_most(ratio, _LARGEST_EXPONENT)
+    return arrays.exp(bounded)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -403,3 +432,197 @@ def _vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) 
 def _scaled_vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Source: Lafon et al. 2025, section 3, and their code."""
     return _vilu(arrays, fitted, features, logits)
+
+
+# --- further scores of the classifier ---------------------------------------------------------------------------------
+
+
+def _fit_nnguide(data: MemberTraining) -> Statistics:
+    """Keep the training features, each as long as its sample's negative energy.
+
+    Returns:
+        The classifier; ``bank`` [N, D]; ``k`` [1].
+
+    Raises:
+        InputError: there are fewer than k training samples.
+    """
+    _check_neighbours("nnguide", data)
+    classifier = _classifier(data)
+    confidences = -_energy_of_classified(ON_ARRAYS, classifier, data.features)
+    guides = unit(data.features) * confidences[:, None]
+    k = np.array([float(data.neighbours)])
+    return {**classifier, "bank": _rounded(guides), "k": k}
+
+
+def _rounded(values: Floats) -> Floats:
+    """Return values rounded to float32, which takes half the space in a file."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+@_declare(
+    "nnguide",
+    "energy times the mean over the k nearest training samples of cosine times negative energy",
+    _fit_nnguide,
+    numbers=("k",),
+)
+def _nnguide(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Park, Jung and Teoh 2023 (NNGuide), on the energy; all training samples are in the bank."""
+    agreement = unit(features, arrays) @ fitted["bank"].T  # [n, N]
+    k = int(fitted["k"][0])
+    guidance = arrays.highest(agreement, k).mean(axis=1)
+    return _energy_of_classified(arrays, fitted, features) * guidance
+
+
+def _fit_centre(data: MemberTraining) -> Statistics:
+    """Return the classifier, and ``centre`` of the training features, [D]."""
+    return {**_classifier(data), "centre": data.features.mean(axis=0)}
+
+
+@_declare(
+    "fdbd",
+    "minus the mean distance to the boundaries with other classes, over the distance from the training mean",
+    _fit_centre,
+)
+def _fdbd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Liu and Qin 2024 (fDBD); a class with the weights of the predicted one has no boundary."""
+    weight = fitted["weight"]  # [C, D]
+    class_logits = features @ weight.T + fitted["bias"]  # [n, C]
+    predicted = arrays.argmax(class_logits, axis=1)
+    behind = arrays.max(class_logits, axis=1, keepdims=True) - class_logits
+
+    # The squared distances of the weights of all classes from those of the predicted one, [n, C].
+    squares = (weight * weight).sum(axis=1)
+    sums_of_squares = squares[predicted][:, None] + squares
+    squared = sums_of_squares - 2 * (weight[predicted] @ weight.T)
+    is_apart = squared > arrays.number(_EPSILON**2) * sums_of_squares  # else it is rounding
+    norms = arrays.sqrt(arrays.at_least(squared, 1e-300))
+    distances = behind * is_apart / norms
+
+    classes = weight.shape[0]
+    mean_distance = distances.sum(axis=1) / max(1, classes - 1)
+    from_centre = arrays.at_least(_lengths(features - fitted["centre"], arrays), _SHORTEST)
+    return -mean_distance / from_centre
+
+
+@_declare(
+    "nci",
+    "minus the projection of the centred features' direction on the predicted class's weights, less 0.0001 times the"
+    " sum of absolute features",
+    _fit_centre,
+)
+def _nci(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Liu and Qin 2025 (NCI), with alpha = 0.0001 as in OpenOOD."""
+    weight = fitted["weight"]  # [C, D]
+    predicted = arrays.argmax(features @ weight.T + fitted["bias"], axis=1)
+    centred = features - fitted["centre"]
+    products = (weight[predicted] * centred).sum(axis=1)
+    projection = products / arrays.at_least(_lengths(centred, arrays), _SHORTEST)
+    norm = abs(features).sum(axis=1)
+    return -projection - arrays.number(NCI_ALPHA) * norm
+
+
+def _fit_she(data: MemberTraining) -> Statistics:
+    """Return the classifier, and ``patterns`` of the classes, [C, D].
+
+    A pattern is the mean of the class's training samples that are predicted right; where there are none, of all its
+    samples; of a class without samples, of all training samples.
+    """
+    assert data.labels is not None  # checked when --train is opened
+    predicted = (data.features @ data.weight.T + data.bias).argmax(axis=1)
+    is_right = predicted == data.labels
+    classes = len(data.weight)
+    patterns = np.tile(data.features.mean(axis=0), (classes, 1))
+    for label in range(classes):
+        of_class = data.labels == label
+        if (of_class & is_right).any():
+            of_class &= is_right
+        if of_class.any():
+            patterns[label] = data.features[of_class].mean(axis=0)
+    return {**_classifier(data), "patterns": patterns}
+
+
+@_declare(
+    "she", "minus the product of the features with the predicted class's mean of right training samples", _fit_she
+)
+def _she(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Zhang et al. 2023 (SHE)."""
+    predicted = arrays.argmax(features @ fitted["weight"].T + fitted["bias"], axis=1)
+    products = features * fitted["patterns"][predicted]
+    return -products.sum(axis=1)
+
+
+@_declare("scale", "energy of the logits of the features, scaled by SCALE: none is set to 0", _classifier)
+def _scale(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Xu et al. 2024 (SCALE), by the highest 15 % of the features."""
+    dimensions = features.shape[1]
+    counted = max(1, dimensions - round(dimensions * SCALE_LEFT_OUT))
+    highest = arrays.highest(features, counted)
+    scaled = features * _factor(arrays, features, highest)[:, None]
+    return _energy_of_classified(arrays, fitted, scaled)
+
+
+# --- class texts ------------------------------------------------------------------------------------------------------
+
+NEGATIVE_SHARE, FEWEST_NEGATIVES = 0.15, 1000
+"""The share of the words that are kept as negative labels, and the number that is kept at least."""
+NEGATIVE_QUANTILE = 0.95
+NEGATIVES_IN_GROUP = 100
+_NEGATIVE_SCALE = 100.0
+"""One over the temperature 0.01."""
+
+
+def _fit_mcm(data: MemberTraining) -> Statistics:
+    """Return ``texts``, the features of the class texts scaled to length 1, [C, D]."""
+    return {"texts": unit(data.weight)}
+
+
+@_declare("mcm", "minus the highest softmax of the cosines of image and class texts (temperature 1)", _fit_mcm)
+def _mcm(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Ming et al. 2022 (MCM), tau = 1."""
+    cosines = unit(features, arrays) @ fitted["texts"].T  # [n, C]
+    highest = arrays.max(cosines, axis=1, keepdims=True)
+    powers = arrays.exp(cosines - highest)
+    return -1.0 / powers.sum(axis=1)
+
+
+def _fit_neglabel(data: MemberTraining) -> Statistics:
+    """Choose the words that are least like the classes as negative labels.
+
+    A word is as like the classes as the 0.95 quantile of its cosines with them. The negative labels come in groups of
+    equal size, of 100 or more, dealt out in the order of likeness; the most alike that are left over are dropped.
+
+    Returns:
+        ``texts`` of the classes, [C, D]; ``negatives``, the texts of the negative labels by group, [G, W / G, D]; all
+        of length 1.
+    """
+    assert data.words is not None  # read before anything is fitted
+    texts = unit(data.weight)
+    words = _rounded(unit(data.words))
+    likeness = np.quantile(words @ texts.T, NEGATIVE_QUANTILE, axis=1)
+    least_alike_first = np.argsort(likeness, kind="stable")
+    kept = min(len(words), max(FEWEST_NEGATIVES, int(len(words) * NEGATIVE_SHARE)))
+    groups = max(1, kept // NEGATIVES_IN_GROUP)
+    size = kept // groups
+    dealt = least_alike_first[: groups * size].reshape(size, groups)
+    return {"texts": texts, "negatives": words[dealt.T]}
+
+
+@_declare(
+    "neglabel",
+    "minus the share of the classes in the softmax of cosines with class texts and words that name no class"
+    " (temperature 0.01), mean over groups of words",
+    _fit_neglabel,
+)
+def _neglabel(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Jiang et al. 2024 (NegLabel), with their grouping."""
+    images = unit(features, arrays)
+    cosines = images @ fitted["texts"].T  # [n, C]
+    of_classes = arrays.exp(cosines * _NEGATIVE_SCALE).sum(axis=1)[:, None]  # [n, 1]
+
+    negatives = fitted["negatives"]  # [G, W / G, D]
+    groups, size, width = negatives.shape
+    negative_cosines = images @ negatives.reshape(groups * size, width).T  # [n, W]
+    powers = arrays.exp(negative_cosines * _NEGATIVE_SCALE)
+    of_groups = powers.reshape(-1, groups, size).sum(axis=2)  # [n, G]
+    shares = of_classes / (of_classes + of_groups)
+    return -shares.mean(axis=1)

@@ -1,0 +1,137 @@
+"""Metrics of how well an OOD score finds wrong answers on labelled ID samples: wrong is positive, higher scores first.
+
+Counting at thresholds is that of :mod:`hydractl.metrics.ood`, and all that follows the order of samples that of
+:mod:`hydractl.metrics.sample_metrics`. To add one, declare it here (``docs/adding-a-metric.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hydractl.metrics import ood, sample_metrics
+from hydractl.metrics.declaration import Metric, metric
+from hydractl.metrics.ood import Curve, curve_of
+from hydractl.metrics.ood_scores import chance_of
+from hydractl.metrics.probabilities import Floats
+from hydractl.metrics.samples import Resample, Samples
+
+CONVENTION = (
+    "How well the score finds wrong answers on the ID test data: wrong answers are the positive class, as OOD samples"
+    " are elsewhere; null without a wrong or without a right answer."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The answers to labelled samples, as an OOD score orders them.
+
+    Attributes:
+        curve: wrong answers in place of OOD samples, right ones in place of ID samples; None where there are none of
+            one kind.
+        by_score: the samples with minus the score as their confidence; None without samples or without a score.
+        by_probability: the samples with the probability that they are answered right as their confidence; None where
+            the score is no probability.
+    """
+
+    curve: Curve | None = None
+    by_score: Samples | Resample | None = None
+    by_probability: Samples | Resample | None = None
+
+
+def answers_of(samples: Samples, name: str, scores: Floats | None) -> Answers | None:
+    """Return the answers to ID samples in the order of one of their scores; None for samples without labels.
+
+    Args:
+        samples: the ID samples.
+        name: the name of the score.
+        scores: its values, [N]; None where it says nothing of a single member.
+    """
+    if samples.labels is None:
+        return None
+    if scores is None or not len(samples):
+        return Answers()
+    curve = curve_of(scores[samples.correct], scores[~samples.correct])
+    return Answers(curve, by_score(samples, scores), by_probability(samples, name, scores))
+
+
+def by_score(samples: Samples, scores: Floats) -> Samples:
+    """Return samples whose confidence is minus their score, [N]."""
+    return replace(samples, confidence=-scores)
+
+
+def by_probability(samples: Samples, name: str, scores: Floats) -> Samples | None:
+    """Return samples whose confidence is the probability of a right answer by a score; None where it is none.
+
+    Args:
+        samples: the samples.
+        name: the name of the score.
+        scores: its values, [N].
+    """
+    chance = chance_of(name)
+    if chance == "right":
+        return replace(samples, confidence=-scores)
+    if chance == "wrong":
+        return replace(samples, confidence=1.0 - scores)
+    return None
+
+
+@metric("errors", label="err auroc", words="AUROC of wrong answers", direction="higher", place=0)
+def auroc(answers: Answers) -> float | None:
+    """Probability that a wrong answer scores higher than a right one, ties counted half (rank-based)."""
+    return _on_curve(ood.auroc, answers)
+
+
+@metric("errors", label="err fpr95", words="FPR at 95 % TPR of wrong answers", direction="lower", place=1)
+def fpr95(answers: Answers) -> float | None:
+    """Share of right answers at or above the highest threshold that flags at least 95 % of the wrong ones; samples of
+    equal score are flagged together.
+    """
+    return _on_curve(ood.fpr95, answers)
+
+
+@metric("errors", label="err aupr", words="AUPR of wrong answers", direction="higher", place=2)
+def aupr(answers: Answers) -> float | None:
+    """Area under the precision-recall curve with wrong answers positive: average precision, step-wise."""
+    return _on_curve(ood.aupr, answers)
+
+
+@metric("errors", label="err aurc", words="area under the risk-coverage curve by the score", direction="lower", place=3)
+def aurc(answers: Answers) -> float | None:
+    """Area under the risk-coverage curve: mean over i = 1..N of the error rate among the i samples of lowest score;
+    samples of equal score stay in data order.
+
+    By ``msp`` it is ``id.aurc``. Source: Geifman, Uziel and El-Yaniv 2019.
+    """
+    return _on_samples(sample_metrics.aurc, answers.by_score)
+
+
+@metric("errors", words="ECE (equal width) of the score", direction="lower", biased=True)
+def ece(answers: Answers) -> float | None:
+    """Calibration error, as ``id.ece``, of a score that is a probability (minus ``msp`` and ``mcm``, 1 - ``vilu`` and
+    1 - ``vilu-scaled``) taken as the confidence; null for all others.
+
+    By ``msp`` it is ``id.ece``.
+    """
+    return _on_samples(sample_metrics.ece, answers.by_probability)
+
+
+@metric("errors", words="ECE (equal mass) of the score", direction="lower", biased=True)
+def aece(answers: Answers) -> float | None:
+    """The same over bins of equal mass, as ``id.aece``."""
+    return _on_samples(sample_metrics.aece, answers.by_probability)
+
+
+def _on_curve(of_curve: Metric, answers: Answers) -> float | None:
+    """Return an OOD metric of the curve of wrong answers; None without the curve."""
+    if answers.curve is None:
+        return None
+    value: float = of_curve(answers.curve)
+    return value
+
+
+def _on_samples(of_samples: Callable[[Samples | Resample], float], samples: Samples | Resample | None) -> float | None:
+    """Return a metric of samples; None without samples."""
+    if samples is None:
+        return None
+    return of_samples(samples)

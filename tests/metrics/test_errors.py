@@ -1,0 +1,134 @@
+"""Metrics of wrong answers, against scikit-learn, against sums written out, and where they have no value."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydractl.metrics.bootstrap import intervals, paired_differences, resample
+from hydractl.metrics.rows import row_blocks
+from hydractl.metrics.samples import Samples, samples_of
+
+
+def answered(seed: int = 0, n: int = 200, classes: int = 4, members: int = 2) -> Samples:
+    """Labelled samples of which some are answered wrong, with every kind of score beside the leading one."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, n)
+    logits = rng.normal(size=(members, n, classes)) * 2
+    logits[:, np.arange(n), labels] += 2
+    chance_of_an_error = rng.random(n).round(1)  # ties
+    fitted = {"vilu": chance_of_an_error, "knn": rng.normal(size=n).round(1)}
+    return samples_of(logits, labels, beside=["msp", "energy", "vilu", "knn"], fitted_scores=fitted)
+
+
+def errors(samples: Samples, score: str = "") -> dict[str, Any]:
+    row = row_blocks(samples, {}, {})
+    return row["scores"][score]["errors"] if score else row["errors"]
+
+
+@pytest.mark.parametrize("score", ["msp", "energy", "vilu", "knn"])
+def test_against_scikit_learn(score: str) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    samples = answered()
+    values = samples.scores[score]
+    assert values is not None
+    wrong = ~samples.correct
+    got = errors(samples, score)
+    assert got["auroc"] == pytest.approx(sklearn.roc_auc_score(wrong, values), abs=1e-12)
+    assert got["aupr"] == pytest.approx(sklearn.average_precision_score(wrong, values), abs=1e-12)
+    fpr, tpr, _ = sklearn.roc_curve(wrong, values, drop_intermediate=False)
+    assert got["fpr95"] == pytest.approx(fpr[np.argmax(tpr >= 0.95)], abs=1e-12)
+    # Of equal scores the first in the data come first.
+    order = sorted(range(len(values)), key=lambda place: (values[place], place))
+    risks = [np.mean(wrong[order[:count]]) for count in range(1, len(order) + 1)]
+    assert got["aurc"] == pytest.approx(np.mean(risks), abs=1e-12)
+
+
+def test_by_msp_they_are_those_of_the_confidence() -> None:
+    row = row_blocks(answered(), {}, {})
+    for key in ("aurc", "ece", "aece"):
+        assert row["errors"][key] == row["id"][key] == row["scores"]["msp"]["errors"][key]
+
+
+def test_the_calibration_error_of_a_probability_of_errors() -> None:
+    samples = answered()
+    chances = samples.scores["vilu"]
+    assert chances is not None
+    confidence = 1 - chances
+    expected = 0.0
+    for low in range(15):
+        in_bin = (confidence >= low / 15) & ((confidence < (low + 1) / 15) | (low == 14))
+        expected += abs(samples.correct[in_bin].sum() - confidence[in_bin].sum()) / len(samples)
+    got = errors(samples, "vilu")
+    assert got["ece"] == pytest.approx(expected, abs=1e-12)
+    order = np.argsort(confidence, kind="stable")
+    gaps = [abs(samples.correct[part].sum() - confidence[part].sum()) for part in np.array_split(order, 15)]
+    assert got["aece"] == pytest.approx(sum(gaps) / len(samples), abs=1e-12)
+    for score in ("energy", "knn"):
+        assert errors(samples, score)["ece"] is None and errors(samples, score)["aece"] is None
+
+
+def test_where_they_have_no_value() -> None:
+    samples = answered()
+    row = row_blocks(replace(samples, labels=None), {}, {})
+    assert "errors" not in row and "errors" not in row["scores"]["energy"]
+    all_right = replace(samples, labels=samples.predicted)
+    got = errors(all_right)
+    assert got["auroc"] is got["fpr95"] is got["aupr"] is None and got["aurc"] == 0.0 and got["ece"] > 0
+    all_wrong = replace(samples, labels=samples.predicted + 1)
+    assert errors(all_wrong)["auroc"] is None and errors(all_wrong)["aurc"] == 1.0
+    without_a_score = replace(samples, score=None, scores={})
+    assert set(errors(without_a_score).values()) == {None}
+    empty = samples_of(np.zeros((2, 0, 3)), np.zeros(0, dtype=np.int64))
+    assert set(errors(empty).values()) == {None}
+
+
+def literal(samples: Samples, rows: np.ndarray) -> Samples:
+    """The samples at these places, each as often as it is named."""
+    changed: dict[str, Any] = {"votes": samples.votes[:, rows]}
+    changed["scores"] = {name: values[rows] for name, values in samples.scores.items() if values is not None}
+    for name in ("predicted", "confidence", "entropy", "mi", "score", "labels", "label_log_probs", "brier_terms"):
+        changed[name] = getattr(samples, name)[rows]
+    return replace(samples, **changed)
+
+
+def test_each_round_is_the_metric_of_the_repeated_samples() -> None:
+    samples = answered(n=60)
+    got = resample(samples, {}, {}, rounds=20, seed=5)
+    words = np.frombuffer(hashlib.sha256(b"id").digest(), dtype="<u4").tolist()
+    generator = np.random.default_rng([5, *words])
+    for i in range(20):
+        drawn = np.sort(generator.integers(0, 60, 60))
+        for score in ("vilu", "energy"):
+            expected = errors(literal(samples, drawn), score)
+            for key in ("auroc", "fpr95", "aupr", "aurc", "ece", "aece"):
+                if expected[key] is not None:
+                    in_round = got.rounds[f"scores.{score}.errors.{key}"][i]
+                    assert in_round == pytest.approx(expected[key], rel=1e-12, abs=1e-12), key
+
+
+@pytest.mark.parametrize(("wrong", "has_interval"), [(1, False), (5, True), (20, True)])
+def test_an_interval_needs_errors_in_most_rounds(wrong: int, has_interval: bool) -> None:
+    samples = answered()
+    labels = samples.predicted.copy()
+    labels[:wrong] = (labels[:wrong] + 1) % 4
+    few = replace(samples, labels=labels)
+    got = resample(few, {}, {}, rounds=400)
+    assert (intervals(got)["errors.auroc"] is not None) is has_interval
+    assert intervals(got)["errors.aurc"] is not None
+    difference = paired_differences(got, got)["errors.auroc"]
+    assert difference == {"value": 0.0, "ci": [0.0, 0.0] if has_interval else None}
+
+
+def test_a_better_score_of_errors_has_a_difference_above_0() -> None:
+    samples = answered()
+    wrong = ~samples.correct
+    perfect = replace(samples, score=wrong.astype(float), leading="knn")
+    got = paired_differences(resample(samples, {}, {}, rounds=200), resample(perfect, {}, {}, rounds=200))
+    low, high = got["errors.auroc"]["ci"] or (0, 0)
+    assert 0 < low <= high
+    assert got["errors.ece"] == {"value": None, "ci": None}  # one of the two is no probability
