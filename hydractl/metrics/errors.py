@@ -39,7 +39,7 @@ class Answers:
     by_probability: Samples | Resample | None = None
 
 
-def answers_of(samples: Samples, name: str, scores: Floats | None) -> Answers | None:
+def answers_by_score(samples: Samples, name: str, scores: Floats | None) -> Answers | None:
     """Return the answers to ID samples in the order of one of their scores; None for samples without labels.
 
     Args:

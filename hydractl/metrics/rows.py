@@ -10,7 +10,7 @@ import numpy as np
 
 from hydractl.files.records import Metrics, MetricValue
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
-from hydractl.metrics.errors import Answers, answers_of
+from hydractl.metrics.errors import Answers, answers_by_score
 from hydractl.metrics.ood import Curve, curve_of
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.sample_metrics import PairBlock, pairs
@@ -260,7 +260,7 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
     leading_scores = {name: samples.score for name, samples in outside.items()}
     leading = ScoreReadings(
         curves=for_each_set(curve_of, inside.score, leading_scores),
-        answers=answers_of(inside, inside.leading, inside.score),
+        answers=answers_by_score(inside, inside.leading, inside.score),
     )
 
     beside: dict[str, ScoreReadings] = {}
@@ -270,7 +270,7 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
             ood_scores[name] = samples.scores[score]
         beside[score] = ScoreReadings(
             curves=for_each_set(curve_of, id_scores, ood_scores),
-            answers=answers_of(inside, score, id_scores),
+            answers=answers_by_score(inside, score, id_scores),
         )
 
     sets = {"id": inside, **outside}

@@ -75,7 +75,7 @@ class Stack:
 
     @property
     def kept(self) -> KeptStack | None:
-        """What is kept now."""
+        """The stack that is kept now; None where there is none."""
         return self._kept
 
     def forget(self) -> None:

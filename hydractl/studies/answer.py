@@ -38,9 +38,9 @@ from hydractl.studies.choosing import (
     REFERENCE,
     SINGLE,
     Candidate,
-    Choice,
     Evidence,
     Stability,
+    StudyChoice,
     choose_candidate,
     stability,
 )
@@ -105,7 +105,7 @@ class _Decided:
     """
 
     evidence: Evidence
-    choice: Choice
+    choice: StudyChoice
     stability: Stability
 
     @property

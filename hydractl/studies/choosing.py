@@ -409,7 +409,7 @@ def clearly_better(evidence: Evidence, place: int, other: int, voting_sets: tupl
 
 
 @dataclass(frozen=True)
-class Choice:
+class StudyChoice:
     """The decisions made before any test sample is read.
 
     Attributes:
@@ -430,7 +430,7 @@ class Choice:
     limits: dict[str, str] = field(default_factory=dict)
 
 
-def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
+def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
     """Apply the rule of this module to the data themselves, and tell why each other candidate was not taken."""
     decision = decide(evidence, max_drop)
     voting_sets = decision.voting_sets
@@ -458,7 +458,7 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> Choice:
     places = range(len(evidence.candidates))
     reasons = [_why_not_taken(evidence, decision, place, max_drop) for place in places]
     limits = {row: why_not_eligible(evidence, place, max_drop, 0) for row, place in own_places.items()}
-    return Choice(
+    return StudyChoice(
         chosen=decision.chosen,
         own_places=own_places,
         telling=telling_names,
@@ -519,7 +519,7 @@ class Stability:
     score: float
 
 
-def stability(evidence: Evidence, max_drop: float, choice: Choice) -> Stability:
+def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> Stability:
     """Return how often the rounds of the bootstrap lead to the same choice as the data.
 
     Args:

@@ -25,7 +25,7 @@ from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.model.source import Source
 from hydractl.training.members import AnyModel
-from hydractl.training.options import DataOptions, TrainOptions
+from hydractl.training.options import TrainingDataOptions, TrainOptions
 
 declare_operators()
 
@@ -154,7 +154,7 @@ def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) ->
     )
 
 
-def open_pairs(source: Source, options: DataOptions, per_step: int) -> Dataset:
+def open_pairs(source: Source, options: TrainingDataOptions, per_step: int) -> Dataset:
     """Open the pairs to train on.
 
     Raises:

@@ -13,7 +13,7 @@ from hydractl.training.members import MemberMaker
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class TrainingDataOptions:
     """Samples that are read, and how they are put into steps.
 
     Attributes:
@@ -98,7 +98,7 @@ class TrainOptions:
         together: how one training makes several members; None: it makes one model.
     """
 
-    data: DataOptions
+    data: TrainingDataOptions
     seed: int = 0
     lr: tuple[float, ...] = (1e-4,)
     epochs: int = 3

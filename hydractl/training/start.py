@@ -31,7 +31,7 @@ from hydractl.model.stored import sliced
 from hydractl.training.adapters import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.members import AnyModel, Together
-from hydractl.training.options import DataOptions, OptimizerOptions, TrainOptions, WeightOptions
+from hydractl.training.options import OptimizerOptions, TrainingDataOptions, TrainOptions, WeightOptions
 
 _MATCHES_NOTHING = "$."
 """The pattern of the names of a part that a model does not have."""
@@ -210,7 +210,7 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
 
 
 def _open_validation(
-    source: Source, options: DataOptions, train_set: Dataset, labels: Sequence[str] | None
+    source: Source, options: TrainingDataOptions, train_set: Dataset, labels: Sequence[str] | None
 ) -> Validation | None:
     """Open the validation data without the samples that are training data too; None where none are asked for.
 
@@ -247,7 +247,7 @@ def _open_contrastive(source: Source, options: TrainOptions) -> Opened:
 
 
 def _open_labelled(
-    spec: str, option: str, source: Source, options: DataOptions, names: Sequence[str] | None
+    spec: str, option: str, source: Source, options: TrainingDataOptions, names: Sequence[str] | None
 ) -> Dataset:
     """Open labelled data that a model reads.
 

@@ -66,7 +66,7 @@ def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
     return Outcome(document)
 
 
-def options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
+def eval_options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOptions:
     """Return the options of an evaluation from the settings.
 
     Args:
@@ -134,7 +134,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     # The rows, and the files of each.
     resolve_device(settings.device)
     suite = _find_suite(settings, log)
-    options = options_of(settings, suite)
+    options = eval_options_of(settings, suite)
     models = find_rows(settings.model, model_options(settings), options, log)
     if options.keep_logits:
         check_writable(models)

@@ -34,9 +34,9 @@ from hydractl.training.grid import CandidateResult, Trained, train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
 from hydractl.training.options import (
-    DataOptions,
     LossOptions,
     OptimizerOptions,
+    TrainingDataOptions,
     TrainOptions,
     WeightOptions,
 )
@@ -384,7 +384,7 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         class_names = model_options(settings).labels
         if class_names:
             names_of_new_head = tuple(class_names)
-    data = settings.fill(DataOptions, train=settings.train, augment=tuple(settings.augment))
+    data = settings.fill(TrainingDataOptions, train=settings.train, augment=tuple(settings.augment))
     weights = settings.fill(
         WeightOptions,
         labels=names_of_new_head,

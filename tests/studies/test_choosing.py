@@ -9,7 +9,7 @@ import pytest
 
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
 from hydractl.metrics.samples import samples_of
-from hydractl.studies.choosing import Candidate, Choice, Evidence, choose_candidate, stability
+from hydractl.studies.choosing import Candidate, Evidence, StudyChoice, choose_candidate, stability
 from hydractl.studies.words import ACCURACY, AUROC, NLL
 
 ROUNDS = np.linspace(-1, 1, 101)
@@ -29,7 +29,7 @@ def candidate(row: str, *aurocs: float, spread: float = 0.0, **others: Any) -> C
     return Candidate(row, inside=inside, outside=outside, **facts)
 
 
-def decided(*candidates: Candidate) -> tuple[Choice, Candidate]:
+def decided(*candidates: Candidate) -> tuple[StudyChoice, Candidate]:
     choice = choose_candidate(Evidence(candidates), 0.01)
     return choice, candidates[choice.chosen]
 
