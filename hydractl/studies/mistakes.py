@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hydractl.files.study_answer import MistakesRecord
 from hydractl.metrics.bootstrap import paired_differences
-from hydractl.metrics.errors import answers_of, auroc
+from hydractl.metrics.errors import answers_by_score, auroc
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
 from hydractl.studies.choosing import REFERENCE
@@ -129,7 +129,7 @@ def _best_on(validation: MeasuredRow) -> str | None:
     highest = -1.0
     scores = [REFERENCE, *(name for name in validation.scores if name != REFERENCE)]
     for name in scores:
-        answers = answers_of(validation.inside, name, validation.inside.scores[name])
+        answers = answers_by_score(validation.inside, name, validation.inside.scores[name])
         assert answers is not None  # the validation data of a study have labels
         value = auroc(answers)
         if value is not None and value > highest:
