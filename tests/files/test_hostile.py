@@ -94,7 +94,7 @@ def test_every_number_of_a_row_can_be_required(here: Path, capsys: pytest.Captur
     row = json.loads(capsys.readouterr().out)["models"][0]
     keys = row_keys(["l.1"])
     assert all(lookup(row, key) is None or lookup(row, key) >= 0 for key in keys)
-    numbers = {f"{a}.{b}" for a in ("id", "near_avg", "far_avg", "ood_avg") for b in row[a]}
+    numbers = {f"{a}.{b}" for a in ("id", "errors", "near_avg", "far_avg", "ood_avg") for b in row[a]}
     numbers |= {f"{a}.{n}.{b}" for a in ("ood", "diversity") for n in row[a] for b in row[a][n]}
     numbers |= {f"id.accuracy_at.{share}" for share in row["id"]["accuracy_at"]}
     no_numbers = {"id.accuracy_at", "ood.l.1.group", "diversity.id.pairs", "diversity.l.1.pairs"}
