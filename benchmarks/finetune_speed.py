@@ -110,7 +110,8 @@ def step(one: Contender) -> float:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     begun = clock()
-    one.run.history.losses.append(one.run._step([one.batch], [1.0]))
+    rate = one.run._rate_of_next_step()
+    one.run.history.losses.append(one.run._step([one.batch], [1.0], rate))
     if cuda:
         torch.cuda.synchronize()
         one.memory_bytes = torch.cuda.max_memory_allocated()
