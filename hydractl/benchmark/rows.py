@@ -16,6 +16,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.exports.opened import ExportedFile, exported_file
 from hydractl.families.base import ModelFamily
 from hydractl.families.config_json import Preprocessing
+from hydractl.families.meta_device import plain_sizes
 from hydractl.files.bench_answer import BenchCost, BenchInput
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
@@ -517,6 +518,7 @@ def build_stock(source: Source, device: str, dtype: str) -> StockModel:
     return StockModel(source, resolve_device(device), resolve_dtype(dtype))
 
 
+@plain_sizes()
 def stock_cost(source: Source) -> dict[str, int]:
     """Return the cost of the library's own model by key.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hydractl.families.base import ModelFamily
 
 _HELPERS = (
-    *("base", "imagenet", "config_json", "pixels", "prompts", "reading"),
+    *("base", "imagenet", "config_json", "meta_device", "pixels", "prompts", "reading"),
     *("timm_eva", "timm_relative", "torchvision_operators"),
 )
 FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers=_HELPERS)

@@ -34,6 +34,7 @@ from hydractl.families.base import (
     seeded,
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers, object_or_empty
+from hydractl.families.meta_device import on_meta_device
 from hydractl.families.pixels import in_mode, input_size, mode_of, random_pixels, stacked
 from hydractl.families.reading import (
     cached_by_config,
@@ -507,7 +508,7 @@ def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
 @cached_by_config
 def _meta_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
-    with torch.device("meta"):
+    with on_meta_device():
         model = _create_model(config)
     check_timm_model(model)
     fill_timm_buffers(model)

@@ -25,6 +25,7 @@ from hydractl.families.base import (
     for_each,
 )
 from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, is_whole_number
+from hydractl.families.meta_device import on_meta_device
 from hydractl.families.pixels import in_mode, input_size, random_pixels, stacked
 from hydractl.families.reading import cached_by_config, published_weights, read_config, refused_as, write_config
 from hydractl.families.torchvision_operators import declare_operators
@@ -316,7 +317,7 @@ def _attention_input(block: Any, state: State) -> Tensor:
 
 def _config_of(name: str) -> LibraryConfig:
     """Return the arguments of torchvision's class for one of its models by name."""
-    with torch.device("meta"):
+    with on_meta_device():
         model: Any = torchvision.models.get_model(name)
     return {
         "image_size": model.image_size,
@@ -334,7 +335,7 @@ def _config_of(name: str) -> LibraryConfig:
 def _meta_model(config: LibraryConfig) -> Any:
     """Build the model of a configuration on the meta device."""
     _Sizes.of_config(config)
-    with refused_as("torchvision cannot build its VisionTransformer"), torch.device("meta"):
+    with refused_as("torchvision cannot build its VisionTransformer"), on_meta_device():
         return VisionTransformer(**config).eval()
 
 

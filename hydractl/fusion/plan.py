@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families.base import MERGEABLE, Stages, attention_names, parts_by_name, read_heads
+from hydractl.families.meta_device import plain_sizes
 from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
@@ -502,7 +503,8 @@ class HeadUnion:
         shapes = {}
         for name in self.names:
             shapes[name] = meta_tensor(first.tensors.info(name))
-        self._write_heads(shapes, meta=True)
+        with plain_sizes():
+            self._write_heads(shapes, meta=True)
         self.infos = {}
         for name, tensor in shapes.items():
             self.infos[name] = tensor_info(tensor)
@@ -579,6 +581,7 @@ class SharedParts(TypedDict):
     hint: str | None
 
 
+@plain_sizes()
 def shared_parts(plan: FusionPlan) -> list[SharedParts]:
     """Describe the parts that run once for all members, for each tower.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hydractl.families import get_family
+from hydractl.families.meta_device import plain_sizes
 from hydractl.files.checkpoint import MappedTensors, TensorSource, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.header import tensor_info
@@ -67,6 +68,7 @@ def weight_bytes(tensors: TensorSource) -> int:
     return total
 
 
+@plain_sizes()
 def macs(description: Description, tensors: TensorSource, batch: int = 1, *, whole_last_block: bool = False) -> int:
     """Count the multiply-adds of one call on ``batch`` samples.
 
@@ -106,6 +108,7 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
     return digest.hexdigest()
 
 
+@plain_sizes()
 def staged_macs(
     description: Description, tensors: TensorSource, *, whole_last_block: bool = False
 ) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hydractl.errors import InputError, NonFiniteError, UsageError
 from hydractl.families.base import ModelFamily, attention_names, read_heads
+from hydractl.families.meta_device import plain_sizes
 from hydractl.families.pixels import input_size
 from hydractl.files.checkpoint import FileTensors, MappedTensors, TensorSource, is_finite, read_piece
 from hydractl.files.description import Description
@@ -123,7 +124,8 @@ class EditedHeads:
             names_of_site = attention_names(family, names, sites, site)
             # Edited once without numbers, which tells the names, dtypes and shapes after the edit.
             without_numbers = {name: meta_tensor(source.info(name)) for name in names_of_site}
-            edited = self._edit_site(site, without_numbers)
+            with plain_sizes():
+                edited = self._edit_site(site, without_numbers)
             for name, tensor in edited.items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
@@ -398,6 +400,7 @@ def _problems_of_sharing(
     return problems
 
 
+@plain_sizes()
 def _expected_shapes(
     stock: Mapping[str, Tensor], family: ModelFamily, sites: Sequence[Site], mask: HeadMask
 ) -> dict[str, tuple[int, ...]]:

@@ -29,6 +29,7 @@ from hydractl.families.hf.decoders import (
     unsupported_setting,
 )
 from hydractl.families.hf.layouts import LAYOUTS, EncoderLayout
+from hydractl.families.meta_device import on_meta_device
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import shown
 
@@ -298,7 +299,7 @@ def meta_model(config: LibraryConfig) -> Any:
     Raises:
         InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
     """
-    with torch.device("meta"):
+    with on_meta_device():
         model = drawn_model(config)
     fill_hf_buffers(model)
     _check_layers(model)

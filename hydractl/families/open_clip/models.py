@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import open_clip
-import torch
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import (
     Attention,
@@ -23,6 +22,7 @@ from hydractl.errors import InputError
 from hydractl.families import timm
 from hydractl.families.base import numbered_paths
 from hydractl.families.config_json import LibraryConfig, is_whole_number, object_in
+from hydractl.families.meta_device import on_meta_device
 from hydractl.families.open_clip.hf_text import (
     LAYOUT,
     TRANSFORMER,
@@ -106,7 +106,7 @@ def skeleton(config: LibraryConfig) -> Any:
         InputError: for a configuration that open_clip cannot build, or that holds attention of another kind.
     """
     _check_config(config)
-    with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), torch.device("meta"):
+    with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), on_meta_device():
         model = drawn_clip(config)
     for reason in _obstacles(model, config):
         raise _refusal(type(model).__name__, reason)
