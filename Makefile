@@ -32,12 +32,13 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
 
-.PHONY: help test test-all test-rounding test-elsewhere wheel lowest newest locked lock audit mutations artefacts fuzz demo lint docs site bench clean
+.PHONY: help test test-all test-release test-rounding test-elsewhere wheel lowest newest locked lock audit mutations artefacts fuzz demo lint docs site bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test      run the tests, but the long ones"
-	@echo "make test-all  run all tests: those of make test, then the long ones"
+	@echo "make test-all  run those of make test, then the long ones"
+	@echo "make test-release  run all tests: those of make test-all, then those for which a release waits"
 	@echo "make test-rounding  run those of make test as other machines round; WAYS=\"1 3\" for some of the five ways"
 	@echo "make test-elsewhere  run them with other threads, instructions, umask, language, time zone and order"
 	@echo "make wheel     build dist/; install the wheel in an environment of its own and test it there"
@@ -61,7 +62,10 @@ test: $(READY)
 	$(PYTEST) -m "not long" $(ARGS)
 
 test-all: test $(READY_DOCS)
-	$(PYTEST) -m long $(ARGS)
+	$(PYTEST) -m "long and not release" $(ARGS)
+
+test-release: test-all
+	$(PYTEST) -m release $(ARGS)
 
 # In every way, though one fails.
 test-rounding: $(READY)

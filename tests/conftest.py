@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from tests import rounding
 from tests.extras import pytest_ignore_collect, pytest_runtest_makereport  # noqa: F401  hooks
-from tests.spread import LONG_VARIANTS
+from tests.spread import RELEASE_VARIANTS
 
 THREADS = "1"
 LIMIT, LIMIT_OF_LONG_TESTS = 900, 3600
@@ -54,7 +54,7 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """``-k fault_07`` chooses the tests of a case of docs/reliability.md; some pico models are for long tests alone.
+    """``-k fault_07`` chooses the tests of a case of docs/reliability.md; some pico models are for a release alone.
 
     With ``TESTS_REVERSED`` the last test comes first: none may need what another has left.
     """
@@ -62,7 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.reverse()
     for item in items:
         variant = item.callspec.params.get("variant") if hasattr(item, "callspec") else None
-        if variant in LONG_VARIANTS:
+        if variant in RELEASE_VARIANTS:
+            item.add_marker("release")
+        if item.get_closest_marker("release"):
             item.add_marker("long")
         if any(variant in variants for variants in MISSING):
             item.add_marker(pytest.mark.skip(reason="of a newer version of its library than the installed one"))

@@ -1,4 +1,4 @@
-"""Cases of a test of several axes, without the full product, and which pico models are for long tests."""
+"""Cases of a test of several axes, without the full product, and which pico models a release waits for."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-LONG_VARIANTS = (
+RELEASE_VARIANTS = (
     *("registers", "xlm-roberta", "camembert", "electra-unprojected", "hf-vit-no-bias", "hf-deit"),
     *("hf-dinov2-registers", "clip-layer-scale"),
     *("mistral", "qwen2", "qwen3", "gemma", "gemma3", "eurobert", "eurobert-late", "sapiens2"),
     *("ernie", "data2vec", "roberta-pre-norm", "hf-vit-msn", "hf-ijepa", "hf-clip-images", "hf-siglip-images"),
     "hf-siglip2",
 )
-"""Pico models whose tests are long: what they have of their own is little."""
+"""Pico models that are tested before a release alone: what they have of their own is little."""
 ONE_OF_EACH = (
     *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
     *("clip", "custom-text-own-attention", "hf-siglip"),
@@ -43,8 +43,18 @@ def spread(first: Iterable[Any], *others: Iterable[Any], each: int = 1) -> list[
 
 def marked_long(cases: Iterable[Any]) -> list[Any]:
     """The same cases, which only the long run has."""
+    return _marked(cases, pytest.mark.long)
+
+
+def marked_release(cases: Iterable[Any]) -> list[Any]:
+    """The same cases, which only the run before a release has."""
+    return _marked(cases, pytest.mark.release)
+
+
+def _marked(cases: Iterable[Any], mark: pytest.MarkDecorator) -> list[Any]:
+    """Return every case, a value or a tuple of values, as a parameter with the mark."""
     marked = []
     for case in cases:
         values = case if isinstance(case, tuple) else (case,)
-        marked.append(pytest.param(*values, marks=pytest.mark.long))
+        marked.append(pytest.param(*values, marks=mark))
     return marked

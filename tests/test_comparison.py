@@ -48,7 +48,7 @@ def fashion(folder: Path) -> None:
 OTHERS = ("mnist", "cifar10", "cifar100")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_every_row_is_made_and_nothing_twice(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

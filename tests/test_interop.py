@@ -22,7 +22,7 @@ from sklearn.model_selection import cross_val_score
 import hydractl
 from tests.pico import SMALL, published
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ def add(page: str, tree: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", [pytest.param("as packages", marks=pytest.mark.long), "in the source"])
+@pytest.mark.parametrize("way", [pytest.param("as packages", marks=pytest.mark.release), "in the source"])
 def test_a_toy_criterion_and_a_toy_family(way: str, tmp_path: Path) -> None:
     place = tmp_path / "place"
     for page in PAGES:

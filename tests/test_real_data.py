@@ -210,7 +210,7 @@ def published_language_model(sentences: list[str], folder: Path) -> None:
     transformers.BertForMaskedLM(config).save_pretrained(folder)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_from_a_language_model_to_an_ensemble(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

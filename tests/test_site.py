@@ -142,7 +142,7 @@ def _shown_texts(cells: list[dict[str, Any]]) -> Iterator[str]:
             yield "".join(output.get("data", {}).get("text/plain", ""))
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_hydractl: dict[str, str]) -> None:
     monkeypatch.chdir(tmp_path)

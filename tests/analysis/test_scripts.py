@@ -61,7 +61,7 @@ def run(script: str, *words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     return [line for line in lines if line.startswith("|") and not line.startswith("|---")]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     both = {"monkeypatch": monkeypatch, "capsys": capsys}
     rankings = ["--ranking", "random=scores.json", "--ranking", "acc=circuit.json"]

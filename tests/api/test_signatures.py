@@ -51,7 +51,7 @@ WRONG = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_type_checker_takes_right_calls_and_refuses_wrong_ones(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     lines = RIGHT.strip().splitlines()

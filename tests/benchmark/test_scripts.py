@@ -15,6 +15,7 @@ import pytest
 
 from hydractl.circuit import session
 from hydractl.cli.app import main
+from tests.spread import marked_release
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = (
@@ -57,6 +58,9 @@ COMMANDS = {
     "watching": ("--deployments", "1", "--draws", "1", "-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
+# They start Python many times, which the others need not.
+BEFORE_A_RELEASE = ["start_up", "walks"]
+SCRIPTS = [*(script for script in COMMANDS if script not in BEFORE_A_RELEASE), *marked_release(BEFORE_A_RELEASE)]
 TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases"}
 LINUX_ONLY = {"big_models"}
 
@@ -109,7 +113,7 @@ def without_processes(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", COMMANDS)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_the_script_runs(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

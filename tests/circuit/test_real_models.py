@@ -199,7 +199,7 @@ def texts(path: Path, count: int) -> list[dict[str, str]]:
         return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_real_bert(real_data: Path) -> None:
     """Two heads of every site are candidates."""
     folder = real_data / REAL["BertForSequenceClassification"]

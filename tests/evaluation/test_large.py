@@ -46,7 +46,7 @@ def peak(path: Path) -> int:
     return int(done.stderr.split()[-1]) * 1024
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 def test_memory_grows_with_samples_and_not_with_classes(tmp_path: Path) -> None:
     for name, samples, classes in (("one", 1000, 3), ("many", 1_000_000, 3), ("wide", 100_000, 100)):

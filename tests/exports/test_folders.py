@@ -242,7 +242,7 @@ def test_its_loader_takes_texts_and_pairs(tmp_path: Path) -> None:
     assert table.to_dict("records") == expected
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow-skinny is not installed")
 def test_mlflow_models_serve_answers(vit: Path) -> None:
     run("export", vit, "--format", "mlflow", "-o", "m.mlflow")

@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return folder, json.loads(out.getvalue())
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_what_rounding_does_on_data_is_what_the_file_does(made: tuple[Path, dict[str, Any]]) -> None:
     folder, document = made
     checks = {entry["format"]: entry["check"] for entry in document["exports"]}

@@ -45,7 +45,7 @@ def run_alone(python: Path, snippet: str, folder: Path) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with_hydractl, image_onnx, text_onnx, image_pt2 = snippets()

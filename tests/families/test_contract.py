@@ -28,7 +28,7 @@ from tests.pico import (
     stock_logits,
     tensors_of,
 )
-from tests.spread import ONE_OF_EACH, marked_long, spread
+from tests.spread import ONE_OF_EACH, marked_release, spread
 
 MASKS = {
     "unequal": [[0, 2], [1], [0, 1, 2]],
@@ -38,7 +38,7 @@ MASKS = {
 }
 
 
-@pytest.fixture(params=[*VARIANTS, *marked_long(MORE)])
+@pytest.fixture(params=[*VARIANTS, *marked_release(MORE)])
 def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -65,7 +65,7 @@ def test_full_mask_gives_the_original_logits(variant: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("variant", "name"), spread(VARIANTS, MASKS) + marked_long(spread(MORE, MASKS)))
+@pytest.mark.parametrize(("variant", "name"), spread(VARIANTS, MASKS) + marked_release(spread(MORE, MASKS)))
 def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, name: str) -> None:
     source = pico(variant)
     mask = mask_of(source, MASKS[name])

@@ -25,7 +25,7 @@ from tests.pico import (
     stock_logits,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH, marked_long, spread
+from tests.spread import ONE_OF_EACH, marked_release, spread
 
 KEPT = [
     [[0, 2], [1], [0, 1, 2]],
@@ -54,7 +54,7 @@ def members(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> tuple[list
 # What fusing does depends on the mechanism and not on the library.
 MECHANISMS = [*ONE_OF_EACH, "swin", "deberta-v3", "gpt2", "hybrid"]
 REST = [variant for variant in (*VARIANTS, *MORE) if variant not in MECHANISMS]
-CASES = spread(MECHANISMS, MASKS, [True, False]) + marked_long(spread(REST, MASKS, [True, False]))
+CASES = spread(MECHANISMS, MASKS, [True, False]) + marked_release(spread(REST, MASKS, [True, False]))
 
 
 @pytest.mark.parametrize(("variant", "case", "side_by_side"), CASES)
@@ -90,7 +90,7 @@ def averaged_references(
 MERGES = [["mlp", "norm", "embed"], ["mlp"], ["norm"], ["embed"], ["mlp", "embed"]]
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, *marked_long(MORE)])
+@pytest.mark.parametrize("variant", [*VARIANTS, *marked_release(MORE)])
 def test_merged_parts_are_those_of_the_library(variant: str) -> None:
     sources, _ = members(variant, KEPT[:2])
     for merge in MERGES:

@@ -92,7 +92,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_memory_of_prune_and_fuse(tmp_path: Path) -> None:
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("the peak of a process cannot be reset here")

@@ -22,7 +22,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.training.start import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
-from tests.spread import ONE_OF_EACH, marked_long
+from tests.spread import ONE_OF_EACH, marked_release
 
 FEW = ["class-token", "bert", "clip"]
 
@@ -76,7 +76,7 @@ def test_what_is_shared_stays_shared_within_a_copy() -> None:
     assert not torch.equal(copied.member_logits(inputs("class-token")), model.member_logits(inputs("class-token")))
 
 
-@pytest.mark.parametrize("variant", [*ONE_OF_EACH, *marked_long(v for v in VARIANTS if v not in ONE_OF_EACH)])
+@pytest.mark.parametrize("variant", [*ONE_OF_EACH, *marked_release(v for v in VARIANTS if v not in ONE_OF_EACH)])
 @torch.no_grad()
 def test_a_pickle_gives_the_same_bits(variant: str) -> None:
     model = one_weight(variant, NEARLY)
@@ -86,7 +86,7 @@ def test_a_pickle_gives_the_same_bits(variant: str) -> None:
     assert torch.equal(loaded(inputs(variant)), model(inputs(variant)))
 
 
-@pytest.mark.long
+@pytest.mark.release
 @torch.no_grad()
 def test_models_saved_by_torch_are_read_by_another_process(tmp_path: Path) -> None:
     models = {variant: own_weights(variant, UNEVEN) for variant in FEW}

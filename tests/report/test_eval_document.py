@@ -172,7 +172,7 @@ def draw_only(picture: Picture, salt: str) -> list[str]:
     return []
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_whatever_part_is_missing_or_null_a_report_is_made(
     good: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -512,7 +512,7 @@ def test_the_names_of_rows_are_those_there_are() -> None:
     assert ("default", *MAKERS) == ROWS
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_script_makes_the_same_bytes_elsewhere(copy: Path, with_hydractl: dict[str, str]) -> None:
     environment: dict[str, Any] = {**os.environ, **with_hydractl}
     (copy / "elsewhere").mkdir()
@@ -550,7 +550,7 @@ def test_two_commands_at_a_time_make_the_same_bytes_also_after_a_stop(copy: Path
     assert contents(copy) == expected
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_jobs_make_the_same_bytes(copy: Path) -> None:
     pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
     expected = contents(copy)

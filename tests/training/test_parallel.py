@@ -81,7 +81,7 @@ def test_two_processes_give_the_weights_of_one() -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_divided_model_is_trained_like_a_whole_one_and_goes_on_in_any_number() -> None:
     """FSDP2 against DDP, with a site that has no heads; stopped and resumed by as many, and by one process."""
     sites = {f"blocks.{index}.attn": {"heads": 3, "kept": kept} for index, kept in enumerate([[0, 1, 2], [], [1]])}
@@ -151,7 +151,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_job_that_torchrun_restarts_gives_the_same_bytes() -> None:
     Path("job.py").write_text(KILLED_ONCE)
     command = [*TRAIN, "--epochs", "6", "--save-every", "1", "--dropout", "0.1"]

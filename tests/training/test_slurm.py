@@ -44,7 +44,7 @@ def near_the_end() -> None:
     os.kill(int(job), signal.SIGUSR2)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_members_are_those_of_single_commands_also_when_one_is_queued_again(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
     threading.Thread(target=near_the_end, daemon=True).start()

@@ -171,7 +171,7 @@ def test_commands_on_devices_write_the_file_of_a_single_process_also_after_a_fai
     assert summary("two.json") == summary("one.json")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_jobs_write_the_file_of_a_single_process() -> None:
     pytest.importorskip("submitit", reason="pip install 'hydractl[slurm]'")
     run("predict", *INPUTS, "-o", "one.jsonl")
