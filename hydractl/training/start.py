@@ -607,7 +607,7 @@ def _part_of_parameter(model: HydraModel, name: str) -> str:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    """Build AdamW or SGD, without weight decay on biases, norms and other vectors; with fused kernels on CUDA."""
+    """Build AdamW or SGD, without weight decay on biases, norms and other vectors; with fused kernels on CPU and CUDA."""
     with_decay = []
     without_decay = []
     for parameter in parameters:
@@ -620,7 +620,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions
         {"params": without_decay, "weight_decay": 0.0},
     ]
     device = parameters[0].device
-    fused = True if device.type == "cuda" else None  # None: torch decides
+    fused = True if device.type in ("cpu", "cuda") else None  # None: torch decides
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused)
