@@ -160,6 +160,7 @@ def resample_aurocs(
         sizes[name] = _number_of_samples(scores)
         if sizes["id"] and sizes[name]:
             sets_with_value.append(name)
+
     aurocs_by_score = {}
     for score, inside in id_scores.items():
         outside = {name: ood_scores[name][score] for name in sets_with_value}
@@ -593,6 +594,7 @@ class _ScoreAurocs:
         # Row i holds the number of drawn ID samples among the i samples of lowest score, [N + 1, r].
         drawn_among_first = np.zeros((samples + 1, rounds), dtype=np.int64)
         np.cumsum(id_counts[self._id_order], axis=0, out=drawn_among_first[1:])
+
         # The AUROC is the share of pairs (OOD sample, ID sample) in which the OOD sample scores higher.
         aurocs = {}
         for name, scores in self._ood_scores.items():

@@ -229,6 +229,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     classes = log_probs.shape[1]
     temperature_scaling = fit_temperature(log_probs, checked_labels)
     inverse_temperature = temperature_scaling.scale[0]
+
     # A point of the search is one vector [2C]: the scales, then the biases. Temperature scaling is the centre of the
     # ridge and the start of the search.
     start_scales = np.full(classes, inverse_temperature)

@@ -34,8 +34,7 @@ CONVENTIONS = {
 
 
 class ReliabilityBins(TypedDict):
-    """Accuracy against confidence in 15 bins: ``edges`` is [16], ``n`` [15], and the others [15], None in empty
-    bins."""
+    """Accuracy against confidence in 15 bins: ``edges`` [16], ``n`` [15]; the others [15], None in empty bins."""
 
     edges: list[float]
     n: list[int]
@@ -83,6 +82,7 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
     if inside.labels is not None and len(inside) > 0:
         block["reliability"] = reliability_bins(inside)
         block["risk_coverage"] = risk_coverage_points(inside)
+
     if inside.score is None:  # then the OOD sets have none, too
         return block
     ood_scores = {}

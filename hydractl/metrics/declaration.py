@@ -146,6 +146,7 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
     for point in sorted_points:
         what = f"the metric {point.name} = {point.value} of another package"
         loaded = load_entry_point(point)
+
         # A plugin must be a metric of a known kind, under a key that no other metric has.
         is_metric = isinstance(loaded, Metric) and loaded.kind in get_args(MetricKind)
         if not is_metric:

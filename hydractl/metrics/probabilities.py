@@ -318,8 +318,7 @@ class Block:
 
 
 def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
-    """Yield the samples block by block: the slice of a block's samples, and their :class:`Block`; one empty block if N is
-    0.
+    """Yield each block of samples as its slice and its :class:`Block`, in order; one empty block if N is 0.
 
     The logits are read once, a block at a time, and checked as they are read.
 
@@ -338,8 +337,7 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
     step = max(1, BLOCK_VALUES // (members * classes))
     for start in range(0, max(samples, 1), step):
         logits_of_block = logits[:, start : start + step]
-        # Copy in C order, because numpy adds up rows in the order of memory, and rounding must not depend on the
-        # caller.
+        # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
         values = np.array(logits_of_block, dtype=np.float64, order="C")
         in_range = _in_range(values)
         if not in_range.all():
@@ -349,8 +347,7 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
 
 
 def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Floats]:
-    """Turn a function of one :class:`Block`, which returns [n, ...], into a function of logits [M, N, C] that returns [N,
-    ...].
+    """Turn a function of a :class:`Block`, which returns [n, ...], into one of logits [M, N, C] that returns [N, ...].
 
     The new function raises what :func:`blocks` raises.
     """
@@ -390,8 +387,7 @@ def softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
 
 
 def log_softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-    """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite even if the softmax
-    underflows."""
+    """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite even if softmax underflows."""
     _, shifted, _, total = shifted_powers(logits, arrays)
     log_total = arrays.log(total)
     return shifted - log_total
