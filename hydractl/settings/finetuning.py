@@ -227,9 +227,7 @@ def _each_augmentation_once(settings: FinetuneSettings) -> list[str]:
 
 @dataclass(kw_only=True)
 class FinetuneSettings(Prescribed, SideBySide):
-    """Options of ``finetune``. ``check()`` applies the recipe and settles ``epochs``: 3 if there are no ``steps``
-    either.
-    """
+    """Options of ``finetune``. ``check()`` applies the recipe and settles ``epochs``: 3 unless ``steps`` are given."""
 
     verb: ClassVar[str] = "finetune"
     lacks: ClassVar[tuple[str, ...]] = ("data",)
@@ -420,9 +418,7 @@ class FinetuneSettings(Prescribed, SideBySide):
 
     @property
     def outputs(self) -> int | None:
-        """The number of models that one training of an ensemble writes, e.g. its snapshots; None if it writes one
-        model.
-        """
+        """The number of models that a training of an ensemble writes, e.g. its snapshots; None if it writes one."""
         if self.ensemble is None:
             return None
         return self.ensemble.models()

@@ -32,7 +32,7 @@ def inputs_of(settings: Common) -> list[InputFile]:
 
 
 def _named_inputs(settings: Common) -> Iterator[InputFile]:
-    """Yield every existing file that an option names as an input, and ``hydra.yaml`` if it is read without being named.
+    """Yield every existing file that an option names as an input, and ``hydra.yaml`` if it is read by default.
 
     An option may name inputs if it holds texts, has no fixed choices, and does not name an output.
     """
@@ -44,6 +44,7 @@ def _named_inputs(settings: Common) -> Iterator[InputFile]:
         # Only a verb that writes a model may replace its input, the MODEL.
         is_model = option.name == "model"
         is_replaceable = is_model and settings.needs_output_file
+        # An option whose placeholder is a SPEC names data sets.
         has_samples = option.placeholder().startswith(("SPEC", "NAME=SPEC", "[NAME=]SPEC"))
 
         # One text may name several files, e.g. the members A+B of an ensemble.
@@ -68,7 +69,7 @@ def _other_outputs(settings: Common) -> Iterator[str]:
 
 
 def _texts(settings: Common, option: Option) -> list[str]:
-    """Return the texts that an option was given; a text that stands for an object of a Python program names no file."""
+    """Return the texts that an option was given; a text that stands for an object of a program is no file."""
     value = getattr(settings, option.name)
     if value is None:
         return []
