@@ -132,8 +132,7 @@ def _tags(fused: bool) -> list[str]:
 
 
 def _hub_task(answer: EvalAnswer, row: EvalRow) -> str:
-    """Return the Hub's name of the task: zero-shot if there are prompts, text if texts are cut at a length, else
-    image."""
+    """Return the Hub's name of the task: zero-shot with prompts, text if texts are cut at a length, else image."""
     if answer.said_of("prompt", row) is not None:
         return "zero-shot-image-classification"
     if answer.said_of("max_length", row) is not None:

@@ -26,8 +26,7 @@ from hydractl.report.texts import shown_name
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The files to write; None means that a file is not asked for. The card is about ``card_model``, or the last
-    row."""
+    """The files to write; None means that one is not asked for. The card is about ``card_model``, or the last row."""
 
     html: str | None = None
     plots: str | None = None

@@ -407,8 +407,7 @@ def _head_lines(sites: Sequence[SiteHeadsRecord], names: Sequence[str], member: 
 
 
 class _HeadLine(NamedTuple):
-    """A line of a map of heads: the label of a site, its number of heads, and the indices of the heads that are
-    kept."""
+    """A line of a map of heads: the label of a site, its number of heads, and the indices of the kept heads."""
 
     name: str
     heads: int

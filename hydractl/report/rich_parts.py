@@ -1,4 +1,4 @@
-"""What tables on a terminal are put together of: tables of text in one style, and maps of the heads of a model."""
+"""Parts of the output on a terminal: tables of text in one style, and maps of the heads of a model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from hydractl.report.texts import number, short_names
 
 _WIDEST_TITLE = 40
 UNKNOWN = "-"
-"""What stands in the place of a number that was not measured."""
+"""The text for a number that was not measured."""
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """Return a table without lines; the first ``left`` columns are aligned to the left, the rest to the right.
+    """Return a table without lines; columns in which no row has a value are left out.
 
-    A column of which no row knows anything is left out.
+    Args:
+        title: the title; empty means none.
+        columns: the headings.
+        rows: the texts of the cells; ``-`` for no value.
+        left: the number of first columns that are aligned to the left; all others are aligned to the right.
     """
     drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    drawn.min_width = min(len(title), _WIDEST_TITLE)  # a title is wrapped where its table ends
+    drawn.min_width = min(len(title), _WIDEST_TITLE)  # rich would wrap a title at the width of its table
     known = known_columns(rows, len(columns))
     for index in known:
         if index < left:
@@ -41,7 +45,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lef
 
 
 def known_columns(rows: Sequence[Sequence[str]], count: int) -> list[int]:
-    """Return which of ``count`` columns to show: all but those that hold nothing but dashes; all of an empty table."""
+    """Return the indices of the columns to show: those with a value other than a dash; all if there are no rows."""
     if not rows:
         return list(range(count))
     known = []
@@ -56,8 +60,8 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
     return table("", ("", ""), rows, left=2)
 
 
-# The colour map viridis (Smith and van der Walt, 2015) at ten even places: lightness grows from end to end, so the
-# order shows without hue as well.
+# Ten evenly spaced colours of the map viridis (Smith and van der Walt, 2015). Lightness grows from end to end, so that
+# the order shows without hue, too.
 _VIRIDIS = (
     (0x44, 0x01, 0x54), (0x48, 0x28, 0x78), (0x3E, 0x4A, 0x89), (0x31, 0x68, 0x8E), (0x26, 0x82, 0x8E),
     (0x1F, 0x9E, 0x89), (0x35, 0xB7, 0x79), (0x6E, 0xCE, 0x58), (0xB5, 0xDE, 0x2B), (0xFD, 0xE7, 0x25),
@@ -70,16 +74,16 @@ _LEAST_NAME = 12
 _LEGEND_CELLS = 20
 
 _LONGEST_SITE = 100
-"""Characters that the names of all sites are filled up to, however long one of them is."""
+"""The most characters to which the names of sites are padded; one longer name does not widen the others."""
 
 
 class _MapLayout(NamedTuple):
-    """Widths of a map of heads, in characters.
+    """The layout of a map of heads; widths are in characters.
 
     Attributes:
-        label: of the names of sites.
-        cell: of one head.
-        heads_of_part: how many heads stand side by side.
+        label: the width of the names of sites.
+        cell: the width of one head.
+        heads_of_part: the number of heads side by side; further heads stand in another part below.
     """
 
     label: int
@@ -89,18 +93,19 @@ class _MapLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A rich renderable: one shaded cell per head, the site on its left, the number of the head on top.
+    """A map for the terminal: one shaded cell per head, the site on the left, the index of the head on top.
 
-    Shades follow the rank of a value among all values, because a few heads often outdo the rest by far. In 256 colours
-    or more a cell is a patch of colour; with fewer or none it is the tenth of the ranks it belongs to, as a digit.
+    A site is an attention module of the model. Shades follow the rank of a value among all values, because a few heads
+    often outdo the rest by far. With 256 colours or more a cell is a patch of colour. With fewer it is a digit, the
+    tenth of all ranks to which the value belongs.
 
     Attributes:
         title: the first line.
-        rows: for each site its name and one value per head of the original numbering: a number is shaded; infinity is
-            a head that stays for good (``■``), None one that is not there (``·``).
-        low, high: what to call the two ends of the scale, before their values.
+        rows: for each site its name and one value per head, by the original indices of the heads. A finite number is
+            shaded, infinity is a head that stays for good (``■``), and None is a head that is not there (``·``).
+        low, high: the words for the two ends of the scale, before their values.
         form: writes a value in the legend.
-        gone: what ``·`` means.
+        gone: the meaning of ``·`` in the legend.
     """
 
     title: str
@@ -117,30 +122,38 @@ class HeatMap:
         yield from _cropped(lines, options)
 
     def _lines(self, width: int, colored: bool) -> Iterator[Text]:
-        """Yield title, legend and the map, in parts one below another where a line has no room for all heads."""
+        """Yield the title, the legend and the map.
+
+        If the heads do not fit a line, the map has several parts below each other.
+        """
         values = self._values_to_shade()
         yield Text(self.title)
         yield self._legend(values, colored)
+
         heads = 0
         for _, row in self.rows:
             heads = max(heads, len(row))
+
+        # Split the heads into parts that fit a line.
         layout = self._layout(width, heads)
         ranks = _rank_of_values(values)
         step = layout.heads_of_part
-        for start in range(0, max(heads, 1), step):  # one part without any head too
+        for start in range(0, max(heads, 1), step):  # a map without heads has one part, too
             stop = min(start + step, heads)
             yield from self._map_part(start, stop, layout, ranks, colored)
 
     def _layout(self, width: int, heads: int) -> _MapLayout:
-        """Return how a map of so many heads is laid out in lines of this width."""
+        """Return the layout of a map of this many heads in lines of this width."""
         longest_name = max((len(name) for name, _ in self.rows), default=0)
 
-        # Two characters a head where they fit beside names of a few letters, else one.
+        # A head takes two characters if all heads then fit beside names of a few letters, else one.
         shortest_label = min(longest_name, _LEAST_NAME)
         needed_for_two = 2 * heads + _GAP + shortest_label
         cell = 1
         if needed_for_two <= width:
             cell = 2
+
+        # Names get the rest of the line, but at least a few letters. Then as many heads as fit beside them.
         room_for_label = max(width - _GAP - cell * heads, _LEAST_NAME)
         label = min(longest_name, room_for_label)
         room_for_heads = width - _GAP - label
@@ -150,13 +163,21 @@ class HeatMap:
     def _map_part(
         self, start: int, stop: int, layout: _MapLayout, ranks: Mapping[float, float], colored: bool
     ) -> Iterator[Text]:
-        """Yield the numbers of the heads before ``stop``, then a line for each site with its name and those heads."""
+        """Yield the lines of a part of the map: the indices of its heads, then each site with its name and these heads.
+
+        Args:
+            start, stop: the part shows the heads from ``start`` up to, but not including, ``stop``.
+            layout: the layout of the map.
+            ranks: the rank of each value, from 0 to 1.
+            colored: whether shades are colours; else they are digits.
+        """
         cell = layout.cell
         letters_before_heads = layout.label + _GAP
         margin = " " * letters_before_heads
         for digits in _column_numbers(start, stop):
             cells = "".join(digit.ljust(cell) for digit in digits)
             yield Text(margin + cells)
+
         names = [name for name, _ in self.rows]
         labels = short_names(names, layout.label)
         for label, (_, values) in zip(labels, self.rows, strict=True):
@@ -167,7 +188,7 @@ class HeatMap:
             yield line
 
     def _values_to_shade(self) -> list[float]:
-        """Return the values that are shaded, ascending, each once."""
+        """Return the distinct finite values in rising order."""
         values = set()
         for _, row in self.rows:
             for value in row:
@@ -176,7 +197,8 @@ class HeatMap:
         return sorted(values)
 
     def _legend(self, values: Sequence[float], colored: bool) -> Text:
-        """Return the scale between its ends, if there are values to shade, and the meaning of the marks in the map."""
+        """Return the scale between its two ends, if there are values to shade, and the meaning of the marks in the
+        map."""
         line = Text()
         if values:
             lowest = self.form(values[0])
@@ -196,28 +218,28 @@ class HeatMap:
 
 
 def _rank_of_values(values: Sequence[float]) -> dict[float, float]:
-    """Return the place of each value among all, from 0 for the lowest to 1 for the highest.
+    """Return the rank of each value, from 0 for the lowest to 1 for the highest.
 
     Args:
-        values: ascending, each once.
+        values: distinct values in rising order.
     """
     if len(values) == 1:
         return {values[0]: 0.5}
     last = len(values) - 1
     ranks = {}
-    for place, value in enumerate(values):
-        ranks[value] = place / last
+    for index, value in enumerate(values):
+        ranks[value] = index / last
     return ranks
 
 
 def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], cell: int, colored: bool) -> None:
-    """Append one head to a line: a mark for one that is gone or stays for good, else a shade for the rank of its value.
+    """Append one head to a line: a mark if it is gone or stays for good, else a shade by the rank of its value.
 
     Args:
-        line: what is appended to.
-        value: of the head; None where it is gone, infinity where it stays for good.
-        ranks: of each value, from 0 to 1.
-        cell: characters of a head.
+        line: the line that is appended to.
+        value: the value of the head; None if it is gone, infinity if it stays for good.
+        ranks: the rank of each value, from 0 to 1.
+        cell: the number of characters of a head.
         colored: whether a shade is a colour; else it is a digit.
     """
     if value is None:
@@ -232,13 +254,13 @@ def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], 
 
 
 def _append_scale(line: Text, colored: bool) -> None:
-    """Append all shades from the lowest to the highest to a line."""
+    """Append all shades, from the lowest to the highest, to a line."""
     if not colored:
         line.append(_DIGITS)
         return
     last = _LEGEND_CELLS - 1
-    for place in range(_LEGEND_CELLS):
-        line.append(" ", _background(place / last))
+    for index in range(_LEGEND_CELLS):
+        line.append(" ", _background(index / last))
 
 
 def _background(place: float) -> Style:
