@@ -197,8 +197,7 @@ class HeatMap:
         return sorted(values)
 
     def _legend(self, values: Sequence[float], colored: bool) -> Text:
-        """Return the scale between its two ends, if there are values to shade, and the meaning of the marks in the
-        map."""
+        """Return the scale between its two ends, if values are shaded, and the meaning of the marks in the map."""
         line = Text()
         if values:
             lowest = self.form(values[0])
@@ -264,24 +263,27 @@ def _append_scale(line: Text, colored: bool) -> None:
 
 
 def _background(place: float) -> Style:
-    """Return the background for a place on the scale, from 0 to 1: mixed of the two nearest colours of the map."""
+    """Return the background colour for a position on the scale, 0 to 1.
+
+    It is mixed from the two nearest of the ten colours.
+    """
     last = len(_VIRIDIS) - 1
     steps, weight_of_next = divmod(place * last, 1)
     index = int(steps)
-    here = _VIRIDIS[index]
+    nearest_below = _VIRIDIS[index]
     next_index = min(index + 1, last)
-    there = _VIRIDIS[next_index]
+    nearest_above = _VIRIDIS[next_index]
     mixed = []
-    for level_here, level_there in zip(here, there, strict=True):
-        difference = level_there - level_here
-        level = level_here + difference * weight_of_next
+    for level_below, level_above in zip(nearest_below, nearest_above, strict=True):
+        difference = level_above - level_below
+        level = level_below + difference * weight_of_next
         mixed.append(round(level))
     color = Color.from_rgb(*mixed)
     return Style(bgcolor=color)
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
-    """Return the numbers of the columns, each written from top to bottom: one list of digits per line."""
+    """Return the column numbers from ``start`` to ``stop``, each written downwards: a list of digits per line."""
     numbers = list(map(str, range(start, stop)))
     most_digits = max(map(len, numbers), default=0)
     right_aligned = [number.rjust(most_digits) for number in numbers]
@@ -292,7 +294,7 @@ def _column_numbers(start: int, stop: int) -> list[list[str]]:
 
 
 def _cropped(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
-    """Yield lines that are never wrapped but cut at the width, in ASCII where the terminal can do no more."""
+    """Yield lines that are cut at the width and never wrapped; in ASCII if the terminal can show nothing else."""
     for line in lines:
         if options.ascii_only:
             line.plain = line.plain.translate(_ASCII)
@@ -303,7 +305,7 @@ def _cropped(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
 
 @dataclass(frozen=True)
 class KeptMap:
-    """A rich renderable: one line per site, a mark for each kept and each removed head, and their counts."""
+    """A map for the terminal: a line per site (attention module), a mark per kept or removed head, and their counts."""
 
     sites: Sequence[KeptSite]
 
@@ -312,7 +314,7 @@ class KeptMap:
         yield from _cropped(lines, options)
 
     def _lines(self) -> Iterator[Text]:
-        """Yield the line of each site: its name, its marks, and how many heads of how many are kept."""
+        """Yield the line of each site: its name, the marks of its heads, and the numbers of kept and of all heads."""
         longest_name = max((len(site.site) for site in self.sites), default=0)
         letters = min(_LONGEST_SITE, longest_name)
         for site in self.sites:
@@ -327,7 +329,7 @@ class KeptMap:
 
 
 def _marks(heads: int, kept: Collection[int]) -> str:
-    """Return a mark for each head: whether it is kept or removed."""
+    """Return the marks of all heads of a site; ``kept`` holds the indices of the kept heads."""
     marks = ""
     for head in range(heads):
         if head in kept:
