@@ -91,9 +91,7 @@ Answer = TypeVar("Answer", bound=Record)
 
 @dataclass(frozen=True)
 class _Drawing(Generic[Answer]):
-    """How documents of a kind are shown: the record that they are read into, and the function that draws it for a
-    width.
-    """
+    """How documents of a kind are shown: the record they are read into, and the function that draws it for a width."""
 
     record: type[Answer]
     draw: Callable[[Answer, int], RenderableType]
@@ -363,8 +361,7 @@ def _list_view(answer: ListAnswer, width: int) -> RenderableType:
 
 
 def _three_digits(value: float | None) -> str:
-    """Return a number with three significant digits, because the scores of a model may all be large, or all be
-    small."""
+    """Return a number with three significant digits: the scores of a model may all be large, or all be small."""
     if value is None:
         return "-"
     return f"{value:#.3g}"
@@ -666,8 +663,7 @@ def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:
 
 
 def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
-    """Return a summary of predictions: the model, its confidence, and how many inputs are flagged or could not be
-    read."""
+    """Return a summary of predictions: the model, its confidence, and the numbers of inputs flagged and unreadable."""
     model = answer.model
     facts = [("model", model.name), ("inputs", count_text(answer.n))]
     if answer.part is not None:
