@@ -113,18 +113,23 @@ def resample(
         if value is not None:
             values_in_rounds[key] = np.empty(rounds)
 
-    # Each round draws from every set, and measures the metrics on the drawn samples.
+    # Each round draws from every set, and measures the metrics on the drawn samples. `draws` yields, for each set, how
+    # often each sample is drawn in one round after another.
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
-    scores = _ResampledScores(inside, outside)
+    resampled_scores = _ResampledScores(inside, outside)
     for round_index in range(rounds):
         counts = {}
         resamples = {}
         for name, samples in sets.items():
             counts[name] = next(draws[name])
             resamples[name] = Resample(samples, counts[name])
-        leading, beside = scores.readings_of_draw(counts)
-        blocks_of_round = measured_blocks(resamples, groups, leading, beside, names)
+
+        # Of the leading OOD score, and of each score that is reported beside it.
+        leading_readings, readings_by_score = resampled_scores.readings_of_draw(counts)
+
+        # The row of this round, flattened to the same dotted keys as the row of the data.
+        blocks_of_round = measured_blocks(resamples, groups, leading_readings, readings_by_score, names)
         values_of_round = dict(_dotted_numbers(blocks_of_round))
         for key, rounds_of_key in values_in_rounds.items():
             rounds_of_key[round_index] = values_of_round[key]  # None becomes NaN
@@ -185,7 +190,7 @@ def resample_aurocs(
         counts_of_data[name] = np.ones((size, 1), dtype=np.int64)
     resampled = {}
     for score, aurocs in aurocs_by_score.items():
-        values: dict[str, float | None] = dict.fromkeys(ood_scores)  # None where a set has no AUROC
+        values: dict[str, float | None] = dict.fromkeys(ood_scores)  # None for a set without an AUROC
         for name, auroc_of_data in aurocs.in_rounds(counts_of_data).items():
             values[name] = float(auroc_of_data[0])
         resampled[score] = Resampled(values, aurocs.rounds)
@@ -199,7 +204,7 @@ def _counts_of_next_rounds(draws: Iterator[Counts], rounds: int) -> Counts:
 
 
 def _number_of_samples(scores: Mapping[str, Floats]) -> int:
-    """Return the number of samples that have these scores, the same for each; 0 where there are no scores."""
+    """Return the number of samples that have these scores, the same for each score; 0 if there are no scores."""
     if not scores:
         return 0
     values = next(iter(scores.values()))
@@ -223,9 +228,9 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
     mean = math.fsum(values) / sets
 
     aurocs_in_rounds = list(of_sets.rounds.values())
-    by_round = np.stack(aurocs_in_rounds, axis=1)  # [R, sets]
+    auroc_by_round = np.stack(aurocs_in_rounds, axis=1)  # [R, sets]
     # fsum rounds an exact sum once. The mean is then the same in any order of the sets, and the same as in `resample`.
-    sums_in_rounds = [math.fsum(values_in_round) for values_in_round in by_round]
+    sums_in_rounds = [math.fsum(values_in_round) for values_in_round in auroc_by_round]
     mean_in_rounds = np.asarray(sums_in_rounds) / sets
     return Resampled({key: mean}, {key: mean_in_rounds})
 
@@ -288,17 +293,17 @@ def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) 
         ValueError: the two differ in their number of rounds.
     """
     differences: dict[str, PairedDifferenceEntry] = {}
-    for key, other_value in other.values.items():
-        first_value = first.values.get(key)
-        if other_value is None or first_value is None:
+    for key, value in other.values.items():
+        value_of_first = first.values.get(key)
+        if value is None or value_of_first is None:
             differences[key] = {"value": None, "ci": None}
             continue
-        first_rounds = first.rounds[key]
-        other_rounds = other.rounds[key]
-        if len(first_rounds) != len(other_rounds):
+        rounds_of_first = first.rounds[key]
+        rounds = other.rounds[key]
+        if len(rounds_of_first) != len(rounds):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
-        difference = other_value - first_value
-        difference_in_rounds = _with_bias_removed(key, other_rounds - first_rounds, difference)
+        difference = value - value_of_first
+        difference_in_rounds = _with_bias_removed(key, rounds - rounds_of_first, difference)
         differences[key] = {"value": difference, "ci": _interval(difference_in_rounds, level)}
     return differences
 
@@ -389,6 +394,7 @@ class _ResampledCurve:
     """
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
+        # The thresholds are the distinct scores of all samples. They stay the same for every draw.
         all_scores = np.concatenate([id_scores, ood_scores])
         thresholds = np.unique(all_scores)[::-1]  # falling, [T]
 
@@ -490,9 +496,11 @@ class _ResampledScores:
     """The leading score and all scores that are reported beside it, on resamples."""
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
+        # The score by which a model is measured first (e.g. msp), on the ID samples and on each OOD set.
         leading_scores = {name: samples.score for name, samples in outside.items()}
         self._leading = _ResampledScore(inside, inside.leading, inside.score, leading_scores)
 
+        # Every score that is reported beside it. The leading score may be among them, under its own name.
         self._beside: dict[str, _ResampledScore] = {}
         all_samples = [inside, *outside.values()]
         for score, id_scores in inside.scores.items():

@@ -314,11 +314,11 @@ def _slope_of_nll(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]
     for rows in _blocks_of_rows(log_probs):
         block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
         calibrated_probs = softmax(block * scale)
-        expected = np.einsum("nc,nc->n", calibrated_probs, block)  # E[log p], [n]
+        expected_log_probs = np.einsum("nc,nc->n", calibrated_probs, block)  # E[log p], [n]
         every_sample = np.arange(len(block))
         label_log_probs = block[every_sample, labels[rows]]
-        differences = expected - label_log_probs
-        slope += float(differences.sum())
+        slopes_of_samples = expected_log_probs - label_log_probs
+        slope += float(slopes_of_samples.sum())
     return slope / len(labels)
 
 
@@ -330,8 +330,8 @@ def _nll_and_gradient(
     Args:
         log_probs: log p [N, C] before calibration.
         labels: [N].
-        scale: one scale a class, [C].
-        bias: one bias a class, [C].
+        scale: one scale for each class, [C].
+        bias: one bias for each class, [C].
     """
     nll = 0.0
     scale_gradient = np.zeros_like(scale)
@@ -339,20 +339,21 @@ def _nll_and_gradient(
     for rows in _blocks_of_rows(log_probs):
         block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
         every_sample = np.arange(len(block))
-        at_label = (every_sample, labels[rows])  # an index that picks the label's entry of each row
+        label_entries = (every_sample, labels[rows])  # an index that picks the label's entry of each row
         scaled = block * scale + bias
         _, shifted, powers, total = shifted_powers(scaled)
 
         # Add minus the calibrated log p of the labels.
         log_totals = np.log(total[:, 0])  # [n]
-        label_log_probs = shifted[at_label] - log_totals
+        label_log_probs = shifted[label_entries] - log_totals
         nll -= float(label_log_probs.sum())
 
-        # The derivative of a sample's NLL by its scaled log p is p_k - 1[y = k], [n, C]. By the chain rule that by the
-        # scale is this times log p, and that by the bias is this itself; both are summed over samples.
-        error = np.divide(powers, total, out=powers)
-        error[at_label] -= 1.0
-        scale_gradient += np.einsum("nc,nc->c", error, block)
-        bias_gradient += error.sum(axis=0)
+        # The derivative of a sample's NLL by the scaled log p of class k is p_k - 1[y = k], [n, C]. By the chain rule,
+        # multiply it by log p for the derivative by the scale; it is itself the derivative by the bias. Then add up
+        # over the samples.
+        derivative = np.divide(powers, total, out=powers)
+        derivative[label_entries] -= 1.0
+        scale_gradient += np.einsum("nc,nc->c", derivative, block)
+        bias_gradient += derivative.sum(axis=0)
     gradient = np.concatenate([scale_gradient, bias_gradient])
     return nll / len(labels), gradient / len(labels)

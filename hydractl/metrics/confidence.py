@@ -28,6 +28,7 @@ def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInt
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
+    # The interval is not symmetric around the share: its middle is pulled towards 1/2.
     share = count / total
     spread = z * z / total
     middle = share + spread / 2
@@ -35,6 +36,7 @@ def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInt
     half = z * math.sqrt(variance)
     low = (middle - half) / (1 + spread)
     high = (middle + half) / (1 + spread)
+
     # With a count of 0 or of all samples one end is exactly 0 or 1; the formula would miss it by rounding.
     if count == 0:
         low = 0.0

@@ -159,7 +159,9 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | Non
         return None
     id_flagged = curve.false_positives / curve.negatives
     ood_flagged = curve.true_positives / curve.positives
-    # The curve begins at (0, 0), where no sample is flagged.
+
+    # Entry i: the shares of ID samples (fpr) and of OOD samples (tpr) flagged at the i-th highest threshold. The curve
+    # begins at (0, 0), without any flagged sample.
     fpr = np.concatenate([[0.0], id_flagged])
     tpr = np.concatenate([[0.0], ood_flagged])
     kept_indices = _places_evenly_spaced(fpr + tpr)

@@ -141,18 +141,18 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
 
     used_keys = {"n", "group", "pairs"}  # names of other entries of a row
     used_keys.update(own_metric.key for own_metric in _declared_here())
-    sorted_points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    sorted_entry_points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     plugin_metrics = []
-    for point in sorted_points:
+    for point in sorted_entry_points:
         what = f"the metric {point.name} = {point.value} of another package"
-        loaded = load_entry_point(point)
+        plugin = load_entry_point(point)
 
         # A plugin must be a metric of a known kind, under a key that no other metric has.
-        is_metric = isinstance(loaded, Metric) and loaded.kind in get_args(MetricKind)
+        is_metric = isinstance(plugin, Metric) and plugin.kind in get_args(MetricKind)
         if not is_metric:
             raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
-        if loaded.key in used_keys or not loaded.key.isidentifier():
-            raise InputError(f"{what}: the key {loaded.key!r} is taken", hint="give its function another name")
-        used_keys.add(loaded.key)
-        plugin_metrics.append(loaded)
+        if plugin.key in used_keys or not plugin.key.isidentifier():
+            raise InputError(f"{what}: the key {plugin.key!r} is taken", hint="give its function another name")
+        used_keys.add(plugin.key)
+        plugin_metrics.append(plugin)
     return tuple(plugin_metrics)

@@ -43,8 +43,7 @@ def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The numbers of ID and OOD samples that are flagged at each of T thresholds, from the highest threshold to the
-    lowest.
+    """The numbers of ID and OOD samples that are flagged at each of T thresholds, from the highest threshold down.
 
     A threshold that flags no more samples than the next higher one changes no metric, so the thresholds of a whole data
     set can be used for every resample of it.

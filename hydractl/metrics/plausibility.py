@@ -1,5 +1,4 @@
-"""Doubts about results that cannot be meant: an accuracy of guessing, a loss worse than no prediction, sets of all
-classes.
+"""Doubts about results that cannot be meant: an accuracy of guessing, a loss above that of no prediction, full sets.
 
 Every function returns a sentence, or None if nothing is odd. A figure measured on samples is judged by its 95 %
 interval: ten samples say little, and raise no doubt.

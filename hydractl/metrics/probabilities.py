@@ -61,15 +61,15 @@ def check_logits(member_logits: np.ndarray) -> np.ndarray:
     logits = check_shape(member_logits)
     if np.issubdtype(logits.dtype, np.integer):
         logits = logits.astype(np.float64)
-    good = _in_range(logits)  # by member and sample, [M, N]
-    if good.all():
+    are_in_range = _in_range(logits)  # by member and sample, [M, N]
+    if are_in_range.all():
         return logits
 
-    bad_members, bad_samples = np.nonzero(~good)
-    affected = np.unique(bad_samples).size
+    bad_members, bad_samples = np.nonzero(~are_in_range)
+    affected_samples = np.unique(bad_samples).size
     raise NonFiniteError(
         f"the logits of member {bad_members[0]} are not finite at sample {bad_samples[0]}"
-        f" ({affected} of {logits.shape[1]} samples are affected)",
+        f" ({affected_samples} of {logits.shape[1]} samples are affected)",
         hint="run with float32 (--dtype float32), or check the checkpoint's weights for NaN",
     )
 
@@ -86,14 +86,14 @@ def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
 
 
 def check_finite(values: np.ndarray, name: str) -> Floats:
-    """Check that values are one finite number a sample, and return them as float64 [N].
+    """Check that values are one finite number for each sample, and return them as float64 [N].
 
     Args:
         values: [N], any type that converts to float64.
-        name: what to call the values in a message.
+        name: the name of the values in a message.
 
     Raises:
-        ValueError: they are not one number a sample.
+        ValueError: they are not one number for each sample.
         NonFiniteError: a value is NaN or infinite; the message names the first such sample.
     """
     vector = np.asarray(values, dtype=np.float64)
@@ -107,7 +107,7 @@ def check_finite(values: np.ndarray, name: str) -> Floats:
 
 
 def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.int64]:
-    """Check that labels are integers 0..C-1, one a sample, and return them as int64 [N].
+    """Check that labels are integers 0..C-1, one for each sample, and return them as int64 [N].
 
     Args:
         labels: the labels.
@@ -115,7 +115,7 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
         classes: C, the number of classes.
 
     Raises:
-        ValueError: the labels are not one integer a sample.
+        ValueError: the labels are not one integer for each sample.
         InputError: labels are outside 0..C-1; it lists every such label.
     """
     array = np.asarray(labels)
@@ -192,9 +192,7 @@ class Block:
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """The four arrays of :func:`shifted_powers` for the members' logits: [M, n, 1], [M, n, C], [M, n, C] and [M, n,
-        1].
-        """
+        """The four arrays of :func:`shifted_powers` for the members' logits; the first and the last are [M, n, 1]."""
         return shifted_powers(self.logits, self.arrays)
 
     @cached_property
@@ -333,14 +331,14 @@ def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Ite
     """
     logits = check_shape(member_logits)
     members, samples, classes = logits.shape
-    # So many samples fit in a block; at least one.
-    step = max(1, BLOCK_VALUES // (members * classes))
-    for start in range(0, max(samples, 1), step):
-        logits_of_block = logits[:, start : start + step]
+    # A block has as many samples as fit BLOCK_VALUES logits, but at least one.
+    samples_in_block = max(1, BLOCK_VALUES // (members * classes))
+    for start in range(0, max(samples, 1), samples_in_block):
+        logits_of_block = logits[:, start : start + samples_in_block]
         # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
         values = np.array(logits_of_block, dtype=np.float64, order="C")
-        in_range = _in_range(values)
-        if not in_range.all():
+        are_in_range = _in_range(values)
+        if not are_in_range.all():
             check_logits(logits)  # raises, with the number of affected samples of the whole array
         stop = start + values.shape[1]
         yield slice(start, stop), Block(values, calibration)
@@ -403,7 +401,7 @@ def pool_log_probs(log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     powers = arrays.exp(log_probs - highest)
     total = powers.sum(axis=0)
     log_members = arrays.number(float(np.log(float(members))))
-    log_mean = arrays.log(total) - log_members  # exactly 0 where all members are equal
+    log_mean = arrays.log(total) - log_members  # exactly 0 if all members are equal
     return highest + log_mean
 
 

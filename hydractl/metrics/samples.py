@@ -169,8 +169,7 @@ class Resample:
         return len(self.counts)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute [..., N] of the drawn samples; a sample that was drawn k times stands there k times in a
-        row.
+        """Return an attribute [..., N] of the drawn samples; a sample drawn k times stands there k times in a row.
 
         None if the attribute is None.
         """
@@ -264,7 +263,7 @@ def samples_of(
     shape = check_shape(logits).shape
     _, n, classes = shape
 
-    # Make an empty array for each score; fitted values_by_score have their values already.
+    # Make an empty array for each score; fitted scores have their values already.
     values_by_score: dict[str, Floats | None] = {}
     for name in (score, *beside):
         if name in fitted_scores:
@@ -312,13 +311,13 @@ def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
     if samples.labels is None or samples.label_log_probs is None or samples.brier_terms is None:
         return  # without labels all three are None
     labels = samples.labels[rows]  # [n]
-    at_label = (np.arange(len(labels)), labels)  # an index that picks the label's entry of each row
+    label_entries = (np.arange(len(labels)), labels)  # an index that picks the label's entry of each row
 
-    label_log_probs = block.log_probs[at_label]
+    label_log_probs = block.log_probs[label_entries]
     samples.label_log_probs[rows] = check_finite(label_log_probs, "log p of the label")
 
     error = block.probs.copy()
-    error[at_label] -= 1.0  # p_k - 1[y = k], [n, C]
+    error[label_entries] -= 1.0  # p_k - 1[y = k], [n, C]
     squared_error = np.square(error, out=error)
     samples.brier_terms[rows] = squared_error.sum(axis=1)
 

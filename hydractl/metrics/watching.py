@@ -184,12 +184,12 @@ def stored_reference(entry: Any) -> Reference | None:
 
     # There must be as many scores and confidences as a reference keeps of n samples.
     n = entry["n"]
-    kept = min(n, MOST_VALUES)
+    values_kept = min(n, MOST_VALUES)
     scores = _decoded_rising(entry.get("scores"))
-    if scores is None or len(scores) != kept:
+    if scores is None or len(scores) != values_kept:
         raise broken
     confidences = _decoded_rising(entry.get("confidences"))
-    if confidences is None or len(confidences) != kept:
+    if confidences is None or len(confidences) != values_kept:
         raise broken
 
     # The record of the data set may be missing.
@@ -209,8 +209,7 @@ def stored_reference(entry: Any) -> Reference | None:
 
 
 def _has_sound_counts(entry: Mapping[str, Any]) -> bool:
-    """Return whether the counts of a reference from a file are sound: ``n``, ``confidence``, ``classes``, ``flagged``,
-    ``data``.
+    """Return whether ``n``, ``confidence``, ``classes``, ``flagged`` and ``data`` of a reference from a file are sound.
 
     Scores and confidences are not checked here.
     """
@@ -341,7 +340,7 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
         return None
     counts = cells.astype(np.float64)  # [cells, 2]: column 0 the inputs, column 1 the reference
     totals = counts.sum(axis=0)  # [2]
-    total, reference_total = totals.tolist()
+    inputs_in_all, samples_in_all = totals.tolist()
 
     # Chi-squared test of homogeneity: do both come from the same shares of cells? If so, each cell is expected to hold
     # its count in both together, divided in the ratio of the two totals.
@@ -355,9 +354,9 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
     # Total variation: add up the cells that are more frequent among the inputs, and compare their share in both.
     shares = counts / totals
     is_more_frequent = shares[:, 0] > shares[:, 1]
-    count, reference_count = counts[is_more_frequent].sum(axis=0).tolist()
-    total_variation = count / total - reference_count / reference_total
-    low, high = share_difference_interval(count, total, reference_count, reference_total)
+    count_in_inputs, count_in_reference = counts[is_more_frequent].sum(axis=0).tolist()
+    total_variation = count_in_inputs / inputs_in_all - count_in_reference / samples_in_all
+    low, high = share_difference_interval(count_in_inputs, inputs_in_all, count_in_reference, samples_in_all)
     # The cells were chosen because they are more frequent, so their difference is above 0 by construction. It counts as
     # evidence only if the chi-squared test is significant.
     if p >= _SIGNIFICANT:
@@ -485,9 +484,8 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
     auroc = score_shift(estimate, inputs.n, len(reference.scores))
     classes = class_shift(inputs.classes, reference.classes)
 
-    # The verdict is an alarm; else, for a shift that may be chance, "cannot tell" and how many inputs would decide;
-    # else
-    # no shift.
+    # The verdict is "alarm"; else "cannot tell", with the number of inputs that would decide, if a shift may be chance;
+    # else "no shift".
     alarms = _alarms(share, auroc, classes)
     verdict: Verdict = "no shift"
     needed_inputs = None
@@ -577,7 +575,6 @@ def _inputs_to_decide(
     needed_inputs: list[int | None] = []
 
     # The share of flagged inputs; without a shift the difference is 0.
-
     if share is not None:
         low, _ = share.ci
         is_significant = low is not None and low > 0

@@ -668,9 +668,7 @@ def _draw_risk_curves(axes: Axes, curves: Sequence[_RiskCurve], sizes: str) -> N
 
 
 class _CostPoint(NamedTuple):
-    """A row in the picture of costs: its series and label, its mult-adds relative to the reference, and the number
-    reached.
-    """
+    """A row in the picture of costs: its series and label, its mult-adds over the reference's, and its number."""
 
     series: int
     label: str

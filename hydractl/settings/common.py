@@ -306,6 +306,7 @@ class Common:
         problems = []
         names_before: set[str] = set()
         for text in getattr(self, name):
+            # NAME or NAME:GROUP stands before "=".
             name_and_group = form(text).partition("=")[0]
             set_name = name_and_group.partition(":")[0]
             if set_name in names_before:
@@ -341,12 +342,14 @@ class Common:
                 if 0 < self._rank(name) < self._rank(winner):
                     self._put_back(name, winner)
 
-        # An option without effect is a problem if it was meant here; otherwise it goes back to its default.
+        # `cause` is the option that leaves `name` without effect. This is a problem if `name` was meant for this verb;
+        # otherwise it goes back to its default.
         problems = []
         for name, cause in self.inapplicable().items():
             cause_is_misspelt = bool(_declaration(type(self), cause).complaints(getattr(self, cause)))
             if name in self.unread or cause_is_misspelt:
                 continue  # the misspelt value is reported by itself, and that is enough
+
             rank = self._rank(name)
             is_meant_for_this_verb = rank >= VERB_KEY
             ranks_as_high_as_cause = rank >= self._rank(cause)
@@ -416,10 +419,13 @@ class Common:
         writes_weights = self.needs_output_file
         if writes_weights and self.output == "-":
             problems.append(f"--output - is for JSON, {self.verb} writes weights{where}")
+
+        # A name that ends like a file of another kind, e.g. a.onnx.
         if writes_weights and self.output is not None and not self.names_export():
             advice = name_for_weights(self.output)
             if advice is not None:
                 problems.append(f"--output {self.output}: {self.verb} writes safetensors, so {advice}{where}")
+
         if self.quiet and self.verbose:
             where_quiet = self.where("quiet")
             where_verbose = self.where("verbose")

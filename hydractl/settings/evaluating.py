@@ -64,12 +64,14 @@ def _check_threshold(text: str) -> None:
     Raises:
         ValueError: the text has none of these forms, or the share is out of its range.
     """
+    # Without a rule, the text must be a number: the threshold itself.
     rule = _RULE.fullmatch(text)
     if rule is None:
         is_number = _NUMBER.fullmatch(text) and math.isfinite(float(text))
         if not is_number:
             raise ValueError(f"must be ood:SHARE, id:SHARE or a number, not {text!r}")
         return
+
     side = rule["side"]
     share = float(rule["share"])
     if side == "ood" and not 0 < share <= 1:
@@ -292,7 +294,8 @@ def a_use_for_words(settings: Any) -> list[str]:
     """
     if not settings.given("negative_words"):
         return []
-    # A value of --ood-score is SCORE,SCORE or ROW=SCORE.
+
+    # A value of --ood-score is SCORE,SCORE or ROW=SCORE: take what is after "=".
     asked_for: set[str] = set()
     for text in settings.ood_score:
         asked_for.update(text.rpartition("=")[2].split(","))
@@ -345,6 +348,7 @@ def _photographs_for_frost(settings: EvalSettings) -> list[str]:
         needed = PHOTOGRAPHS.format("the folder of photographs of frost")
         where = settings.where("corruptions")
         return [f"--corruptions {FROST}{where} needs --photographs, {needed}"]
+
     may_have_frost = names_frost or _ALL in settings.corruptions  # all includes frost if there are photographs
     if has_photographs and not may_have_frost:
         where = settings.where("photographs")
@@ -392,6 +396,7 @@ def _data_to_test_on(settings: EvalSettings) -> list[str]:
     has_validation_data = settings.given("val") or settings.given("ood_val")
     if settings.given("limit") and not has_validation_data:
         unused.append("limit")
+
     problems = []
     for name in unused:
         where = settings.where(name)

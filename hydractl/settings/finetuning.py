@@ -97,11 +97,14 @@ class Prescribed(Batched):
             was_given = self._rank(declared_option.name) > 0 or declared_option.name in self.unread
             if was_given or self._has_given_alternative(declared_option.name):
                 continue
+
+            # A value that cannot be read is a problem of the recipe.
             try:
                 value = declared_option.parse(value_as_written)
             except ValueError as error:
                 contents.problems.append(f"{declared_option.label} {error} ({source})")
                 continue
+
             setattr(self, declared_option.name, value)
             self.from_recipe[declared_option.name] = value
             self.sources[declared_option.name] = source
@@ -129,7 +132,7 @@ class Prescribed(Batched):
             return
         for name in ("patience", "min_delta"):
             is_of_recipe = name in self.from_recipe and self._rank(name) == RECIPE
-            if is_of_recipe:
+            if is_of_recipe:  # a value that somebody gave is left to the check of options
                 self._put_back(name, "val")
                 del self.from_recipe[name]
                 self.sources[name] = f"default, as recipe {recipe} needs --val for it"
@@ -461,6 +464,7 @@ class FinetuneSettings(Prescribed, SideBySide):
         if self.loss == "contrastive":
             of_classes = ("label_smoothing", "reset_head", "compile", "shard")
             unused |= dict.fromkeys(of_classes, "loss")
+
         if self.shard:
             unused["compile"] = "shard"
         if self.ensemble is not None:

@@ -221,6 +221,8 @@ class Option:
         """
         if not text.strip():
             raise ValueError("must not be empty")
+
+        # By type: a text, a type of its own, a switch, a word in place of a number, a whole number, any number.
         if self.type is str:
             return text
         if self.reads is not None:
@@ -283,6 +285,7 @@ class Option:
         is_scalar_of_a_library = hasattr(value, "item") and getattr(value, "ndim", None) == 0
         if is_scalar_of_a_library:  # e.g. of numpy or torch
             value = value.item()  # type: ignore[attr-defined]
+        # By type: a switch, a text, a type of its own (or a text of it), a word in place of a number, a number.
         if self.type is bool:
             return _take_switch(value)
         if self.type is str:

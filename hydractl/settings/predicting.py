@@ -86,6 +86,8 @@ def _parts_side_by_side(settings: PredictSettings) -> list[str]:
     divided_by = "--devices"
     if settings.slurm:
         divided_by = "--slurm"
+
+    # --part selects a single part, and standard input can be read only once.
     problems = []
     if settings.output is None or settings.output == "-":
         problems.append(f"predict with {divided_by} needs --output: the lines of several processes would mix")

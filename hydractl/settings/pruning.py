@@ -432,11 +432,14 @@ def _how_many_heads(settings: PruneSettings) -> list[str]:
     A criterion that decides itself needs none. A circuit says itself how many heads go, except with ``--sample-from``,
     which draws some of its first removals.
     """
+    # Scores from a file or a method: how many heads go must be said in one way.
     has_method_that_ranks = settings.given("method") and settings.method not in DECIDE
     if settings.given("scores") or has_method_that_ranks:
         return settings.exactly_one("keep", "remove", "max_drop")
     if not settings.given("circuit"):
         return []
+
+    # A circuit.
     problems = settings.at_most_one("keep", "remove", "max_drop")
     has_count = settings.given("keep") or settings.given("remove")
     if settings.given("sample_from") and not has_count:
@@ -503,6 +506,8 @@ def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
         return [f"--method {settings.method} scores heads, --weights takes {of_weights}{where}"]
     if not criterion.needs_data:
         return []
+
+    # It reads data and needs gradients of enough precision.
     problems = []
     if settings.dtype not in ("float32", "float64"):
         problems.append("--method oba needs --dtype float32 or float64")
@@ -611,7 +616,7 @@ class PruneSettings(Dropping):
         return self.method not in CRITERIA.names
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options without effect, each with the option that decides which heads go and so makes it so."""
+        """Return the options without effect, each with the option that makes it so, e.g. ``keep`` with ``mask``."""
         # Single weights are pruned: options of heads have no effect.
         if self.given("weights"):
             unused = dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
@@ -623,11 +628,11 @@ class PruneSettings(Dropping):
         if self.given("mask"):
             return dict.fromkeys((*_DECIDED_BY_A_MASK, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
-            of_scoring = ("scope", "order", "samples", "max_length")
-            return dict.fromkeys((*of_scoring, *OWN_OPTIONS), "circuit")
+            scoring_options = ("scope", "order", "samples", "max_length")
+            return dict.fromkeys((*scoring_options, *OWN_OPTIONS), "circuit")
         if self.given("scores"):
-            of_measuring = ("order", "samples", "sample_from", "max_length")
-            return dict.fromkeys((*of_measuring, *OWN_OPTIONS), "scores")
+            measuring_options = ("order", "samples", "sample_from", "max_length")
+            return dict.fromkeys((*measuring_options, *OWN_OPTIONS), "scores")
 
         # A criterion decides: options of other criteria, and of files that are not read, have no effect.
         without_effect = _without_effect(self.method)

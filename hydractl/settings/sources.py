@@ -321,6 +321,7 @@ def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
     argv = []
     values_without_flag = {}
     for item in options_of(type(settings)):
+        # A recipe decides its values again, so only what ranks above a recipe counts as given.
         was_given = settings._rank(item.name) > RECIPE
         if item.name in left_out or not was_given:
             continue
@@ -356,6 +357,7 @@ def _flags(item: Option, value: Any) -> list[str]:
         name = item.flag.removeprefix("--")
         return [f"--no-{name}"]
 
+    # A switch is handled above; every other value is written as text.
     items = [value]
     if item.many:
         items = value

@@ -203,7 +203,7 @@ class StudySettings(SideBySide):
         texts: dict[str, str | list[str]] = {}
         for option_of_both in options_of(settings_type):
             name = option_of_both.name
-            if name not in names or not self._rank(name):
+            if name not in names or not self._rank(name):  # rank 0: nobody gave it
                 continue
             value = getattr(self, name)
             if isinstance(value, list):

@@ -23,8 +23,7 @@ _FOREIGN = "x_"  # "x-" after its dash became "_": keys for other readers of the
 _ABOUT = "about"  # a key of a recipe that is no option: one sentence on where the recipe comes from
 
 # A node of YAML's syntax tree, with the attributes id ("scalar", "sequence" or "mapping"), value, tag and start_mark.
-# It
-# is not typed because the library is imported only if there is a file to read.
+# The type is not named because the library is imported only if there is a file to read.
 Node = Any
 
 
