@@ -141,21 +141,21 @@ def fpr95(curve: Curve) -> float:
 
 @metric("ood", direction="lower")
 def fpr95_nearest(curve: Curve) -> float:
-    """Share of ID samples at or above the threshold whose OOD recall is nearest to 0.95: the higher recall on a tie;
-    the lowest threshold of that recall, the highest for recall 1 (torch-uncertainty 0.12).
+    """Share of ID samples at or above the threshold whose OOD recall is nearest to 0.95: the higher recall on a tie; the
+    lowest threshold of that recall, the highest for recall 1 (torch-uncertainty 0.12).
 
-    The rule of its ``FPR95``, itself from Hendrycks' anomaly-seg. Thresholds are the distinct scores from the lowest
-    that is needed (the first, from above, with recall 1) upwards; the first of them with the smallest distance of its
-    recall from 0.95 counts, so the value can lie above or below ``fpr95``. The library compares in float32; here the
-    distance is an integer, 20 true positives - 19 K, so the two can differ where two recalls are equally near (37/40
-    and 39/40) and rounding decides for the library.
+    This is the rule of torch-uncertainty's ``FPR95``, which comes from Hendrycks' anomaly-seg. The thresholds are the
+    distinct scores. They are searched upwards from the highest one that has recall 1, and the first one with the
+    smallest distance of its recall from 0.95 counts, so that the value can lie above or below ``fpr95``. The library
+    compares distances in float32, and here they are integers, 20 true positives - 19 K. The two can differ if two
+    recalls are equally near (37/40 and 39/40), because rounding then decides for the library.
     """
     flags_all = curve.true_positives == curve.positives
     lowest_needed = int(np.argmax(flags_all))
     # The distance of each threshold's recall from 0.95, times 20 K so that it is an integer, [T].
     difference = 20 * curve.true_positives - 19 * curve.positives
     distance = np.abs(difference)
-    # Go from the lowest threshold that is needed up to the highest; of equal distances argmin takes the first.
+    # Thresholds fall along the array, so go backwards. Of equal distances argmin takes the first, the lowest threshold.
     upwards = distance[lowest_needed::-1]
     steps_up = int(np.argmin(upwards))
     nearest = lowest_needed - steps_up
@@ -192,7 +192,7 @@ def aupr_trapezoid(curve: Curve) -> float:
 def aupr_in(curve: Curve) -> float:
     """The area under the precision-recall curve with ID positive, lower scores first, by trapezoids (OpenOOD).
 
-    Its AUPR_IN; AUPR_OUT is ``aupr_trapezoid``.
+    OpenOOD calls it AUPR_IN, and it calls ``aupr_trapezoid`` AUPR_OUT.
     """
     id_positive = curve.of_id()
     return float(aupr_trapezoid(id_positive))

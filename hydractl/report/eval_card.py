@@ -113,6 +113,7 @@ def _model_text(description: Description, repo: str) -> str:
         kept_by_members = [list(mask.kept[path]) for mask in masks]
         site = SiteHeadsRecord(site=path, heads=heads, kept=kept_by_members)
         sites.append(site)
+
     kind = _kind_sentence(len(masks))
     sentences = [kind, *_heads_kept_sentences(sites)]
     about = plain(" ".join(sentences))
@@ -280,8 +281,11 @@ def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
     data_lines = {}
     for name, entry in answer.test.items():
         data_lines[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)
+
+    # Each number on ID data with its column, and the means over OOD sets.
     id_cells = [(column, _unmarked_cell(row, column)) for column in tables.ID_COLUMNS]
     ood_means = [_unmarked_cell(row, column) for column in tables.OOD_AVERAGE]
+
     return {
         "name": row.name,
         "about": _about_model(row),

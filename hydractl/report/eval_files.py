@@ -66,6 +66,8 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
     """
     card_row = _card_row(options, names)
     path_by_kind = _single_files(options, names)
+
+    # On leaving, the stack ends every claim, even if a later one could not be made.
     with contextlib.ExitStack() as stack:
         outputs = {}
         for kind, path in path_by_kind.items():
@@ -121,6 +123,8 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
         if kind in outputs:
             table = openood_csv(row)
             written.append(_write_bytes(outputs[kind], table))
+
+    # Pictures were claimed under their file names.
     has_pictures = any(name.endswith(".png") for name in outputs)
     if has_pictures:
         for name, picture in picture_files(answer):

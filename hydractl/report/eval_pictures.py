@@ -512,6 +512,7 @@ def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
     if len(distinct_towers) == 1:
         return short_names(paths, _SITE_LETTERS)
 
+    # Collect the paths of each tower, in order.
     paths_of_tower: dict[str, list[str]] = {}
     for tower, path in zip(tower_of_site, paths, strict=True):
         its_paths = paths_of_tower.setdefault(tower, [])
@@ -543,11 +544,13 @@ def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
     steps = sizes_text(trained.steps for trained in trainings)
     x_title = f"epoch ({steps} steps)"
     panels = []
+
     losses = _epoch_lines(trainings, lambda epoch: epoch.loss)
     if losses:
         sizes = sizes_text(trained.n for trained in trainings)
         y_title = f"training loss, nats\n({sizes})"
         panels.append(_epoch_panel(losses, x_title, y_title, "training loss, nats over epochs"))
+
     accuracies = _epoch_lines(trainings, lambda epoch: epoch.val_accuracy)
     if accuracies:
         sizes = sizes_text(trained.n_val for trained in trainings)
@@ -739,6 +742,7 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
 
     None if no row has several members.
     """
+    # The sets, ID first, on which any row measured diversity.
     measured = distinct_entries(row.diversity for row in rows)
     outside = ood_names(rows)
     sets = [name for name in ("id", *outside) if name in measured]
@@ -871,6 +875,7 @@ def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None
     x_title = f"severity, 0: uncorrupted ({corrupted_sizes(rows)})"
     panels = []
     for metric in CORRUPTION_METRICS:
+        # A line for each row with at least two severities, uncorrupted data included.
         lines = []
         for index, row in enumerate(rows):
             points = _severity_points(row, metric)

@@ -305,6 +305,8 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     unmarked = [""] * len(values)
     if not metric.direction:
         return unmarked
+
+    # Compare the numbers as the table shows them, rounded.
     rounded = [_rounded_as_shown(value, metric) for value in values]
     known = [value for value in rounded if value is not None]
     higher_is_better = metric.direction == "higher"
@@ -417,8 +419,8 @@ def ood_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
         yield metric_table(rows, set_columns(name), caption, shown_name(name))
     for average, title, sets in _AVERAGES:
         if any(_has_average(row, average) for row in rows):
-            shown = columns(OOD_METRICS, average_place(average))
-            yield metric_table(rows, shown, f"unweighted mean over {sets}", title)
+            average_columns = columns(OOD_METRICS, average_place(average))
+            yield metric_table(rows, average_columns, f"unweighted mean over {sets}", title)
 
 
 def _has_average(row: EvalRow, average: OodAverage) -> bool:
@@ -480,13 +482,14 @@ def _table_by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], m
     scores = _names_of_scores(rows)
     if not scores:
         return Table("", [], [], title)
-    shown = [Column(place_of(score), metric) for score in scores]
+    score_columns = [Column(place_of(score), metric) for score in scores]
     lines = []
     for row in rows:
-        values = [column.value(row) for column in shown]
+        values = [column.value(row) for column in score_columns]
         marks_within_row = marks(values, metric)
+        # The cells of one row, with marks that compare the scores and not the rows.
         cells = []
-        for column, mark in zip(shown, marks_within_row, strict=True):
+        for column, mark in zip(score_columns, marks_within_row, strict=True):
             (cell,) = metric_cells([row], column)
             cells.append(replace(cell, mark=mark))
         lines.append((row.name, cells))
@@ -509,16 +512,16 @@ def difference_table(rows: Sequence[EvalRow]) -> Table:
     It has the rows that have differences, and those columns of the main table in which any row has one.
     """
     keys_with_difference = distinct_entries(row.difference for row in rows)
-    shown = [column for column in main_columns(rows) if column.key in keys_with_difference]
+    columns_with_difference = [column for column in main_columns(rows) if column.key in keys_with_difference]
 
     lines = []
     for row in rows:
-        if not row.difference or not shown:
+        if not row.difference or not columns_with_difference:
             continue
-        cells = [_difference_cell(column, row) for column in shown]
+        cells = [_difference_cell(column, row) for column in columns_with_difference]
         lines.append((row.name, cells))
     caption = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
-    headings = _headings(column.metric for column in shown)
+    headings = _headings(column.metric for column in columns_with_difference)
     return Table(caption, headings, lines)
 
 
@@ -579,14 +582,16 @@ def selective_table(rows: Sequence[EvalRow]) -> Table:
     """Return the table of the accuracy among the most confident samples, by their share; empty if none is known."""
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
     place = parts_place("accuracy_at")
-    levels = sorted(distinct_entries(place.metrics(row) for row in rows))
-    if not levels:
+    shares = sorted(distinct_entries(place.metrics(row) for row in rows))
+    if not shares:
         return metric_table([], [AURC], caption)
-    shown = []
-    for level in levels:
-        metric = replace(ACCURACY.metric, key=level, label=f"acc at {level}")
-        shown.append(Column(place, metric))
-    return metric_table(rows, [*shown, AURC], caption)
+
+    # A column for each share, e.g. "acc at 0.80", and one for the area under the risk-coverage curve.
+    share_columns = []
+    for share in shares:
+        metric = replace(ACCURACY.metric, key=share, label=f"acc at {share}")
+        share_columns.append(Column(place, metric))
+    return metric_table(rows, [*share_columns, AURC], caption)
 
 
 def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:

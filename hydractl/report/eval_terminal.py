@@ -246,16 +246,18 @@ def _short_number(value: float) -> str:
 
 def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
     """Return the table of every OOD set of every row; names of models are as long as the width allows."""
-    every = tables.every_set_table(rows)
+    every_set_of_row = tables.every_set_table(rows)
     sets = tables.ood_names(rows)
     short_names = drawn_names(sets, 16)
     short_name_of_set = dict(zip(sets, short_names, strict=True))
+
+    # Put a short name in place of each set's name, which is the first cell after the model's name.
     lines = []
-    for model_name, (set_cell, *cells) in every.rows:
+    for model_name, (set_cell, *cells) in every_set_of_row.rows:
         short_name = short_name_of_set[set_cell.text]
         short_cell = tables.Cell(short_name)
         lines.append((model_name, [short_cell, *cells]))
-    with_short_names = tables.Table("", every.heads, lines, every.title)
+    with_short_names = tables.Table("", every_set_of_row.heads, lines, every_set_of_row.title)
 
     longest_set = max(map(len, short_names))
     # The names of models get what is left of the width, within their limits.

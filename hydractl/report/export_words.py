@@ -18,10 +18,14 @@ def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
     check = file.check
     if check is None or check.tolerance is not None:
         return None, False
+
+    # Without data, only random inputs were compared.
     data = check.on_data
     if data is None:
         moved = f"probabilities of random inputs move by up to {check.probabilities_max_abs:.2g}"
         return f"{file.path}: {moved}; --test SPEC, with --ood, measures what that does", False
+
+    # With data: what changes in accuracy and AUROC, in flagged samples, and in the answers.
     changes = _changes(data)
     words = [change.in_words() for change in changes]
     flags_of_sets = data.flags or {}

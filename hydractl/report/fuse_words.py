@@ -36,6 +36,8 @@ def averaging_words(answer: FuseAnswer) -> str | None:
             advice = "; --val SPEC measures it on data"
         effect = _effect_words(averaging, "moves")
         return f"--merge auto averages {parts}: {effect}{advice}"
+
+    # Not averaged, because that would move the answers too much.
     effect = _effect_words(averaging, "would move")
     kept_whole = count_text(answer.cost.fused.params)
     averaged = count_text(averaging.parameters)
@@ -46,6 +48,8 @@ def averaging_words(answer: FuseAnswer) -> str | None:
 def warnings_of(answer: FuseAnswer) -> list[str]:
     """Return warnings: averaging that was asked for and harms, lower accuracy of the fused model, a useless cascade."""
     warnings = []
+
+    # What averaging does on random inputs, on data, and what the cascade does.
     averaging = answer.averaging
     if averaging is not None and averaging.done and averaging.harmful:
         parts = ",".join(averaging.parts)
@@ -115,6 +119,7 @@ def cascade_words(cascade: FittedCascadeRecord) -> str:
     answering = f"member {cascade.member} answers alone where {rule}"
     samples = cascade.fitted_on.n
     going_on = f"{cascade.share:.1%} of {samples} samples go on"
+
     cost = _cascade_cost_words(cascade)
     losses = []
     for name, loss in cascade.losses.items():

@@ -285,14 +285,14 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     """
     from matplotlib.figure import Figure
 
-    heights = _heights_of_rows(panels, across)
+    row_heights = _heights_of_rows(panels, across)
     widest = max(panel.width for panel in panels)
-    wide = across * widest
-    tall = sum(heights)
+    figure_width = across * widest
+    figure_height = sum(row_heights)
     if title:
-        tall += 0.3
-    figure = Figure(figsize=(wide, tall), layout="constrained")
-    grid = figure.subplots(len(heights), across, squeeze=False, gridspec_kw={"height_ratios": heights})
+        figure_height += 0.3
+    figure = Figure(figsize=(figure_width, figure_height), layout="constrained")
+    grid = figure.subplots(len(row_heights), across, squeeze=False, gridspec_kw={"height_ratios": row_heights})
 
     # Draw each panel on its axes, and hide the axes left over in the last row.
     all_axes = list(grid.flat)
@@ -305,7 +305,7 @@ def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
     if title:
         (drawn_title,) = drawn_names([title], 70)
         figure.suptitle(drawn_title)
-    add_legend(figure, wide)
+    add_legend(figure, figure_width)
     lay_out(figure)
     return figure
 

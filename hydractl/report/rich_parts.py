@@ -38,6 +38,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lef
             drawn.add_column(columns[index], justify="left", no_wrap=False)
         else:
             drawn.add_column(columns[index], justify="right", no_wrap=True)
+
     for row in rows:
         cells = [Text(row[index]) for index in known]
         drawn.add_row(*cells)
@@ -171,6 +172,7 @@ class HeatMap:
             ranks: the rank of each value, from 0 to 1.
             colored: whether shades are colours; else they are digits.
         """
+        # The indices of the heads stand above their cells, behind the width of the names.
         cell = layout.cell
         letters_before_heads = layout.label + _GAP
         margin = " " * letters_before_heads
@@ -206,6 +208,8 @@ class HeatMap:
             _append_scale(line, colored)
             line.append(f" {self.high} {highest}")
             line.append("   ")
+
+        # Explain a mark only if the map has it.
         marks = []
         rows = [row for _, row in self.rows]
         if any(math.inf in row for row in rows):
@@ -267,6 +271,7 @@ def _background(place: float) -> Style:
 
     It is mixed from the two nearest of the ten colours.
     """
+    # The position lies between two colours of the list; the fraction is the weight of the next one.
     last = len(_VIRIDIS) - 1
     steps, weight_of_next = divmod(place * last, 1)
     index = int(steps)

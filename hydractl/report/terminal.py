@@ -517,6 +517,8 @@ def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
     for key in _DRAWN_APART:
         facts.pop(key, None)
     table = fact_table(_shortened_facts(facts))
+
+    # Maps of heads, the overlap of several masks, and the provenance, as far as the file has them.
     parts: list[RenderableType] = [table]
     parts += _maps_of_members(answer.head_maps)
     if answer.head_map is not None:
@@ -635,6 +637,7 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
         facts.append(("temperature", temperature))
     if answer.ood_score is not None:
         facts.append(("OOD score", answer.ood_score))
+
     threshold = answer.threshold
     if threshold is not None:
         facts.append(("threshold", f"{number(threshold.value, 6)} of {threshold.score} ({threshold.rule})"))
@@ -674,6 +677,7 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
     if model.threshold is not None:
         threshold_text = number(model.threshold, 6)
         facts.append(("threshold", f"{threshold_text} of {model.ood_score}"))
+
     if answer.ood is not None:
         facts += _flagged_facts(answer.ood)
     if answer.skipped is not None:

@@ -44,9 +44,8 @@ def program_words() -> list[str]:
     They are ``hydractl`` if the shell finds it and it belongs to this installation. Otherwise they name the
     interpreter, by its path from the working directory if it lies below that: ``.venv/bin/python -m hydractl``.
     """
-    folder = os.path.realpath(
-        os.path.dirname(sys.executable)
-    )  # of the folder only: the interpreter may be a link to another folder
+    # Resolve links in the folder only: the interpreter itself may be a link to one elsewhere.
+    folder = os.path.realpath(os.path.dirname(sys.executable))
     program = shutil.which("hydractl")
     if program is not None:
         folder_of_program = os.path.dirname(os.path.realpath(program))
@@ -182,18 +181,19 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     First, dotted parts that all names end with are removed, then dotted parts that all begin with. Then names are cut
     on their left. If two names become equal by that, all names are numbered.
     """
+    # Take away what all names share at their end and at their beginning, and cut what is still too long.
     names_without_ending = _without_shared_parts(names, width, _LAST)
     distinct_parts = _without_shared_parts(names_without_ending, width, _FIRST)
-    cut = [_end_of(name, width) for name in distinct_parts]
-    still_differ = len(set(cut)) == len(set(distinct_parts))
+    cut_names = [_end_of(name, width) for name in distinct_parts]
+    still_differ = len(set(cut_names)) == len(set(distinct_parts))
     if still_differ:
-        return cut
+        return cut_names
 
     numbered = []
     for index, name in enumerate(distinct_parts):
-        number = f"{index} "
-        letters_left = width - len(number)
-        numbered.append(number + _end_of(name, letters_left))
+        prefix = f"{index} "
+        letters_left = width - len(prefix)
+        numbered.append(prefix + _end_of(name, letters_left))
     return numbered
 
 

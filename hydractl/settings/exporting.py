@@ -105,5 +105,5 @@ class ExportSettings(Batched):
         return "onnx"
 
     def ood_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood``, in order."""
+        """Return the data sets of ``--ood``, in order."""
         return [parse_ood_set(text) for text in self.ood]

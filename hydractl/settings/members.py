@@ -108,7 +108,7 @@ class FuseSettings(Batched):
     )
 
     def ood_val_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood-val``, in order."""
+        """Return the data sets of ``--ood-val``, in order."""
         return [parse_ood_val(text) for text in self.ood_val]
 
     @property

@@ -165,7 +165,7 @@ class PredictSettings(Requiring, Measured, SideBySide):
 
     @property
     def parts_in_all(self) -> int:
-        """How many parts the inputs are divided into, with ``--devices`` or ``--slurm``."""
+        """The number of parts that the inputs are divided into, with ``--devices`` or ``--slurm``."""
         if self.parts is not None:
             return self.parts
         if self.slurm:

@@ -87,7 +87,7 @@ class ReportSettings(Requiring, Common):
     )
 
     def settle(self) -> None:
-        """Leave a model alone that every verb was given: documents are named for this verb."""
+        """Drop a model that was set for all verbs at once: documents must be named for this verb."""
         if not self.of_this_verb("model"):
             self.model = []
 
