@@ -268,6 +268,10 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
 
     The ends are the (1 - level)/2 and (1 + level)/2 quantiles of the rounds. None if the metric has no value on the
     data, or too few rounds with a value.
+
+    Args:
+        resampled: the metrics of a row, on the data and in the rounds.
+        level: the share of the rounds that an interval holds.
     """
     interval_by_key: dict[str, list[float] | None] = {}
     for key, value in resampled.values.items():
@@ -288,6 +292,10 @@ def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) 
 
     The differences are paired: the interval is that of the differences in each round. If one of the two lacks a metric,
     the difference and the interval are None. Both must come from the same data, seed and number of rounds.
+
+    Args:
+        first, other: the metrics of two rows, on the data and in the same rounds.
+        level: the share of the rounds that an interval holds.
 
     Raises:
         ValueError: the two differ in their number of rounds.
@@ -337,6 +345,11 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
     """Yield without end, for each round, how often each of n samples is drawn, [n]; the counts add up to n.
 
     The same seed, name of the data set and n give the same rounds.
+
+    Args:
+        seed: the seed of all draws.
+        name: the name of the data set.
+        n: its number of samples.
     """
     # Seed the generator with the seed and 8 words of 32 bits from the name.
     encoded_name = name.encode("utf-8", "surrogatepass")

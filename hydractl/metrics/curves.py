@@ -151,6 +151,10 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | Non
     tpr: from one to the next it grows by 0.01 at most if the curve has points that close. Leaving points out changes
     the area by at most 0.0025, and by less than 0.001 unless the steps of the curve coincide with the spacing.
 
+    Args:
+        id_scores: the OOD scores of the ID samples, [N].
+        ood_scores: the OOD scores of the OOD samples, [K].
+
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """

@@ -141,8 +141,8 @@ def fpr95(curve: Curve) -> float:
 
 @metric("ood", direction="lower")
 def fpr95_nearest(curve: Curve) -> float:
-    """Share of ID samples at or above the threshold whose OOD recall is nearest to 0.95: the higher recall on a tie; the
-    lowest threshold of that recall, the highest for recall 1 (torch-uncertainty 0.12).
+    """Share of ID samples at or above the threshold whose OOD recall is nearest to 0.95: the higher recall on a tie;
+    the lowest threshold of that recall, the highest for recall 1 (torch-uncertainty 0.12).
 
     This is the rule of torch-uncertainty's ``FPR95``, which comes from Hendrycks' anomaly-seg. The thresholds are the
     distinct scores. They are searched upwards from the highest one that has recall 1, and the first one with the
@@ -155,7 +155,8 @@ def fpr95_nearest(curve: Curve) -> float:
     # The distance of each threshold's recall from 0.95, times 20 K so that it is an integer, [T].
     difference = 20 * curve.true_positives - 19 * curve.positives
     distance = np.abs(difference)
-    # Thresholds fall along the array, so go backwards. Of equal distances argmin takes the first, the lowest threshold.
+
+    # Thresholds fall along the array, so go backwards. Of equal distances argmin takes the first: the lowest threshold.
     upwards = distance[lowest_needed::-1]
     steps_up = int(np.argmin(upwards))
     nearest = lowest_needed - steps_up

@@ -1,4 +1,4 @@
-"""Out-of-distribution scores: one number a sample from the members' logits, higher = more OOD.
+"""Out-of-distribution scores: one number per sample, computed from the members' logits; higher = more OOD.
 
 Each score is one function of a :class:`~hydractl.metrics.probabilities.Block`, which holds numpy arrays, or tensors in
 an exported graph. The choices of ``--ood-score`` are read from here when help is shown. Nothing here imports numpy,

@@ -240,6 +240,10 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
     """Return the orders that people choose by mistake, each with its words in a sentence and its classes ``[C]``.
 
     Entry k of an order is the class that label k would stand for.
+
+    Args:
+        classes: C, the number of classes of the model.
+        names: their names; None if they are not known.
     """
     reversed_order = np.arange(classes)[::-1]
     orders = [("the labels in reversed order", reversed_order)]

@@ -124,6 +124,10 @@ def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
     ``ood:S``: the highest score that at least the share S of the samples reach. ``id:S``: the lowest threshold that at
     most the share S of the samples reach, which is the float64 just above the highest score that must not be flagged.
 
+    Args:
+        rule: the rule, e.g. ``ood:0.95``.
+        scores: the OOD scores of the validation samples on the side of the rule (OOD or ID), [N].
+
     Raises:
         InputError: there is no sample.
         NonFiniteError: a score is NaN or infinite.

@@ -464,6 +464,10 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
 
     The verdict is "alarm" if a figure has surely shifted beyond its margin, "cannot tell" if one may have, "no shift"
     if none has, and "too few to tell" if there are fewer than :data:`FEWEST` inputs.
+
+    Args:
+        reference: the reference of the checkpoint.
+        inputs: the counts and scores of the inputs.
     """
     if inputs.n < FEWEST:
         return WatchedWindowRecord(

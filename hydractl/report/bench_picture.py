@@ -80,7 +80,13 @@ def _panel_width(rows: Sequence[BenchRow], models: int) -> float:
 
 
 def _draw_throughputs(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]) -> None:
-    """Draw the samples per second of each row, with the quartiles over its runs."""
+    """Draw the samples per second of each row, with the quartiles over its runs.
+
+    Args:
+        axes: the axes to draw on.
+        rows: the rows of one dtype.
+        labels: the label of each model, by its name.
+    """
     _draw_bars(axes, rows, labels, _throughput_bar)
 
     # The title says how the rows were run.

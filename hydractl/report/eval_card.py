@@ -106,7 +106,12 @@ def _set_given_values(data: CardData, values: Mapping[str, str | None]) -> None:
 
 
 def _model_text(description: Description, repo: str) -> str:
-    """Return the text of a card without results: the name of the repository, and what the model is."""
+    """Return the text of a card without results: the name of the repository, and what the model is.
+
+    Args:
+        description: the description of the model.
+        repo: ``ORG/NAME``.
+    """
     masks = description.masks
     sites = []
     for path, heads in description.mask.heads.items():
@@ -142,7 +147,13 @@ def _hub_task(answer: EvalAnswer, row: EvalRow) -> str:
 
 
 def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult]:
-    """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set."""
+    """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set.
+
+    Args:
+        answer: the answer of the eval.
+        row: the row that the card is about.
+        task: the Hub's name of the model's task.
+    """
     earlier_types: set[str] = set()
     for name in ("id", *row.detection.ood):
         spec = _data_spec(answer, name)
@@ -277,7 +288,12 @@ class _DataLine(NamedTuple):
 
 
 def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
-    """Return the values that the template of the card needs, by their names in it."""
+    """Return the values that the template of the card needs, by their names in it.
+
+    Args:
+        answer: the answer of the eval.
+        row: the row that the card is about.
+    """
     data_lines = {}
     for name, entry in answer.test.items():
         data_lines[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)

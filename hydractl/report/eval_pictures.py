@@ -156,7 +156,12 @@ def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
 
 
 def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
-    """Return the reliability diagram of a row: accuracy over confidence by bin, and below it the number of samples."""
+    """Return the reliability diagram of a row: accuracy over confidence by bin, and below it the number of samples.
+
+    Args:
+        curve: the bins of confidence, with their samples and accuracies.
+        row: the row of the model, which gives the title.
+    """
     n = sum(curve.n)
     bins = _filled_bins(curve)
     draw_accuracies = partial(_draw_accuracies, bins=bins, n=n)
@@ -171,7 +176,13 @@ def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
 
 
 def _draw_accuracies(axes: Axes, bins: Sequence[_Bin], n: int) -> None:
-    """Draw the accuracy of each bin with its interval, and the diagonal of perfect calibration."""
+    """Draw the accuracy of each bin with its interval, and the diagonal of perfect calibration.
+
+    Args:
+        axes: the axes to draw on.
+        bins: the bins that hold samples.
+        n: the number of all samples.
+    """
     confidences = []
     accuracies = []
     intervals = []
@@ -189,7 +200,13 @@ def _draw_accuracies(axes: Axes, bins: Sequence[_Bin], n: int) -> None:
 
 
 def _draw_bin_counts(axes: Axes, curve: ReliabilityCurve, n: int) -> None:
-    """Draw the number of samples of each bin as bars; empty bins get no label."""
+    """Draw the number of samples of each bin as bars; empty bins get no label.
+
+    Args:
+        axes: the axes to draw on.
+        curve: the bins, with their edges and numbers of samples.
+        n: the number of all samples.
+    """
     left_edges = curve.edges[:-1]
     widths = [high - low for low, high in pairwise(curve.edges)]
     bars = axes.bar(
@@ -350,7 +367,13 @@ def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
 
 
 def _draw_roc_curves(axes: Axes, curves: Mapping[str, RocCurve], row: EvalRow) -> None:
-    """Draw the ROC curve of each OOD set, and the diagonal of guessing."""
+    """Draw the ROC curve of each OOD set, and the diagonal of guessing.
+
+    Args:
+        axes: the axes to draw on.
+        curves: the curve of each OOD set, by its name.
+        row: the row of the model, which has the sizes and the AUROCs.
+    """
     axes.plot([0, 1], [0, 1], **GUIDE)
     names = list(curves)
     shown_names = drawn_names(names, 20)
@@ -382,6 +405,10 @@ def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
     """Return a map of the heads of each member, a line for each site: a filled square is kept, an empty one removed.
 
     A site is an attention module of the model.
+
+    Args:
+        sites: the sites, each with its number of heads and the heads that each member keeps.
+        row: the row of the model, which gives the title.
     """
     names = _site_names(sites)
     members = max(len(site.kept) for site in sites)
@@ -415,7 +442,12 @@ class _HeadLine(NamedTuple):
 
 
 def _head_map(title: str, lines: Sequence[_HeadLine]) -> Panel:
-    """Return the panel of one member, wide enough for the names of its sites, its heads and its title."""
+    """Return the panel of one member, wide enough for the names of its sites, its heads and its title.
+
+    Args:
+        title: the title of the map.
+        lines: the name and the heads of each site.
+    """
     longest_name = max(len(line.name) for line in lines)
     width_of_names = INCHES_A_LETTER * longest_name
     width_of_heads = _CELL * _most_heads(lines)
@@ -436,7 +468,13 @@ def _most_heads(lines: Sequence[_HeadLine]) -> int:
 
 
 def _draw_head_map(axes: Axes, title: str, lines: Sequence[_HeadLine]) -> None:
-    """Draw a line for each site, from top to bottom: a square for each head, and behind them how many are kept."""
+    """Draw a line for each site, from top to bottom: a square for each head, and behind them how many are kept.
+
+    Args:
+        axes: the axes to draw on.
+        title: the title of the map.
+        lines: the name and the heads of each site.
+    """
     _draw_heads(axes, lines)
     for line_index, line in enumerate(lines):
         behind_heads = line.heads - 0.3
@@ -540,6 +578,10 @@ def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
     """Return training curves: loss and validation accuracy over the epochs, a line for each trained member.
 
     A panel without numbers is left out, so that the picture may have no panel.
+
+    Args:
+        trainings: the records of the trainings, e.g. one for each member.
+        row: the row of the model, which gives the title.
     """
     steps = sizes_text(trained.steps for trained in trainings)
     x_title = f"epoch ({steps} steps)"
@@ -607,7 +649,13 @@ def _weights_words(trained: TrainingRecord) -> str:
 
 
 def _draw_lines(axes: Axes, lines: Sequence[_Line], x_title: str, y_title: str) -> None:
-    """Draw lines over whole numbers; the y axis does not go below 0."""
+    """Draw lines over whole numbers; the y axis does not go below 0.
+
+    Args:
+        axes: the axes to draw on.
+        lines: the lines; their x coordinates are whole numbers, e.g. epochs.
+        x_title, y_title: the titles of the axes.
+    """
     all_x: list[int] = []
     for line in lines:
         x, y = zip(*line.points, strict=True)
@@ -632,6 +680,10 @@ def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | No
     """Return the risk-coverage curve of each row: the error rate among the most confident samples, over their share.
 
     None if no row has a curve.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        names: their labels.
     """
     curves = []
     for series, row in enumerate(rows):
@@ -654,7 +706,13 @@ class _RiskCurve(NamedTuple):
 
 
 def _draw_risk_curves(axes: Axes, curves: Sequence[_RiskCurve], sizes: str) -> None:
-    """Draw the risk over the coverage, on an axis from 0 to a little above the highest risk."""
+    """Draw the risk over the coverage, on an axis from 0 to a little above the highest risk.
+
+    Args:
+        axes: the axes to draw on.
+        curves: the curve of each row.
+        sizes: the number of samples, as text.
+    """
     risks = [0.0]
     for series, label, curve in curves:
         look = line_look(series, len(curve.coverage))
@@ -713,7 +771,13 @@ def cost(rows: Sequence[EvalRow], names: Sequence[str], column: Column, kind: st
 
 
 def _cost_points(rows: Sequence[EvalRow], names: Sequence[str], column: Column) -> list[_CostPoint]:
-    """Return a point for each row whose mult-adds and number are known."""
+    """Return a point for each row whose mult-adds and number are known.
+
+    Args:
+        rows: all rows of an eval.
+        names: their labels.
+        column: the number.
+    """
     ratios, _ = cost_ratio(rows)
     points = []
     for index, row in enumerate(rows):
@@ -741,6 +805,10 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     """Return a dot plot for each metric of how much the members of each row differ on each data set.
 
     None if no row has several members.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        names: their labels.
     """
     # The sets, ID first, on which any row measured diversity.
     measured = distinct_entries(row.diversity for row in rows)
@@ -871,6 +939,10 @@ def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None
     """Return lines over the severity of corruptions, with a panel for each metric; severity 0 is uncorrupted.
 
     None if no row was measured on corrupted images.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        names: their labels.
     """
     x_title = f"severity, 0: uncorrupted ({corrupted_sizes(rows)})"
     panels = []

@@ -165,7 +165,12 @@ def _check_other_data(answers: Answers) -> None:
 
 
 def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
-    """Return the runs of each row, by the name that the runs share; over seeds, a repeated run counts once."""
+    """Return the runs of each row, by the name that the runs share; over seeds, a repeated run counts once.
+
+    Args:
+        answers: the answers of eval, by file.
+        over: ``seed`` or ``data``.
+    """
     runs_by_name: dict[str, list[Run]] = {}
     for path, answer in answers.items():
         for row in answer.models:
@@ -242,6 +247,10 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
     """Return the settings that must be the same in all runs of a row, by their names in messages.
 
     A setting that a run does not have is None.
+
+    Args:
+        row: one run of the row.
+        over: ``seed`` or ``data``, what the runs differ in.
     """
     document = row.to_json()
     settings: dict[str, object] = {}

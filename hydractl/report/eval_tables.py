@@ -301,6 +301,10 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
     Values that look the same in the table count as the same, so several can be best. ``second`` marks the next
     different value, if three rows or more have a value. Nothing is marked if there is no better or worse: in a single
     row, among equal values, and for a metric without a better direction.
+
+    Args:
+        values: the values of a metric, one for each row; None if not known.
+        metric: the metric, which says which direction is better.
     """
     unmarked = [""] * len(values)
     if not metric.direction:
@@ -329,7 +333,12 @@ def _rounded_as_shown(value: float | None, metric: Metric) -> float | None:
 
 
 def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
-    """Return the column's number in every row, with its deviation over runs and its interval; the best is marked."""
+    """Return the column's number in every row, with its deviation over runs and its interval; the best is marked.
+
+    Args:
+        rows: the rows of the models.
+        column: a metric at one place of a row, e.g. AUROC on one OOD set.
+    """
     digits = column.metric.digits
     values = [column.value(row) for row in rows]
     marks_of_rows = marks(values, column.metric)

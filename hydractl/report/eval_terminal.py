@@ -129,7 +129,12 @@ def _shows_intervals(drawn: Sequence[Table]) -> bool:
 
 
 def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
-    """Yield tables of scores, paired differences, corruptions, and fitted or given settings, if any row has them."""
+    """Yield tables of scores, paired differences, corruptions, and fitted or given settings, if any row has them.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        width: the width of the terminal in characters.
+    """
     scores = tables.score_table(rows)
     if scores.rows:
         yield from _in_parts(scores, width)
@@ -222,7 +227,12 @@ def _texts(cells: Sequence[tables.Cell]) -> list[str]:
 
 
 def _cell_text(cell: tables.Cell, intervals: bool) -> Text:
-    """Return a number in the style of its mark; its interval is on a second line if that is wanted and known."""
+    """Return a number in the style of its mark; its interval is on a second line if that is wanted and known.
+
+    Args:
+        cell: the cell, with its text, mark and interval.
+        intervals: whether intervals are wanted.
+    """
     deviation_below = cell.text.replace(" ± ", "\n± ")  # on a line of its own, which saves width
     text = Text(deviation_below, _STYLES.get(cell.mark, ""))
     if not intervals or cell.ends is None:
@@ -245,7 +255,12 @@ def _short_number(value: float) -> str:
 
 
 def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
-    """Return the table of every OOD set of every row; names of models are as long as the width allows."""
+    """Return the table of every OOD set of every row; names of models are as long as the width allows.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        width: the width of the terminal in characters.
+    """
     every_set_of_row = tables.every_set_table(rows)
     sets = tables.ood_names(rows)
     short_names = drawn_names(sets, 16)

@@ -144,7 +144,12 @@ class HeatMap:
             yield from self._map_part(start, stop, layout, ranks, colored)
 
     def _layout(self, width: int, heads: int) -> _MapLayout:
-        """Return the layout of a map of this many heads in lines of this width."""
+        """Return the layout of a map of this many heads in lines of this width.
+
+        Args:
+            width: the width of a line in characters.
+            heads: the largest number of heads of a site.
+        """
         longest_name = max((len(name) for name, _ in self.rows), default=0)
 
         # A head takes two characters if all heads then fit beside names of a few letters, else one.
@@ -199,7 +204,12 @@ class HeatMap:
         return sorted(values)
 
     def _legend(self, values: Sequence[float], colored: bool) -> Text:
-        """Return the scale between its two ends, if values are shaded, and the meaning of the marks in the map."""
+        """Return the scale between its two ends, if values are shaded, and the meaning of the marks in the map.
+
+        Args:
+            values: the distinct shaded values, in rising order.
+            colored: whether shades are colours; else they are digits.
+        """
         line = Text()
         if values:
             lowest = self.form(values[0])

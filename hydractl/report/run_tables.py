@@ -438,7 +438,12 @@ def _next_lines(steps: Sequence[NextCommandRecord], width: int) -> list[Text]:
 
 
 def _in_parts(shown: StudyTable, width: int) -> list[RenderableType]:
-    """Return a table; if the terminal is too narrow for it, two parts that both begin with the names."""
+    """Return a table; if the terminal is too narrow for it, two parts that both begin with the names.
+
+    Args:
+        shown: the table.
+        width: the width of the terminal in characters.
+    """
     left = 1
     if "score" in shown.columns:
         left = 2
@@ -486,6 +491,10 @@ def _command_as_typed(words: Sequence[str], width: int) -> str:
     """Return a command as it is typed in a shell: quoted, in lines of at most ``width`` that end in a backslash.
 
     A word that is longer than a line has a line of its own.
+
+    Args:
+        words: the words of the command.
+        width: the width of the terminal in characters.
     """
     lines = []
     line = ""

@@ -180,6 +180,10 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
 
     First, dotted parts that all names end with are removed, then dotted parts that all begin with. Then names are cut
     on their left. If two names become equal by that, all names are numbered.
+
+    Args:
+        names: the names, e.g. "blocks.0.attn" and "blocks.1.attn".
+        width: the largest number of characters.
     """
     # Take away what all names share at their end and at their beginning, and cut what is still too long.
     names_without_ending = _without_shared_parts(names, width, _LAST)

@@ -183,7 +183,13 @@ def _quantities() -> list[_Quantity]:
 
 
 def _draw_quantity(axes: Axes, files: Sequence[TrafficFileRecord], quantity: _Quantity) -> None:
-    """Draw one quantity of every window; windows with an alarm have another colour and marker."""
+    """Draw one quantity of every window; windows with an alarm have another colour and marker.
+
+    Args:
+        axes: the axes to draw on.
+        files: the files, each with its windows of inputs.
+        quantity: the quantity, e.g. the share of flagged inputs.
+    """
     calm = []
     alarmed = []
     for number, window in _numbered(files):

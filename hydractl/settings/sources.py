@@ -209,6 +209,11 @@ def _text_of_file(item: Option, verb: str, config: Contents) -> _TextWithSource 
     """Return the text that the file of defaults has for an option of a verb; None if it has none.
 
     A key in the verb's own mapping wins over a key for all verbs.
+
+    Args:
+        item: the option.
+        verb: the verb that has it.
+        config: the contents of the file of defaults.
     """
     texts_of_verb = config.verbs.get(verb, {})
     if item.key in texts_of_verb:
@@ -350,6 +355,10 @@ def _flags(item: Option, value: Any) -> list[str]:
 
     A value may begin with a dash, so it must not be a word of its own. A list with commas is one flag; any other list
     has one flag for each item.
+
+    Args:
+        item: the option.
+        value: its typed value.
     """
     if item.type is bool:
         if value:

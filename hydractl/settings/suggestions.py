@@ -433,6 +433,10 @@ def _names_by_shared_words(word: str, names: Sequence[str]) -> list[str]:
     """Return the names that share most words with a word such as ``max-samples``; empty if none does, or many do.
 
     Names are compared by the number of shared words, divided by the number of distinct words of both.
+
+    Args:
+        word: what was written.
+        names: the existing names.
     """
     words = _words_between_dashes(word)
     shares: dict[str, float] = {}

@@ -167,6 +167,12 @@ def _mahalanobis(arrays: Arrays, fitted: Statistics, features: Floats, logits: F
 
     After whitening it is the squared Euclidean distance. Source: Lee et al. 2018, equation 2, on the last features
     alone; the covariance is shared by all classes.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``centre`` [D], ``whitening`` [D, r] and the whitened ``means`` of the classes, [K, r].
+        features: [n, D].
+        logits: not used.
     """
     whitened = (features - fitted["centre"]) @ fitted["whitening"]  # [n, r]
     means = fitted["means"]  # [K, r]
@@ -416,6 +422,12 @@ def _ash(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
     """Return the energy of the logits of each sample's highest features, scaled by ASH-S, [n].
 
     Source: Djurisic et al. 2023, algorithm 3 (ASH-S), with 65 % pruned; of equal features the first are kept.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier.
+        features: [n, D].
+        logits: not used.
     """
     # Keep the highest features of each sample, and set the others to 0.
     dimensions = features.shape[1]
@@ -560,6 +572,13 @@ def _fdbd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) 
     The boundaries are those between the predicted class and each other class. The distance to one is the difference of
     the two logits divided by the length of the difference of the two weights. A class with the weights of the predicted
     class has no boundary. Source: Liu and Qin 2024 (fDBD).
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier, and ``centre`` [D], the mean of the training
+            features.
+        features: [n, D].
+        logits: not used.
     """
     weight = fitted["weight"]  # [C, D]
     class_logits = features @ weight.T + fitted["bias"]  # [n, C]
@@ -594,6 +613,13 @@ def _nci(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
 
     The projection uses only the direction of the centred features. The norm is the sum of absolute features, times
     alpha = 0.0001 as in OpenOOD. Source: Liu and Qin 2025 (NCI).
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier, and ``centre`` [D], the mean of the training
+            features.
+        features: [n, D].
+        logits: not used.
     """
     weight = fitted["weight"]  # [C, D]
     predicted = arrays.argmax(features @ weight.T + fitted["bias"], axis=1)
@@ -719,6 +745,13 @@ def _neglabel(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floa
     """Return minus the share of the classes in the softmax over classes and negative labels, mean over groups, [n].
 
     Source: Jiang et al. 2024 (NegLabel), with their grouping.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``texts`` [C, D], the features of the class texts, and ``negatives`` [G, W / G, D], those of W negative
+            labels in G groups; all of length 1.
+        features: the features of the images, [n, D].
+        logits: not used.
     """
     images = unit(features, arrays)
     cosines = images @ fitted["texts"].T  # [n, C]
