@@ -342,8 +342,9 @@ class Common:
                 if 0 < self._rank(name) < self._rank(winner):
                     self._put_back(name, winner)
 
-        # `cause` is the option that leaves `name` without effect. This is a problem if `name` was meant for this verb;
-        # otherwise it goes back to its default.
+        # `cause` is the option that leaves `name` without effect. This is a problem if `name` ranks as high as its
+        # cause
+        # and is not merely a key for all verbs in a file; otherwise it goes back to its default.
         problems = []
         for name, cause in self.inapplicable().items():
             cause_is_misspelt = bool(_declaration(type(self), cause).complaints(getattr(self, cause)))
@@ -351,9 +352,9 @@ class Common:
                 continue  # the misspelt value is reported by itself, and that is enough
 
             rank = self._rank(name)
-            is_meant_for_this_verb = rank >= VERB_KEY
+            ranks_above_key_for_all_verbs = rank >= VERB_KEY
             ranks_as_high_as_cause = rank >= self._rank(cause)
-            if is_meant_for_this_verb and ranks_as_high_as_cause:
+            if ranks_above_key_for_all_verbs and ranks_as_high_as_cause:
                 cause_with_value = self._called_with_value(cause)
                 problems.append(f"{self.called(name)} has no effect with {cause_with_value}{self.where(name)}")
             elif rank > 0:

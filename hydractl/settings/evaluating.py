@@ -306,7 +306,7 @@ def a_use_for_words(settings: Any) -> list[str]:
 
 
 def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
-    """Return a problem for each option that needs the model's own classifier beside ``--probe``, which replaces it."""
+    """Return a problem for each option that cannot be combined with ``--probe``, a classifier outside the model."""
     if not settings.given("probe"):
         return []
     problems = []
