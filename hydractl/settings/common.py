@@ -343,8 +343,7 @@ class Common:
                     self._put_back(name, winner)
 
         # `cause` is the option that leaves `name` without effect. This is a problem if `name` ranks as high as its
-        # cause
-        # and is not merely a key for all verbs in a file; otherwise it goes back to its default.
+        # cause and is not merely a key for all verbs in a file; otherwise it goes back to its default.
         problems = []
         for name, cause in self.inapplicable().items():
             cause_is_misspelt = bool(_declaration(type(self), cause).complaints(getattr(self, cause)))
