@@ -156,7 +156,7 @@ def _rising_quantiles(values: Floats) -> Floats:
     n = len(rising)
     if n <= MOST_VALUES:
         return rising
-    middles = (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES  # of equal parts of 0..1
+    middles = (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES  # of MOST_VALUES equal parts of 0..1
     indices = (middles * n).astype(np.int64)
     return rising[indices]
 
@@ -192,7 +192,7 @@ def stored_reference(entry: Any) -> Reference | None:
     if confidences is None or len(confidences) != values_kept:
         raise broken
 
-    # The record of the data set may be missing.
+    # A reference may have no record of its data set.
     data = entry.get("data")
     data_record = None
     if data is not None:
@@ -357,6 +357,7 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
     count_in_inputs, count_in_reference = counts[is_more_frequent].sum(axis=0).tolist()
     total_variation = count_in_inputs / inputs_in_all - count_in_reference / samples_in_all
     low, high = share_difference_interval(count_in_inputs, inputs_in_all, count_in_reference, samples_in_all)
+
     # The cells were chosen because they are more frequent, so their difference is above 0 by construction. It counts as
     # evidence only if the chi-squared test is significant.
     if p >= _SIGNIFICANT:
@@ -384,7 +385,7 @@ def merged_cells(classes: Mapping[str, int], reference: Mapping[str, int]) -> ND
     input_counts = [classes.get(name, 0) for name in names]
     reference_counts = [reference.get(name, 0) for name in names]
     counts = np.column_stack([input_counts, reference_counts]).astype(np.int64)  # [classes, 2]
-    totals = counts.sum(axis=0)
+    totals = counts.sum(axis=0)  # [2]: all inputs, all reference samples
     no_cells = counts[:0]
     if not totals.all():
         return no_cells

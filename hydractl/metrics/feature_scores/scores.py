@@ -125,6 +125,8 @@ def _whitening(centred: Floats) -> Floats:
     """
     covariance = centred.T @ centred / len(centred)
     eigenvalues, eigenvectors = np.linalg.eigh(covariance)  # [D] in rising order, and [D, D], one vector a column
+
+    # A variance below this could be due to float32 rounding of the features.
     largest = eigenvalues[-1]
     rounding = largest * len(eigenvalues) * _EPSILON**2
     exceeds_rounding = eigenvalues > rounding
@@ -291,6 +293,7 @@ def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
             f"{name} looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
             hint="a larger --knn-bank, or a smaller --knn-k",
         )
+    # Keep the samples at evenly spaced indices, in every array that has an entry for each sample.
     kept_indices = np.arange(samples) * samples_before // samples
     smaller = dict(fitted)
     for array_name in BANKS[name]:

@@ -55,6 +55,7 @@ def vilu_logits(
     # (q Q^T)(t K^T)^T = q Q^T K t^T.
     queries = features @ weights["query"].T @ weights["key"]  # [n, D]
     attention_logits = queries @ texts.T / root  # [n, C]; with identity projections √D times the cosines
+    # The factor of the cosines is √D so far: replace it by `scale`.
     if scale is not None:
         attention_logits = attention_logits * (scale / root)
     attention = torch.softmax(attention_logits, dim=1)  # [n, C]
@@ -89,6 +90,7 @@ def fit_vilu(
         predictions.
     """
     wrong = _predictions(features, texts) != labels
+    # All right or all wrong: a network could learn nothing else than this.
     all_alike = wrong.all() or not wrong.any()
     if all_alike:
         share = wrong.mean()
@@ -117,13 +119,13 @@ def _predictions(features: Floats, texts: Floats) -> NDArray[np.int64]:
         features: the features of the samples, ``[n, D]``.
         texts: the features of the class texts, ``[C, D]``.
     """
-    parts = 1 + len(features) // _MOST_SAMPLES
-    classes = []
-    for some_features in np.array_split(features, parts):
-        similarities = some_features @ texts.T
+    chunks = 1 + len(features) // _MOST_SAMPLES
+    nearest_texts = []
+    for chunk in np.array_split(features, chunks):
+        similarities = chunk @ texts.T
         nearest = similarities.argmax(axis=1)
-        classes.append(nearest)
-    return np.concatenate(classes)
+        nearest_texts.append(nearest)
+    return np.concatenate(nearest_texts)
 
 
 def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None) -> dict[str, Tensor]:
