@@ -408,6 +408,7 @@ class _ResampledCurve:
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
         # The thresholds are the distinct scores of all samples. They stay the same for every draw.
+        """Sort the scores [N] and [K] once, for the curves of all draws."""
         all_scores = np.concatenate([id_scores, ood_scores])
         thresholds = np.unique(all_scores)[::-1]  # falling, [T]
 
@@ -450,6 +451,7 @@ class _ResampledAnswers:
     """
 
     def __init__(self, inside: Samples, name: str, scores: Floats) -> None:
+        """Prepare the curve and the samples once, for the answers of all draws."""
         self._correct = inside.correct
         self._curve = _ResampledCurve(scores[inside.correct], scores[~inside.correct])
         self._by_score = by_score(inside, scores)
@@ -477,6 +479,7 @@ class _ResampledScore:
     def __init__(
         self, inside: Samples, name: str, id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
     ) -> None:
+        """Prepare a curve for each OOD set and, for labelled ID samples with a score, their answers."""
         self._curves: dict[str, _CurveOfSet] = for_each_set(_ResampledCurve, id_scores, ood_scores)
         self._labelled = inside.labels is not None
         self._answers: _ResampledAnswers | None = None
@@ -510,6 +513,7 @@ class _ResampledScores:
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
         # The score by which a model is measured first (e.g. msp), on the ID samples and on each OOD set.
+        """Prepare every score of the ID samples and of each OOD set, by its name, for all draws."""
         leading_scores = {name: samples.score for name, samples in outside.items()}
         self._leading = _ResampledScore(inside, inside.leading, inside.score, leading_scores)
 
@@ -583,6 +587,7 @@ class _ScoreAurocs:
     """
 
     def __init__(self, id_scores: Floats, ood_scores: Mapping[str, Floats], rounds: int) -> None:
+        """Sort the ID scores once, and make room for the AUROC of each round."""
         self._id_order = np.argsort(id_scores, kind="stable")
         self._rising_id_scores = id_scores[self._id_order]
         self._ood_scores = ood_scores

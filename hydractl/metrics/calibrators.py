@@ -65,6 +65,7 @@ class Calibration:
     bias: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        """Check the numbers of scales and biases, and their values."""
         is_valid = self._has_right_counts() and self._has_usable_numbers()
         if not is_valid:
             raise InputError(_NO_CALIBRATION)
@@ -237,6 +238,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     centre = np.concatenate([start_scales, start_biases])
 
     def value_and_gradient(point: Floats) -> tuple[float, Floats]:
+        """Return what is minimised at a point [2C], mean NLL plus ridge, and its gradient [2C]."""
         scale = point[:classes]
         bias = point[classes:]
         nll, nll_gradient = _nll_and_gradient(log_probs, checked_labels, scale, bias)

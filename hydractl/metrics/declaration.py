@@ -91,6 +91,7 @@ def metric(kind: MetricKind, convention: str = "", **described: Any) -> Callable
     """
 
     def declare(function: Callable[[Any], Any]) -> Metric:
+        """Return the :class:`Metric` that computes with this function and has its name."""
         sentence = convention
         if not sentence:
             docstring = function.__doc__ or ""

@@ -66,6 +66,11 @@ class ScoreTable(Mapping[str, OodScore]):
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:
+        """The entry points of other packages by name, sorted.
+
+        Raises:
+            InputError: a name is taken by a score of hydractl.
+        """
         from importlib.metadata import entry_points
 
         points: dict[str, EntryPoint] = {}
@@ -77,6 +82,12 @@ class ScoreTable(Mapping[str, OodScore]):
         return points
 
     def __getitem__(self, name: str) -> OodScore:
+        """Return a score by name, imported from another package if need be.
+
+        Raises:
+            KeyError: there is no such score.
+            InputError: another package names something else than a score.
+        """
         if name in self._declared_here:
             return self._declared_here[name]
         point = self._points[name]

@@ -65,6 +65,8 @@ class LabelOrder:
     accuracy: float
 
     def __str__(self) -> str:
+        """Return the order as the end of a sentence: which labels stand for which classes, and the accuracy with it."""
+        # Name only labels that stand for another class than before.
         unchanged = np.arange(len(self.places))
         moved_labels = np.flatnonzero(self.places != unchanged)
         moves = []

@@ -352,6 +352,7 @@ def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Fl
 
     @functools.wraps(function)
     def on_all_samples(member_logits: np.ndarray) -> Floats:
+        """Return the values of all samples, computed block by block."""
         values_of_blocks = []
         for _, block in blocks(member_logits):
             values = function(block)

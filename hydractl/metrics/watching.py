@@ -630,6 +630,7 @@ def _inputs_for_share(share: ShareShiftRecord, reference: Reference) -> int | No
     reference_flagged = share.reference * reference.n
 
     def is_alarm(n: int) -> bool:
+        """Return whether n inputs with the same share of flagged ones would raise an alarm."""
         flagged = share.share * n
         interval = share_difference_interval(flagged, n, reference_flagged, reference.n, _ALARM_Z)
         return interval.low > SHARE_MARGIN
@@ -641,6 +642,7 @@ def _inputs_for_auroc(estimate: AurocEstimate, reference_n: int) -> int | None:
     """Return how many inputs with this AUROC would raise an alarm; None if too many."""
 
     def is_alarm(n: int) -> bool:
+        """Return whether n inputs with the same AUROC would raise an alarm."""
         interval = estimate.interval(reference_n, n, _ALARM_Z)
         return interval.low > AUROC_MARGIN
 
@@ -668,6 +670,7 @@ def _inputs_for_classes(classes: ClassShiftRecord, n: int, reference_n: int) -> 
     size_now = n * reference_n / (n + reference_n)
 
     def is_alarm(inputs: int) -> bool:
+        """Return whether this many inputs with the same shares of classes would raise an alarm."""
         size = inputs * reference_n / (inputs + reference_n)
         return excess * size / size_now > alarm_excess
 
@@ -713,6 +716,7 @@ class Watch:
     """
 
     def __init__(self, reference: Reference | None) -> None:
+        """Begin with no inputs, and an empty first window."""
         self.reference = reference
         self.inputs = 0
         self.flagged = 0

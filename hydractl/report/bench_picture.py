@@ -126,6 +126,7 @@ def _draw_ratios(axes: Axes, rows: Sequence[BenchRow], labels: Mapping[str, str]
 
 
 def _ratio_bar(row: BenchRow) -> _Bar:
+    """Return the bar of a row's time relative to the first model's; its mark is the ratio of their mult-adds."""
     timing = row.timing
     low, high = timing.ratio_ci
     return _Bar(timing.ratio, low, high, mark=row.cost.mac_ratio)

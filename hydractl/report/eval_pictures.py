@@ -228,6 +228,7 @@ def _draw_bin_counts(axes: Axes, curve: ReliabilityCurve, n: int) -> None:
 
 
 def _bin_label(count: int) -> str:
+    """Return the label of a bar: the count in short; empty for 0."""
     if count:
         return short_count(count)
     return ""
@@ -632,6 +633,7 @@ def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochR
 
 
 def _member_words(trained: TrainingRecord) -> str:
+    """Return the name of the member that a training made."""
     if trained.member is None:
         return "member ?"
     return f"member {trained.member}"
@@ -790,6 +792,7 @@ def _cost_points(rows: Sequence[EvalRow], names: Sequence[str], column: Column) 
 
 
 def _draw_cost_points(axes: Axes, points: Sequence[_CostPoint], x_title: str, y_title: str) -> None:
+    """Draw the number that each row reaches over its mult-adds, with the interval of the number."""
     for point in points:
         whiskers(axes, [point.ratio], [point.ends], point.series)
         axes.plot(point.ratio, point.value, label=point.label, **point_look(point.series))

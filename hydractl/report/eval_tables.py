@@ -120,6 +120,7 @@ def _metric_of_key(metrics: Sequence[Metric], key: str) -> Metric:
 
 
 def _id_column(key: str) -> Column:
+    """Return the column of a metric on ID data."""
     metric = _metric_of_key(ID_METRICS, key)
     return Column(IN_DISTRIBUTION, metric, metric.words)
 
@@ -625,6 +626,7 @@ def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
 
 
 def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
+    """Return the mult-adds relative to a reference; None if one of the two is not known."""
     if not macs or not reference_macs:
         return None
     return macs / reference_macs
@@ -871,6 +873,7 @@ def _threshold_words(row: EvalRow) -> str:
 
 
 def _percent(share: float | None) -> str:
+    """Return a share in percent with one decimal; a dash for None."""
     if share is None:
         return "-"
     percent = 100 * share

@@ -89,6 +89,7 @@ def _parts_apart(rows: Sequence[EvalRow]) -> list[_Part]:
 
 
 def _in_distribution_title(rows: Sequence[EvalRow]) -> str:
+    """Return the title of the columns on ID data, with the number of samples."""
     size = rows[0].id.n
     if size is None:
         return "in distribution (n = -)"
@@ -290,13 +291,16 @@ class _Footnote:
     """
 
     def __init__(self, answer: EvalAnswer, with_intervals: bool) -> None:
+        """Collect the sentences that the footnote may need."""
         rows = answer.models
         self.marks = ""
         if len(rows) > 1:
             self.marks = "bold: best of the column, underlined: second best"
+
         self.intervals = ""
         if any(_has_interval(row) for row in rows):
             self.intervals = _interval_words(answer, with_intervals)
+
         self.runs = tables.runs_text(answer)
         self.significant = ""
         if any(row.difference for row in rows):
@@ -304,6 +308,7 @@ class _Footnote:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # Without a terminal, text has no styles, and so no marks.
+        """Yield up to three lines: the runs, marks and intervals, and the sign of significance."""
         shows_marks = console.is_terminal and not console.is_dumb_terminal
         meaning = []
         if shows_marks and self.marks:

@@ -117,6 +117,7 @@ class HeatMap:
     gone: str = "removed"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of the map for a console, in colour if it has 256 colours or more."""
         has_colors = console.color_system in ("256", "truecolor")
         colored = has_colors and not console.no_color
         lines = self._lines(options.max_width, colored)

@@ -330,6 +330,7 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
 
 
 def _inputs_differ(costs: Sequence[BenchCost]) -> bool:
+    """Return whether the models have different inputs."""
     first = costs[0].input
     return any(cost.input != first for cost in costs)
 

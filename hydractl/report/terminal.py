@@ -155,6 +155,7 @@ def _map_of_mask(mask: MaskRecord) -> KeptMap:
 
 
 def _prune_weights_view(answer: PruneWeightsAnswer, width: int) -> RenderableType:
+    """Return how many weights are removed, and what pruning saves."""
     weights = answer.weights
     counts = (
         f"{count_text(weights.parameters)} parameters",
@@ -176,10 +177,12 @@ def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
 
 
 def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
+    """Return the members, how they are fused, and what that saves."""
     return _fusion_view(answer, note=None)
 
 
 def _planned_fusion_view(answer: PlannedFusion, width: int) -> RenderableType:
+    """Return the plan of a fusion: the members, how they would be fused, and what that would save."""
     return _fusion_view(answer, answer.note)
 
 
@@ -269,6 +272,7 @@ def _check_facts(answer: FuseAnswer) -> list[Fact]:
 
 
 def _cascade_view(answer: CascadeAnswer, width: int) -> RenderableType:
+    """Return the model, and its cascade in words."""
     model = _model_fact(answer.model, answer.arch)
     cascade = _cascade_fact(answer.cascade)
     return fact_table([model, cascade])
@@ -495,6 +499,7 @@ def _heads_at_start(answer: CircuitAnswer, site: str, heads: int) -> Sequence[in
 
 
 def _circuits_view(answer: CircuitsAnswer, width: int) -> RenderableType:
+    """Return the views of several circuits, below each other."""
     circuits = [_circuit_view(circuit, width) for circuit in answer.circuits]
     return _spaced(circuits)
 
@@ -740,6 +745,7 @@ def _flag(row: Mapping[str, Any]) -> str:
 
 
 def _planned_predictions_view(plan: PlannedPredictions, width: int) -> RenderableType:
+    """Return the plan of predictions: the model, the number of inputs, and the files it would write."""
     files = ", ".join(plan.files)
     facts = [
         ("model", plan.model),

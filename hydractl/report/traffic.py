@@ -70,6 +70,7 @@ def _windows_to_show(watched: WatchedRecord, one_line_a_file: bool) -> list[Watc
 
 
 def _window_count(files: Sequence[TrafficFileRecord]) -> int:
+    """Return the number of windows of all files."""
     return sum(len(file.watched.windows) for file in files)
 
 

@@ -81,6 +81,7 @@ def _check_threshold(text: str) -> None:
 
 
 def _check_ood(text: str) -> None:
+    """Check a data set of ``--ood``; ValueError for a name with another meaning in the answer."""
     name = parse_ood_set(text).name
     if name == "id":
         raise ValueError("cannot be named 'id', which is --test")

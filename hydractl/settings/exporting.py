@@ -98,6 +98,7 @@ class ExportSettings(Batched):
             self.ood = []
 
     def _format_of_output(self) -> str:
+        """Return the format that the ending of ``--output`` names, else ``onnx``."""
         name = (self.output or "").lower()
         for ending, kind in EXPORTED.items():
             if name.endswith(ending):

@@ -52,11 +52,13 @@ def parse_tracker(text: str) -> tuple[str, str | None]:
 
 
 def _check_log(text: str) -> None:
+    """Check the file of ``--log``; ValueError for standard output."""
     if text == "-":
         raise ValueError("- makes no sense: standard output has the answer")
 
 
 def _check_warmup(number: float) -> None:
+    """Check a number of warm-up steps: a whole number, or a fraction below 1; else ValueError."""
     if number >= 1 and number != int(number):
         raise ValueError(f"must be whole steps or a fraction below 1, not {number}")
 
@@ -74,6 +76,7 @@ class Prescribed(Batched):
     passed_over: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def _rank(self, name: str) -> int:
+        """Return the rank of an option's source; in settings built in Python, a value of the recipe ranks as one."""
         if self.ranks is None and name in self.from_recipe:
             return RECIPE
         return super()._rank(name)

@@ -483,6 +483,7 @@ def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
         wanted = f"{listed} or {last}"
 
     def check_ending(name: str) -> None:
+        """Raise ValueError if a file name has none of the endings."""
         compared = name
         if any_case:
             compared = name.lower()

@@ -85,6 +85,7 @@ _DROP = "Remove heads one budget after another until one takes accuracy further 
 
 
 def _check_constraint(text: str) -> None:
+    """Check a constraint such as ``acc>=0.9``; ValueError if it is about another key than an objective."""
     key = parse_constraint(text).key
     if key not in OBJECTIVES:
         raise ValueError(f"must be about one of {', '.join(OBJECTIVES)}, not {key!r}")
@@ -104,6 +105,7 @@ def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
     """
 
     def add_options(settings: SettingsT) -> SettingsT:
+        """Add the options of all criteria to the class as fields, and return the class."""
         for criterion in CRITERIA.all():
             for declaration in criterion.options:
                 name = declaration.name
@@ -427,10 +429,10 @@ class CircuitSettings(Dropping):
 
 
 def _how_many_heads(settings: PruneSettings) -> list[str]:
-    """Return a problem if scores do not have exactly one number of heads.
+    """Return a problem if it is not said, in exactly one way, how many heads go.
 
-    A criterion that decides itself needs none. A circuit says itself how many heads go, except with ``--sample-from``,
-    which draws some of its first removals.
+    A criterion that decides itself needs no number. A circuit says itself how many heads go, except with
+    ``--sample-from``, which draws some of its first removals.
     """
     # Scores from a file or a method: how many heads go must be said in one way.
     has_method_that_ranks = settings.given("method") and settings.method not in DECIDE
@@ -478,6 +480,7 @@ def _of_heads(rule: Rule) -> Rule:
     """Return a rule that is checked only if heads are pruned, and not single weights."""
 
     def if_heads(settings: PruneSettings) -> list[str]:
+        """Return the problems that the rule finds; none if single weights are pruned."""
         if settings.prunes_weights or settings.scores_weights_alone:
             return []
         return rule(settings)
@@ -486,9 +489,10 @@ def _of_heads(rule: Rule) -> Rule:
 
 
 def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
-    """Return a problem if single weights are not pruned by a criterion of single weights, with the data that it needs.
+    """Return the problems of the criterion (``--method``) and ``--weights``.
 
-    Also a problem: such a criterion if heads are pruned.
+    With ``--weights``, which prunes single weights, the criterion must be one of single weights and have the data it
+    needs. Without it, heads are pruned, and the criterion must not be one that scores only single weights.
     """
     # Heads are pruned: the criterion must not be one of single weights alone.
     if not settings.prunes_weights:

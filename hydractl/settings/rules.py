@@ -24,6 +24,7 @@ def required_by(name: str, chooser: str, values: Collection[str]) -> Rule:
     """Return the rule that option ``name`` must be given if option ``chooser`` has one of ``values``."""
 
     def rule(settings: Common) -> list[str]:
+        """Return a problem if ``chooser`` has one of the values and ``name`` is not given."""
         value = getattr(settings, chooser)
         if value not in values:
             return []
@@ -45,6 +46,7 @@ def together(name: str, other: str) -> Rule:
     """Return the rule that two options must be given together, or neither of them."""
 
     def rule(settings: Common) -> list[str]:
+        """Return a problem if one of the two options is given without the other."""
         problems = settings.goes_with(name, other)
         return problems + settings.goes_with(other, name)
 

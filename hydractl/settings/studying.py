@@ -179,6 +179,7 @@ class StudySettings(SideBySide):
 
     @property
     def _made(self) -> str:
+        """The SPEC of OOD samples made of the samples of ``--val``."""
         validation = str(self.val)
         return with_setting(validation, f"ood={AUTO}")
 
