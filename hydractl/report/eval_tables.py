@@ -448,6 +448,7 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
     lines = []
     for index, row in enumerate(rows):
         for name, measured in row.detection.ood.items():
+            # The line of a set has its name, group and size, and the marked cells of this row in its table.
             about_set = _cells_about_set(name, measured)
             marked_table = marked_table_of_set[name]
             _, numbers = marked_table.rows[index]
@@ -619,6 +620,7 @@ def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
         for row in rows:
             ratios.append(_ratio(row.macs, row.single_macs))
         return ratios, "the single model, all heads"
+
     reference = with_cost[0]
     for row in rows:
         ratios.append(_ratio(row.macs, reference.macs))

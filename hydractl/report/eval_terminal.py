@@ -61,6 +61,7 @@ class _Layout(NamedTuple):
 def _main_tables(rows: Sequence[EvalRow], width: int) -> list[Table]:
     """Return the main numbers in the best layout that fits the width; in the narrowest layout if none fits."""
     drawn: list[Table] = []
+    # Layouts come from the best to the narrowest; the last one is kept if none fits.
     for layout in _layouts(_parts_together(rows), _parts_apart(rows)):
         drawn = []
         for title, columns in layout.parts:
@@ -136,6 +137,7 @@ def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[Renderable
         rows: all rows of an eval, one for each model.
         width: the width of the terminal in characters.
     """
+    # OOD detection, and wrong answers, by each score.
     scores = tables.score_table(rows)
     if scores.rows:
         yield from _in_parts(scores, width)
@@ -143,18 +145,21 @@ def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[Renderable
     if errors.rows:
         yield from _in_parts(errors, width)
 
+    # Differences to the first row, which is named in the title.
     differences = tables.difference_table(rows)
     if differences.rows:
         (first,) = drawn_names([rows[0].name], _LETTERS_OF_NAME[-1])
         titled = replace(differences, title=f"paired difference to {first}")
         yield from _in_parts(titled, width)
 
+    # Accuracy under each corruption, and the means over corruptions, which are the last table.
     corrupted = tables.corrupted_accuracy(rows)
     if corrupted.rows:
         yield _terminal_table(corrupted, _LETTERS_OF_NAME[-1], left=2)
         *_, mean = tables.corruption_tables(rows)
         yield from _in_parts(mean, width)
 
+    # What was fitted or given: a name, a fact and its text in each line.
     fitted = []
     for name, cells in tables.settings_table(rows).rows:
         texts = _texts(cells)
@@ -202,6 +207,7 @@ def _terminal_table(shown: tables.Table, letters: int, intervals: bool = False, 
     texts = [_texts(cells) for _, cells in shown.rows]
     known = known_columns(texts, len(shown.heads))
 
+    # The names of the models, and the known columns.
     titles = ["model"]
     for index in known:
         label, _ = shown.heads[index]
@@ -262,18 +268,18 @@ def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
         rows: all rows of an eval, one for each model.
         width: the width of the terminal in characters.
     """
-    every_set_of_row = tables.every_set_table(rows)
+    table_of_sets = tables.every_set_table(rows)
     sets = tables.ood_names(rows)
     short_names = drawn_names(sets, 16)
     short_name_of_set = dict(zip(sets, short_names, strict=True))
 
     # Put a short name in place of each set's name, which is the first cell after the model's name.
     lines = []
-    for model_name, (set_cell, *cells) in every_set_of_row.rows:
+    for model_name, (set_cell, *cells) in table_of_sets.rows:
         short_name = short_name_of_set[set_cell.text]
         short_cell = tables.Cell(short_name)
         lines.append((model_name, [short_cell, *cells]))
-    with_short_names = tables.Table("", every_set_of_row.heads, lines, every_set_of_row.title)
+    with_short_names = tables.Table("", table_of_sets.heads, lines, table_of_sets.title)
 
     longest_set = max(map(len, short_names))
     # The names of models get what is left of the width, within their limits.

@@ -29,6 +29,8 @@ def number(value: float | int | None, digits: int = 4) -> str:
     """
     if value is None:
         return "-"
+
+    # A smaller number would be shown as 0, so it is written with a power of ten and fewer digits.
     smallest_shown = 10**-digits
     if value != 0 and abs(value) < smallest_shown:
         digits_of_factor = max(digits - 2, 1)
@@ -167,6 +169,8 @@ def shown_name(name: str) -> str:
     text = visible(name)
     if len(text) <= _LONGEST_SHOWN:
         return text
+
+    # Each half gives up five letters for the mark behind them: " #" and six digits of the hash.
     letters_of_mark = 5
     half = _LONGEST_SHOWN // 2 - letters_of_mark
     beginning = text[:half]
@@ -257,6 +261,7 @@ def file_names(names: Sequence[str]) -> list[str]:
     for name in names:
         safe = _safe_part(name)
         part = safe
+        # Add -2, -3 and so on until the part is new.
         count = 1
         while part.lower() in used_parts:
             count += 1
