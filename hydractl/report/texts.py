@@ -170,7 +170,7 @@ def shown_name(name: str) -> str:
     if len(text) <= _LONGEST_SHOWN:
         return text
 
-    # Each half gives up five letters for the mark behind them: " #" and six digits of the hash.
+    # Each half gives up five letters: for "…" between them, and for " #" and six digits of the hash behind them.
     letters_of_mark = 5
     half = _LONGEST_SHOWN // 2 - letters_of_mark
     beginning = text[:half]
