@@ -1,8 +1,8 @@
-"""The few operations that numpy and torch call differently: what is written with them runs on arrays, and in a graph.
+"""The operations that numpy and torch call differently, so that one function runs on arrays and in an exported graph.
 
-Scores, calibrations and prediction sets are each written once. On numpy arrays they measure; on float64 tensors
-:mod:`torch.export` makes them part of an exported graph. Both kinds have the operators of Python, indexing, ``.T``,
-``.sum``, ``.mean``, ``.shape`` and ``.reshape`` in common, and nothing else is used beside the functions here.
+Scores, calibrations and prediction sets are each written once. Run on numpy arrays, they measure. Run on float64
+tensors, :mod:`torch.export` makes them part of an exported graph. Both kinds of array have the operators of Python,
+indexing, ``.T``, ``.sum``, ``.mean``, ``.shape`` and ``.reshape`` in common; everything else they need is here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 _Floats = NDArray[np.float64]
 _Places = NDArray[np.int64]
 _Network = Callable[[Mapping[str, Any], Any], Any]
-"""A function of torch: of weights by name and of inputs, tensors all of them."""
+"""A torch function ``network(weights, inputs)``: the weights are tensors by name, the inputs and the result tensors."""
 
 
 class Arrays(Protocol):
-    """The operations. Arrays are typed as numpy's; in a graph they are tensors of the same number formats."""
+    """The operations. The annotations say numpy arrays; in a graph they are tensors of the same number formats."""
 
     def exp(self, values: _Floats) -> _Floats:
         """Return the exponential of every value."""
@@ -32,10 +32,10 @@ class Arrays(Protocol):
         """Return the square root of every value."""
 
     def at_least(self, values: _Floats, lowest: float) -> _Floats:
-        """Return the values, those below a number replaced by it."""
+        """Return the values, with every value below ``lowest`` replaced by ``lowest``."""
 
     def at_most(self, values: _Floats, highest: float) -> _Floats:
-        """Return the values, those above a number replaced by it."""
+        """Return the values, with every value above ``highest`` replaced by ``highest``."""
 
     def max(self, values: _Floats, axis: int, *, keepdims: bool = False) -> _Floats:
         """Return the highest values along an axis."""
@@ -44,16 +44,16 @@ class Arrays(Protocol):
         """Return the lowest values along an axis."""
 
     def argmax(self, values: _Floats, axis: int) -> _Places:
-        """Return the places of the highest values along an axis, the first place on a tie."""
+        """Return the indices of the highest values along an axis; the first index on a tie."""
 
     def variance(self, values: _Floats) -> _Floats:
         """Return the population variance along the first axis."""
 
     def rising(self, values: _Floats) -> _Floats:
-        """Return the values ``[n, C]``, each row in rising order."""
+        """Return the values ``[n, C]`` with each row sorted in rising order."""
 
     def places_by_falling_value(self, values: _Floats) -> _Places:
-        """Return the places of the values ``[n, C]`` of each row by falling value; of equal values the first first."""
+        """Return the indices that sort each row of ``[n, C]`` by falling value; equal values keep their order."""
 
     def kth_lowest(self, values: _Floats, k: int) -> _Floats:
         """Return the k-th lowest value of each row of ``[n, N]``, counted from 1: ``[n]``."""
@@ -62,31 +62,31 @@ class Arrays(Protocol):
         """Return the k highest values of each row of ``[n, N]``, in any order: ``[n, k]``."""
 
     def quotients(self, numerators: _Floats, denominators: _Floats) -> _Floats:
-        """Return the quotients of values of equal shape; 0 where the denominator is 0."""
+        """Return ``numerators / denominators``, arrays of equal shape; 0 where the denominator is 0."""
 
     def taken(self, values: _Floats, places: _Places) -> _Floats:
-        """Return the values at some places along the last axis; other axes of the places may have length 1."""
+        """Return the values at the indices ``places`` along the last axis; other axes of ``places`` may be 1 long."""
 
     def placed(self, values: _Floats, places: _Places, width: int) -> _Floats:
-        """Return rows ``[n, width]`` of zeros with values ``[n, k]`` at their places ``[n, k]``."""
+        """Return rows ``[n, width]`` of zeros with values ``[n, k]`` written at the indices ``places`` ``[n, k]``."""
 
     def cumulated(self, values: _Floats) -> _Floats:
         """Return the running sums of each row of ``[n, C]``."""
 
     def number(self, number: float) -> float:
-        """Return a constant that float32 cannot hold, to compute with: a plain number in a graph has its precision."""
+        """Return a constant in full precision: a plain Python number in a graph would be rounded to float32."""
 
     def numbers(self, numbers: Sequence[float]) -> _Floats:
-        """Return constants ``[k]``."""
+        """Return several constants as an array ``[k]``."""
 
     def filled(self, values: _Floats, number: float) -> _Floats:
-        """Return one number in the shape of values."""
+        """Return an array of the shape of ``values`` that holds one number everywhere."""
 
     def by_network(self, network: _Network, weights: Mapping[str, _Floats], inputs: _Floats) -> _Floats:
-        """Run a function of torch, of weights by name and of inputs.
+        """Run a torch function on weights by name and on inputs, and return its result.
 
         Raises:
-            ValueError: shapes do not match.
+            ValueError: the shapes do not match.
         """
 
 

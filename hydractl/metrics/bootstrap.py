@@ -1,19 +1,19 @@
 """Percentile bootstrap intervals of every metric of a row, and of the paired differences between two rows.
 
-A round draws as many samples as there are, with replacement, from the ID data and from each OOD data set, each with a
-generator of its own. The draws depend on the seed, the name and the size of the data set alone: every model is
-measured on the same resamples, so that the difference of two models is computed round by round (paired).
+A round draws samples with replacement from the ID data and from each OOD data set, as many as the set has. Each set has
+its own random generator. The draws depend only on the seed, the name and the size of the data set. Every model is
+therefore measured on the same resamples, and two models can be compared round by round (paired differences).
 
-A round computes each metric of the literally repeated samples; nothing is approximated. Whatever needs an order is
-sorted once, and a round repeats the sorted values (:class:`~hydractl.metrics.samples.Resample`). scipy's bootstrap
-would draw anew for each metric and each model: no pairs, and no sharing of what is sorted.
+A round computes each metric on the samples as they were drawn, repetitions included; nothing is approximated. What
+needs an order is sorted once, and a round repeats the sorted values (:class:`~hydractl.metrics.samples.Resample`).
+scipy's bootstrap would draw anew for each metric and each model, so that nothing would be paired or shared.
 
-Wrong answers are a part of the ID samples, so their number differs between rounds, and a round may have none. Its
-metrics of errors are then left out; where that happens in more than a tenth of the rounds, as for one or two wrong
-answers, there is no interval.
+Wrong answers are some of the ID samples, so their number differs between rounds, and a round may have none. Metrics of
+wrong answers have no value in such a round. A metric without a value in more than a tenth of the rounds, as happens
+with one or two wrong answers, has no interval.
 
-A calibration error adds up distances, which grow with noise, and a resample is noisier than the data: the error in the
-rounds lies above that on the data. The rounds are moved down by the distance of their median from the value on the data
+A calibration error adds up distances, which grow with noise, and a resample is noisier than the data. The error in the
+rounds therefore lies above the error on the data. The rounds are moved so that their median is the value on the data
 (:attr:`Metric.biased`).
 
 Source: Efron and Tibshirani 1993, chapters 13 (percentile interval), 8.3 (several samples) and 10 (bias).
@@ -50,20 +50,20 @@ CONVENTIONS = {
 Counts = NDArray[np.int64]
 
 _FEWEST_ROUNDS = 0.9
-"""The share of the rounds in which a metric must have a value for an interval."""
+"""The share of the rounds in which a metric must have a value; with fewer it has no interval."""
 
 _BLOCK = 1 << 19
-"""The number of draws of the largest data set that are counted together: 4 MiB."""
+"""The number of counts of the largest data set that :func:`resample_aurocs` handles at once: 4 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """The metrics of one model, on the data and on its resamples.
+    """The metrics of one model, on the data and on each resample.
 
     Attributes:
-        values: the metric on the data itself, by dotted key; None where it has no meaning.
-        rounds: the metric in each round, [R], by dotted key, NaN in a round without a value; only for keys with a value
-            on the data.
+        values: the metric on the data, by its dotted key (e.g. "id.nll"); None if it has no value there.
+        rounds: the metric in each of R rounds, [R], by its dotted key; NaN in a round without a value. It has only the
+            keys that have a value on the data.
     """
 
     values: dict[str, float | None]
@@ -71,7 +71,7 @@ class Resampled:
 
 
 class PairedDifferenceEntry(TypedDict):
-    """A metric of one row minus that of the first: on the data, and its interval; both None where one has no value."""
+    """A metric of one row minus the same metric of the first row, and its interval; both None if a row lacks it."""
 
     value: float | None
     ci: list[float] | None
@@ -87,10 +87,10 @@ def resample(
     names: Names = None,
     advance: Callable[[int], None] = lambda rounds: None,
 ) -> Resampled:
-    """Compute every metric of a row in each round.
+    """Compute every metric of a row on the data, and again in each bootstrap round.
 
-    A metric that has a value on the data has one in every round, because no data set changes its size; those of wrong
-    answers may have none.
+    A metric without a value on the data is not computed in the rounds. A metric with a value on the data has a value in
+    every round, except metrics of wrong answers: a round may draw no wrong answer.
 
     Args:
         inside: the ID samples.
@@ -98,14 +98,14 @@ def resample(
         groups: "near", "far" or None for each OOD data set.
         rounds: the number of resamples.
         seed: the seed of the draws.
-        names: the names of the metrics to compute; None for all.
+        names: the names of the metrics to compute; None means all.
         advance: called with 1 after each round.
     """
-    # The metrics on the data themselves decide which have rounds.
+    # Measure the data first: only a metric with a value there is measured in the rounds.
     values: dict[str, float | None] = {}
     values_in_rounds: dict[str, Floats] = {}
-    row_of_data = row_blocks(inside, outside, groups)
-    for key, value in _dotted_numbers(row_of_data):
+    blocks_on_data = row_blocks(inside, outside, groups)
+    for key, value in _dotted_numbers(blocks_on_data):
         _, _, name = key.rpartition(".")
         if names is not None and name not in names:
             continue
@@ -113,21 +113,26 @@ def resample(
         if value is not None:
             values_in_rounds[key] = np.empty(rounds)
 
-    # Each round draws from every set, and measures the same metrics of what was drawn.
+    # Each round draws from every set, and measures the metrics on the drawn samples. `draws` yields, for each set, how
+    # often each sample is drawn in one round after another.
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
-    scores = _ResampledScores(inside, outside)
+    resampled_scores = _ResampledScores(inside, outside)
     for round_index in range(rounds):
         counts = {}
         resamples = {}
         for name, samples in sets.items():
             counts[name] = next(draws[name])
             resamples[name] = Resample(samples, counts[name])
-        leading, beside = scores.readings_of_draw(counts)
-        row_of_round = measured_blocks(resamples, groups, leading, beside, names)
-        numbers = dict(_dotted_numbers(row_of_round))
-        for key, in_rounds in values_in_rounds.items():
-            in_rounds[round_index] = numbers[key]  # None becomes NaN
+
+        # Of the leading OOD score, and of each score that is reported beside it.
+        leading_readings, readings_by_score = resampled_scores.readings_of_draw(counts)
+
+        # The row of this round, flattened to the same dotted keys as the row of the data.
+        blocks_of_round = measured_blocks(resamples, groups, leading_readings, readings_by_score, names)
+        values_of_round = dict(_dotted_numbers(blocks_of_round))
+        for key, rounds_of_key in values_in_rounds.items():
+            rounds_of_key[round_index] = values_of_round[key]  # None becomes NaN
         advance(1)
     return Resampled(values, values_in_rounds)
 
@@ -141,31 +146,32 @@ def resample_aurocs(
 ) -> dict[str, Resampled]:
     """Return the AUROC of several scores against each OOD data set, in the same rounds as :func:`resample`.
 
-    This is faster: the draws are made once for all scores, and many rounds are counted together, in integers until the
-    last division.
+    This is faster: all scores share the draws, and many rounds are counted together, as integers until the last
+    division.
 
     Args:
         id_scores: the OOD scores of the ID samples, [N] each, by the name of the score.
-        ood_scores: the same scores of the samples of each OOD data set, [K] each, by its name.
+        ood_scores: for each OOD data set, the same scores of its K samples, [K] each, by the name of the score.
         rounds: the number of resamples.
         seed: the seed of the draws.
 
     Returns:
-        By the name of the score, the AUROC under the name of each OOD data set.
+        For each score, by its name, the AUROC against each OOD data set; the keys are the names of the data sets.
     """
-    # A set has an AUROC if there are samples on both sides.
+    # An OOD set has an AUROC if it has samples, and the ID data have samples, too.
     sizes = {"id": _number_of_samples(id_scores)}
     sets_with_value = []
     for name, scores in ood_scores.items():
         sizes[name] = _number_of_samples(scores)
         if sizes["id"] and sizes[name]:
             sets_with_value.append(name)
+
     aurocs_by_score = {}
     for score, inside in id_scores.items():
         outside = {name: ood_scores[name][score] for name in sets_with_value}
         aurocs_by_score[score] = _ScoreAurocs(inside, outside, rounds)
 
-    # All scores are measured on the same draws, a block of rounds at a time.
+    # Measure all scores on the same draws, a block of rounds at a time. `add` stores the block's AUROCs in its object.
     draws = {name: draw(seed, name, size) for name, size in sizes.items()}
     largest_size = max(1, *sizes.values())
     rounds_in_block = max(1, _BLOCK // largest_size)
@@ -178,13 +184,13 @@ def resample_aurocs(
         for aurocs in aurocs_by_score.values():
             aurocs.add(block, counts)
 
-    # The data themselves are one round in which each sample is drawn once.
+    # Measure the data as they are: a single round in which each sample is drawn once.
     counts_of_data = {}
     for name, size in sizes.items():
         counts_of_data[name] = np.ones((size, 1), dtype=np.int64)
     resampled = {}
     for score, aurocs in aurocs_by_score.items():
-        values: dict[str, float | None] = dict.fromkeys(ood_scores)  # None where a set has no AUROC
+        values: dict[str, float | None] = dict.fromkeys(ood_scores)  # None for a set without an AUROC
         for name, auroc_of_data in aurocs.in_rounds(counts_of_data).items():
             values[name] = float(auroc_of_data[0])
         resampled[score] = Resampled(values, aurocs.rounds)
@@ -198,7 +204,7 @@ def _counts_of_next_rounds(draws: Iterator[Counts], rounds: int) -> Counts:
 
 
 def _number_of_samples(scores: Mapping[str, Floats]) -> int:
-    """Return the number of samples that have these scores, the same for each; 0 where there are no scores."""
+    """Return the number of samples that have these scores, the same for each score; 0 if there are no scores."""
     if not scores:
         return 0
     values = next(iter(scores.values()))
@@ -206,11 +212,14 @@ def _number_of_samples(scores: Mapping[str, Floats]) -> int:
 
 
 def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
-    """Return the unweighted mean over the data sets of :func:`resample_aurocs`; no value where one of them has none.
+    """Return the unweighted mean of the AUROCs of :func:`resample_aurocs` over all data sets.
+
+    The result holds the mean on the data and in each round. It has no value and no rounds if one of the sets has no
+    value, or if there are no sets.
 
     Args:
         of_sets: the AUROC against each data set.
-        key: the key of the mean.
+        key: the dotted key that the mean gets in the result.
     """
     sets = len(of_sets.values)
     values = [value for value in of_sets.values.values() if value is not None]
@@ -218,24 +227,24 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
         return Resampled({key: None}, {})
     mean = math.fsum(values) / sets
 
-    rounds_of_sets = list(of_sets.rounds.values())
-    by_round = np.stack(rounds_of_sets, axis=1)  # [R, sets]
-    # The exact sum is rounded once, like the means of :func:`resample`, whatever the order of the data sets.
-    sums = [math.fsum(values_in_round) for values_in_round in by_round]
-    mean_in_rounds = np.asarray(sums) / sets
+    aurocs_in_rounds = list(of_sets.rounds.values())
+    auroc_by_round = np.stack(aurocs_in_rounds, axis=1)  # [R, sets]
+    # fsum rounds an exact sum once. The mean is then the same in any order of the sets, and the same as in `resample`.
+    sums_in_rounds = [math.fsum(values_in_round) for values_in_round in auroc_by_round]
+    mean_in_rounds = np.asarray(sums_in_rounds) / sets
     return Resampled({key: mean}, {key: mean_in_rounds})
 
 
 def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resampled:
-    """Compute ``id.accuracy`` and ``id.nll`` alone, in the same rounds as :func:`resample` and much faster.
+    """Compute only ``id.accuracy`` and ``id.nll``, in the same rounds as :func:`resample` but much faster.
 
     Args:
         inside: labelled ID samples.
-        rounds: the number of resamples.
+        rounds: R, the number of resamples.
         seed: the seed of the draws.
     """
-    assert inside.label_log_probs is not None  # as the labels
-    # Both metrics are means of one term a sample, [N].
+    assert inside.label_log_probs is not None  # labelled samples have it
+    # Each metric is the mean over samples of one term, [N].
     terms_by_key = {
         "id.accuracy": inside.correct.astype(np.float64),
         "id.nll": -inside.label_log_probs,
@@ -244,6 +253,7 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
     counts_of_rounds = [next(draws) for _ in range(rounds)]
     counts = np.stack(counts_of_rounds)  # [R, N]
 
+    # In a round the sum of the terms of the drawn samples is the product of counts and terms.
     values: dict[str, float | None] = {}
     values_in_rounds = {}
     for key, terms in terms_by_key.items():
@@ -254,51 +264,66 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
-    """Return ``[low, high]`` of every metric by its dotted key; None where the metric has no value on the data.
+    """Return the interval ``[low, high]`` of every metric by its dotted key.
 
-    They are the (1 - level)/2 and (1 + level)/2 quantiles of the rounds.
+    The ends are the (1 - level)/2 and (1 + level)/2 quantiles of the rounds. None if the metric has no value on the
+    data, or too few rounds with a value.
+
+    Args:
+        resampled: the metrics of a row, on the data and in the rounds.
+        level: the share of the rounds that an interval holds.
     """
-    by_key: dict[str, list[float] | None] = {}
+    interval_by_key: dict[str, list[float] | None] = {}
     for key, value in resampled.values.items():
         if value is None:
-            by_key[key] = None
+            interval_by_key[key] = None
             continue
         rounds = _with_bias_removed(key, resampled.rounds[key], value)
         interval = _interval(rounds, level)
         if interval is not None and _is_biased(key):
             low, high = interval
-            interval = [max(low, 0.0), high]  # the rounds were moved, but no error is negative
-        by_key[key] = interval
-    return by_key
+            interval = [max(low, 0.0), high]  # moving the rounds may push one below 0, but no error is negative
+        interval_by_key[key] = interval
+    return interval_by_key
 
 
 def paired_differences(first: Resampled, other: Resampled, level: float = 0.95) -> dict[str, PairedDifferenceEntry]:
-    """Return the differences other minus first of every metric by its dotted key, with their intervals.
+    """Return the difference ``other - first`` of every metric by its dotted key, each with its interval.
 
-    They are paired: an interval is that of the differences round by round. A metric that one of the two does not have
-    has neither. The two must come from the same data, seed and number of rounds.
+    The differences are paired: the interval is that of the differences in each round. If one of the two lacks a metric,
+    the difference and the interval are None. Both must come from the same data, seed and number of rounds.
+
+    Args:
+        first, other: the metrics of two rows, on the data and in the same rounds.
+        level: the share of the rounds that an interval holds.
 
     Raises:
         ValueError: the two differ in their number of rounds.
     """
     differences: dict[str, PairedDifferenceEntry] = {}
-    for key, other_value in other.values.items():
-        first_value = first.values.get(key)
-        if other_value is None or first_value is None:
+    for key, value in other.values.items():
+        value_of_first = first.values.get(key)
+        if value is None or value_of_first is None:
             differences[key] = {"value": None, "ci": None}
             continue
-        first_rounds = first.rounds[key]
-        other_rounds = other.rounds[key]
-        if len(first_rounds) != len(other_rounds):
+        rounds_of_first = first.rounds[key]
+        rounds = other.rounds[key]
+        if len(rounds_of_first) != len(rounds):
             raise ValueError("two rows of different numbers of rounds cannot be compared")
-        difference = other_value - first_value
-        difference_in_rounds = _with_bias_removed(key, other_rounds - first_rounds, difference)
+        difference = value - value_of_first
+        difference_in_rounds = _with_bias_removed(key, rounds - rounds_of_first, difference)
         differences[key] = {"value": difference, "ci": _interval(difference_in_rounds, level)}
     return differences
 
 
 def _with_bias_removed(key: str, rounds: Floats, value: float) -> Floats:
-    """Return the rounds of a metric; those of a biased metric moved so that their median is its value on the data."""
+    """Return the values of a metric in the rounds; if the metric is biased, shifted so that their median is ``value``.
+
+    Args:
+        key: the dotted key of the metric.
+        rounds: its values in the rounds, [R].
+        value: its value on the data.
+    """
     if not _is_biased(key):
         return rounds
     bias = np.median(rounds) - value
@@ -306,7 +331,7 @@ def _with_bias_removed(key: str, rounds: Floats, value: float) -> Floats:
 
 
 def _is_biased(key: str) -> bool:
-    """Return whether a dotted key is that of a metric whose rounds lie above the value on the data."""
+    """Return whether the metric of a dotted key (e.g. "id.ece") is biased: higher in the rounds than on the data."""
     for metric in (*metrics("id"), *metrics("errors")):
         if not metric.biased:
             continue
@@ -317,10 +342,16 @@ def _is_biased(key: str) -> bool:
 
 
 def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
-    """Yield for one round after another, without end, how often each of n samples is drawn, [n]; they add up to n.
+    """Yield without end, for each round, how often each of n samples is drawn, [n]; the counts add up to n.
 
-    The rounds are the same for the same seed, name of the data set and n.
+    The same seed, name of the data set and n give the same rounds.
+
+    Args:
+        seed: the seed of all draws.
+        name: the name of the data set.
+        n: its number of samples.
     """
+    # Seed the generator with the seed and 8 words of 32 bits from the name.
     encoded_name = name.encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(encoded_name).digest()
     words = np.frombuffer(digest, dtype="<u4").tolist()
@@ -334,9 +365,9 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
 
 
 def _interval(values: Floats, level: float) -> list[float] | None:
-    """Return ``[low, high]``, between which the middle share ``level`` of the values [R] lies that are not NaN.
+    """Return ``[low, high]``, the ends of the middle share ``level`` of the values [R]; NaN values are left out.
 
-    None where too many are.
+    None if more than a tenth of the values are NaN.
     """
     known = values[~np.isnan(values)]
     if len(known) < _FEWEST_ROUNDS * len(values):
@@ -348,9 +379,14 @@ def _interval(values: Floats, level: float) -> list[float] | None:
 
 
 def _dotted_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield the dotted key and the value of all metrics in nested blocks; counts, groups and pairs are left out."""
+    """Yield the dotted key and the value of every metric in nested blocks; counts, groups and pairs are left out.
+
+    Args:
+        row: blocks of metrics by name, e.g. {"id": {"n": 10, "nll": 0.5}} gives ("id.nll", 0.5).
+        prefix: what every key begins with.
+    """
     for key, value in row.items():
-        # The check for a number comes first: it is ten times as fast as that for a mapping, and most are numbers.
+        # Most values are numbers, and the test for a float is ten times as fast as the test for a mapping.
         if not isinstance(value, float) and isinstance(value, Mapping):
             yield from _dotted_numbers(value, f"{prefix}{key}.")
         elif key not in ("n", "group", "pairs"):
@@ -361,18 +397,23 @@ def _dotted_numbers(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 class _ResampledCurve:
-    """The curve of one OOD data set on resamples: the thresholds stay, only the samples they flag are counted anew.
+    """The curve of the ID samples against one OOD data set, on resamples.
+
+    The thresholds are those of the whole data; a draw changes only how many samples each threshold flags.
 
     Args:
         id_scores: OOD scores of the ID samples, [N].
-        ood_scores: those of the OOD samples, [K].
+        ood_scores: OOD scores of the OOD samples, [K].
     """
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
+        # The thresholds are the distinct scores of all samples. They stay the same for every draw.
+        """Sort the scores [N] and [K] once, for the curves of all draws."""
         all_scores = np.concatenate([id_scores, ood_scores])
         thresholds = np.unique(all_scores)[::-1]  # falling, [T]
 
-        # Of each side: the places of the samples by rising score, and how many of them lie below each threshold, [T].
+        # For the ID samples and then for the OOD samples: the indices that sort them by rising score, [N] or [K], and
+        # the number of samples below each threshold, [T].
         self._id_order = np.argsort(id_scores, kind="stable")
         rising_id_scores = id_scores[self._id_order]
         self._id_below = np.searchsorted(rising_id_scores, thresholds, side="left")
@@ -381,7 +422,12 @@ class _ResampledCurve:
         self._ood_below = np.searchsorted(rising_ood_scores, thresholds, side="left")
 
     def curve_of_draw(self, inside: Counts, outside: Counts) -> Curve | None:
-        """Return the curve, given how often each ID and each OOD sample is drawn; None if none of one side is."""
+        """Return the curve of one draw; None if it holds no ID sample or no OOD sample.
+
+        Args:
+            inside: how often each ID sample is drawn, [N].
+            outside: how often each OOD sample is drawn, [K].
+        """
         if not inside.any() or not outside.any():
             return None
         ood_counts = outside[self._ood_order]
@@ -392,26 +438,27 @@ class _ResampledCurve:
 
 
 _CurveOfSet = _ResampledCurve | None
-"""None where the score says nothing of a single member."""
+"""None if the score is constant for a model of one member."""
 
 
 class _ResampledAnswers:
-    """The answers to labelled ID samples, in the order of one score, on resamples.
+    """The answers to labelled ID samples on resamples, ordered by one score.
 
     Args:
         inside: the ID samples.
         name: the name of the score.
-        scores: its values, [N].
+        scores: the score of each ID sample, [N].
     """
 
     def __init__(self, inside: Samples, name: str, scores: Floats) -> None:
+        """Prepare the curve and the samples once, for the answers of all draws."""
         self._correct = inside.correct
         self._curve = _ResampledCurve(scores[inside.correct], scores[~inside.correct])
         self._by_score = by_score(inside, scores)
         self._by_probability = by_probability(inside, name, scores)
 
     def answers_of_draw(self, counts: Counts) -> Answers:
-        """Return the answers, given how often each sample is drawn, [N]."""
+        """Return the answers of one draw; ``counts`` says how often each ID sample is drawn, [N]."""
         curve = self._curve.curve_of_draw(counts[self._correct], counts[~self._correct])
         drawn_by_probability = None
         if self._by_probability is not None:
@@ -420,18 +467,19 @@ class _ResampledAnswers:
 
 
 class _ResampledScore:
-    """One score on resamples: the curves of all OOD data sets, and the answers to labelled ID samples.
+    """One score on resamples: the curve of each OOD data set, and the answers to labelled ID samples.
 
     Args:
         inside: the ID samples.
         name: the name of the score.
-        id_scores: its values of the ID samples, [N]; None where it says nothing of a single member.
-        ood_scores: those of the samples of each OOD data set, by its name.
+        id_scores: the score of each ID sample, [N]; None if the score is constant for a model of one member.
+        ood_scores: the scores of the samples of each OOD data set, [K] or None, by the name of the set.
     """
 
     def __init__(
         self, inside: Samples, name: str, id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
     ) -> None:
+        """Prepare a curve for each OOD set and, for labelled ID samples with a score, their answers."""
         self._curves: dict[str, _CurveOfSet] = for_each_set(_ResampledCurve, id_scores, ood_scores)
         self._labelled = inside.labels is not None
         self._answers: _ResampledAnswers | None = None
@@ -439,12 +487,20 @@ class _ResampledScore:
             self._answers = _ResampledAnswers(inside, name, id_scores)
 
     def readings_of_draw(self, counts: Mapping[str, Counts]) -> ScoreReadings:
-        """Return the curves and the answers, given how often each sample of each data set is drawn."""
+        """Return the curves and the answers of one draw.
+
+        Args:
+            counts: for each data set, how often each of its samples is drawn; the ID data are named ``id``.
+
+        Returns:
+            The curve of each OOD set, None if there is none, and the answers: None for data without labels, and empty
+            :class:`Answers` for labelled data without a score or without samples.
+        """
         id_counts = counts["id"]
         curves: dict[str, Curve | None] = dict.fromkeys(self._curves)
-        for name, curve in self._curves.items():
-            if curve is not None:
-                curves[name] = curve.curve_of_draw(id_counts, counts[name])
+        for name, resampled_curve in self._curves.items():
+            if resampled_curve is not None:
+                curves[name] = resampled_curve.curve_of_draw(id_counts, counts[name])
         if not self._labelled:
             return ScoreReadings(curves, None)
         if self._answers is None:
@@ -453,17 +509,20 @@ class _ResampledScore:
 
 
 class _ResampledScores:
-    """The leading score, and each that is reported beside it, on resamples."""
+    """The leading score and all scores that are reported beside it, on resamples."""
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
+        # The score by which a model is measured first (e.g. msp), on the ID samples and on each OOD set.
+        """Prepare every score of the ID samples and of each OOD set, by its name, for all draws."""
         leading_scores = {name: samples.score for name, samples in outside.items()}
         self._leading = _ResampledScore(inside, inside.leading, inside.score, leading_scores)
 
+        # Every score that is reported beside it. The leading score may be among them, under its own name.
         self._beside: dict[str, _ResampledScore] = {}
         all_samples = [inside, *outside.values()]
         for score, id_scores in inside.scores.items():
             if _equals_leading_score(score, all_samples):
-                self._beside[score] = self._leading  # the same object, so that it is counted once
+                self._beside[score] = self._leading  # sharing the object saves counting it twice
                 continue
             ood_scores = {}
             for name, samples in outside.items():
@@ -471,10 +530,12 @@ class _ResampledScores:
             self._beside[score] = _ResampledScore(inside, score, id_scores, ood_scores)
 
     def readings_of_draw(self, counts: Mapping[str, Counts]) -> tuple[ScoreReadings, dict[str, ScoreReadings]]:
-        """Return the readings of the leading score, and those of the others by name.
+        """Return the readings of the leading score, and the readings of the other scores by name.
+
+        A score that equals the leading one has the same readings object.
 
         Args:
-            counts: for each data set, how often each sample is drawn, the ID data as ``id``.
+            counts: for each data set, how often each of its samples is drawn; the ID data are named ``id``.
         """
         leading = self._leading.readings_of_draw(counts)
         beside = {}
@@ -490,31 +551,31 @@ def _drawn_at_or_above(counts: Counts, below: Counts) -> Counts:
     """Return the number of drawn samples at or above each threshold, [T].
 
     Args:
-        counts: how often each sample is drawn, by rising score, [N].
-        below: the number of samples below each threshold, before any draw, [T].
+        counts: how often each sample is drawn, [N]; the samples are in order of rising score.
+        below: the number of samples of the whole data below each threshold, [T].
     """
     n = len(counts)
-    drawn_among_first = np.zeros(n + 1, dtype=np.int64)  # among the first 0..N by rising score
+    drawn_among_first = np.zeros(n + 1, dtype=np.int64)  # entry i: of the first i samples
     np.cumsum(counts, out=drawn_among_first[1:])
     return drawn_among_first[n] - drawn_among_first[below]
 
 
 def _equals_leading_score(score: str, sets: Iterable[Samples]) -> bool:
-    """Return whether a score that is reported beside the leading one has the same values and meaning, on all sets."""
+    """Return whether a score beside the leading one has the same meaning and, on all sets, the same values as it."""
     for samples in sets:
         if chance_of(score) != chance_of(samples.leading):
             return False
-        leading = samples.score
-        beside = samples.scores[score]
-        if leading is None or beside is None:
+        leading_scores = samples.score
+        scores_beside = samples.scores[score]
+        if leading_scores is None or scores_beside is None:
             return False
-        if not np.array_equal(leading, beside):
+        if not np.array_equal(leading_scores, scores_beside):
             return False
     return True
 
 
 class _ScoreAurocs:
-    """The AUROC of one score against each OOD data set, in many rounds at once.
+    """The AUROC of one score against each OOD data set, computed for many rounds at once.
 
     Args:
         id_scores: the scores of the ID samples, [N].
@@ -522,10 +583,11 @@ class _ScoreAurocs:
         rounds: R, the number of rounds.
 
     Attributes:
-        rounds: the AUROC against each data set in each round, [R], by its name.
+        rounds: the AUROC against each data set in each round, [R], by its name; filled by :meth:`add`.
     """
 
     def __init__(self, id_scores: Floats, ood_scores: Mapping[str, Floats], rounds: int) -> None:
+        """Sort the ID scores once, and make room for the AUROC of each round."""
         self._id_order = np.argsort(id_scores, kind="stable")
         self._rising_id_scores = id_scores[self._id_order]
         self._ood_scores = ood_scores
@@ -534,11 +596,12 @@ class _ScoreAurocs:
             self.rounds[name] = np.empty(rounds)
 
     def add(self, block: range, counts: Mapping[str, Counts]) -> None:
-        """Measure the rounds of a block.
+        """Measure the rounds of a block, and store their AUROCs in :attr:`rounds`.
 
         Args:
-            block: the numbers of r rounds.
-            counts: for each data set, how often each sample is drawn in them, [N, r], the ID data as ``id``.
+            block: the indices of r successive rounds.
+            counts: for each data set, how often each sample is drawn in these rounds, [N, r]; the ID data are named
+                ``id``.
         """
         aurocs_in_block = self.in_rounds(counts)
         for name, aurocs in aurocs_in_block.items():
@@ -546,12 +609,19 @@ class _ScoreAurocs:
             in_all_rounds[block.start : block.stop] = aurocs
 
     def in_rounds(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
-        """Return the AUROC against each data set in r rounds, [r], from counts as of :meth:`add`."""
+        """Return the AUROC against each data set in r rounds, [r], by its name.
+
+        Args:
+            counts: for each data set, how often each sample is drawn in these rounds, [N, r]; the ID data are named
+                ``id``.
+        """
         id_counts = counts["id"]
         samples, rounds = id_counts.shape
-        # The number of drawn ID samples among the first 0..N by rising score.
+        # Row i holds the number of drawn ID samples among the i samples of lowest score, [N + 1, r].
         drawn_among_first = np.zeros((samples + 1, rounds), dtype=np.int64)
         np.cumsum(id_counts[self._id_order], axis=0, out=drawn_among_first[1:])
+
+        # The AUROC is the share of pairs (OOD sample, ID sample) in which the OOD sample scores higher.
         aurocs = {}
         for name, scores in self._ood_scores.items():
             twice_u = self._twice_u(drawn_among_first, scores, counts[name])
@@ -560,16 +630,19 @@ class _ScoreAurocs:
         return aurocs
 
     def _twice_u(self, drawn_among_first: Counts, ood_scores: Floats, ood_counts: Counts) -> Counts:
-        """Return twice the Mann-Whitney U of the OOD side in each round, [r].
+        """Return twice the Mann-Whitney U of the OOD samples in each round, [r].
+
+        U counts the pairs of drawn samples in which the OOD sample scores higher than the ID sample; ties count half.
 
         Args:
-            drawn_among_first: the number of drawn ID samples among the first 0..N by rising score, [N + 1, r].
+            drawn_among_first: row i: the number of drawn ID samples among the i samples of lowest score, [N + 1, r].
             ood_scores: the scores of the OOD samples, [K].
             ood_counts: how often each of them is drawn, [K, r].
         """
-        # For each OOD sample, the ID samples below it, and those at or below it: before any draw, then among the drawn.
+        # For each OOD sample: the number of ID samples below it, and at or below it, in the whole data...
         ids_below = np.searchsorted(self._rising_id_scores, ood_scores, side="left")  # [K]
         ids_at_or_below = np.searchsorted(self._rising_id_scores, ood_scores, side="right")
+        # ... and among the drawn ID samples.
         lower = drawn_among_first[ids_below]  # [K, r]
         lower_or_equal = drawn_among_first[ids_at_or_below]
         twice_lower = lower + lower_or_equal  # twice the ID samples below each OOD sample, ties half: [K, r]

@@ -1,9 +1,9 @@
-"""Temperature and vector scaling of the averaged prediction: pool, then calibrate.
+"""Temperature and vector scaling of the averaged prediction: pool the members first, then calibrate.
 
-A calibration acts on log p of the mean over members, and never on the members' logits:
-``log_softmax(log p * scale + bias)``. It therefore changes confidence, the scores ``msp`` and ``entropy``, nll, brier,
-ece and aece, aurc and accuracy by confidence through the order of the samples, and the predicted class only with
-``vector``. ``energy``, ``maxlogit``, ``mi``, ``variance``, votes and disagreement keep the members as they are.
+A calibration turns log p of the mean over members into ``log_softmax(log p * scale + bias)``. It never changes the
+members' logits. It therefore changes the confidence, the scores ``msp`` and ``entropy``, nll, brier, ece and aece, and,
+through the order of the samples, aurc and accuracy by confidence. Only the kind ``vector`` can change the predicted
+class. ``energy``, ``maxlogit``, ``mi``, ``variance``, votes and disagreement describe the uncalibrated members.
 
 Source: Guo et al. 2017 (both kinds); Rahaman and Thiery 2021 (pool, then calibrate).
 """
@@ -27,7 +27,7 @@ CALIBRATION_KINDS = ("temperature", "vector")
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
 RIDGE = 1e-6
-"""Weight of the squared distance from temperature scaling in :func:`fit_vector`, against the mean NLL in nats."""
+"""Weight of the squared distance from temperature scaling in :func:`fit_vector`, relative to the mean NLL in nats."""
 
 CONVENTIONS = {
     "calibration": "Acts on log p of the averaged prediction (pool, then calibrate): log_softmax(log p * scale + bias);"
@@ -40,12 +40,12 @@ _NO_CALIBRATION = "a calibration is a temperature, or one finite scale and bias 
 _LARGEST_NUMBER = 1e9
 """The largest magnitude of a scale or bias."""
 
-# log p * scale and the square of log p must stay float64, whatever the logits were.
+# log p is raised to this, so that neither log p * scale nor the square of log p overflows float64.
 _LOWEST_LOG_P = -1e150
 
 
 class CalibrationEntry(TypedDict):
-    """A calibration as files and rows hold it.
+    """A calibration in the form in which files and rows hold it.
 
     ``temperature`` is null for the kind ``vector``; ``scale`` and ``bias`` are null for the kind ``temperature``.
     """
@@ -65,6 +65,7 @@ class Calibration:
     bias: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        """Check the numbers of scales and biases, and their values."""
         is_valid = self._has_right_counts() and self._has_usable_numbers()
         if not is_valid:
             raise InputError(_NO_CALIBRATION)
@@ -72,17 +73,17 @@ class Calibration:
             raise InputError("a temperature is above 0")
 
     def _has_right_counts(self) -> bool:
-        """Return whether there are as many scales and biases as the kind has."""
+        """Return whether the kind is known and the numbers of scales and biases are right for it."""
         scales = len(self.scale)
         biases = len(self.bias)
-        if self.kind not in CALIBRATION_KINDS:  # as a file may say
+        if self.kind not in CALIBRATION_KINDS:  # a file may hold any text
             return False
         if self.kind == "temperature":
             return scales == 1 and biases == 0
         return scales >= 1 and biases == scales
 
     def _has_usable_numbers(self) -> bool:
-        """Return whether all scales and biases are finite and not larger than any fit needs."""
+        """Return whether all scales and biases are finite and at most 1e9 in magnitude, more than any fit needs."""
         numbers = np.array([*self.scale, *self.bias])
         if not np.isfinite(numbers).all():
             return False
@@ -91,7 +92,7 @@ class Calibration:
 
     @property
     def temperature(self) -> float | None:
-        """The temperature T, for the kind ``temperature``; else None."""
+        """The temperature T for the kind ``temperature``; None for the kind ``vector``."""
         if self.kind != "temperature":
             return None
         inverse_temperature = self.scale[0]
@@ -107,7 +108,11 @@ class Calibration:
         return log_softmax(scaled)
 
     def scaled(self, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-        """Return ``log p * scale + bias`` [N, C], whose softmax is the calibrated p, from log p [N, C].
+        """Return ``log p * scale + bias`` [N, C] from log p [N, C]; its softmax is the calibrated p.
+
+        Args:
+            log_probs: log p of the averaged prediction, [N, C].
+            arrays: the operations: on numpy arrays, or on tensors of an exported graph.
 
         Raises:
             InputError: vector scaling was fitted for another number of classes.
@@ -134,7 +139,7 @@ class Calibration:
 
     @classmethod
     def of_temperature(cls, temperature: float) -> Calibration:
-        """Return the calibration that divides log p by a temperature, rounded to twelve digits.
+        """Return the calibration that divides log p by a temperature; the temperature is rounded to twelve digits.
 
         Raises:
             InputError: the temperature is outside 1e-9..1e9.
@@ -146,10 +151,10 @@ class Calibration:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Calibration:
-        """Read a document that :meth:`to_json` wrote; further entries are ignored.
+        """Read a document that :meth:`to_json` wrote; entries that it does not write are ignored.
 
         Raises:
-            InputError: it is not such a document.
+            InputError: the document has another form.
         """
         try:
             kind = document["kind"]
@@ -164,19 +169,19 @@ class Calibration:
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the temperature of lowest NLL, between 0.01 and 100.
+    """Fit the temperature of lowest mean NLL (negative log likelihood of the labels), between 0.01 and 100.
 
-    The NLL is convex in 1/T: its minimum is the one zero of its derivative, which scipy's brentq finds. Where the
-    minimum lies outside the range, the nearer end is returned: 0.01 when every prediction is right (the lower T, the
-    lower the NLL), 100 when the labels are no more probable than the other classes. Where the NLL does not depend on T
-    (one class only, all classes equally probable, every label certain), T is 1.
+    The NLL is convex in the scale 1/T, so scipy's brentq finds its minimum as the only zero of its derivative. If the
+    minimum lies outside the range, the nearer end is returned: 0.01 if every prediction is right (a lower T always
+    lowers the NLL), 100 if the labels are no more probable than the other classes. If the NLL does not depend on T, T
+    is 1: with one class only, with equally probable classes, or with certain labels.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
         labels: [N] integers in 0..C-1.
 
     Raises:
-        InputError: no sample, or a label outside 0..C-1.
+        InputError: there is no sample, or a label is outside 0..C-1.
     """
     from scipy.optimize import brentq
 
@@ -196,28 +201,28 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     if falls_throughout:
         return Calibration.of_temperature(LOWEST_TEMPERATURE)
 
-    # A scale is found to 14 digits, two more than are kept.
+    # Find the scale to 14 digits, two more than the temperature keeps.
     scale = brentq(_slope_of_nll, lowest_scale, highest_scale, args=(log_probs, checked_labels), xtol=1e-14, rtol=1e-14)
     return Calibration.of_temperature(1.0 / scale)
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the scales and biases of lowest NLL, held near temperature scaling by a weak ridge.
+    """Fit the scales and biases of lowest mean NLL; a weak ridge holds them near temperature scaling.
 
-    Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2) with scipy's L-BFGS-B, T from
-    :func:`fit_temperature`. The function is convex and has one minimum. The ridge settles what the data leave open: a
-    constant added to all biases, a class that no sample has, and scales that would grow without bound where a class is
+    Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2) with scipy's L-BFGS-B; T comes from
+    :func:`fit_temperature`. The function is convex and has one minimum. The ridge decides what the data leave open: a
+    constant added to all biases, a class without samples, and scales that would grow without bound because a class is
     always told apart.
 
-    The search ends after 500 steps at the latest. It needs them where classes are many and their samples few (1,000
-    classes of five samples: 40 s on one core); the point reached by then is no worse than any before it.
+    The search ends after 500 steps at the latest. It needs that many when there are many classes with few samples each
+    (1,000 classes of five samples: 40 s on one core). The point reached by then is no worse than any before it.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
         labels: [N] integers in 0..C-1.
 
     Raises:
-        InputError: no sample, or a label outside 0..C-1.
+        InputError: there is no sample, or a label is outside 0..C-1.
     """
     from scipy.optimize import minimize
 
@@ -225,12 +230,15 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     classes = log_probs.shape[1]
     temperature_scaling = fit_temperature(log_probs, checked_labels)
     inverse_temperature = temperature_scaling.scale[0]
-    # A point of the search holds the scales [C], then the biases [C]. It starts at temperature scaling.
-    scales = np.full(classes, inverse_temperature)
-    biases = np.zeros(classes)
-    centre = np.concatenate([scales, biases])
+
+    # A point of the search is one vector [2C]: the scales, then the biases. Temperature scaling is the centre of the
+    # ridge and the start of the search.
+    start_scales = np.full(classes, inverse_temperature)
+    start_biases = np.zeros(classes)
+    centre = np.concatenate([start_scales, start_biases])
 
     def value_and_gradient(point: Floats) -> tuple[float, Floats]:
+        """Return what is minimised at a point [2C], mean NLL plus ridge, and its gradient [2C]."""
         scale = point[:classes]
         bias = point[classes:]
         nll, nll_gradient = _nll_and_gradient(log_probs, checked_labels, scale, bias)
@@ -239,8 +247,8 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
         ridge_gradient = RIDGE * from_centre
         return nll + ridge, nll_gradient + ridge_gradient
 
-    # Only the gradient or 500 steps end the search: where the function is as flat as the ridge, a step that hardly
-    # lowers the value does not say that the minimum is near.
+    # Only a small gradient or 500 steps end the search (ftol is 0). The ridge is flat, so a step may hardly lower the
+    # value although the minimum is far away.
     limits = {"gtol": 1e-8, "ftol": 0.0, "maxiter": 500, "maxfun": 50_000}
     result = minimize(value_and_gradient, centre, method="L-BFGS-B", jac=True, options=limits)
     scale = result.x[:classes].tolist()
@@ -257,16 +265,16 @@ def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Cal
 
 
 def _twelve_digits(value: float) -> float:
-    """Return a value rounded to twelve digits, so that T does not change when it is computed anew from 1/T."""
+    """Return a value rounded to twelve digits, so that computing T from the stored 1/T gives the same T again."""
     text = f"{value:.12g}"
     return float(text)
 
 
 def _checked_labels(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int64]:
-    """Return the labels [N] of log p [N, C] as int64.
+    """Check the labels [N] of log p [N, C], and return them as int64.
 
     Raises:
-        InputError: no sample, or a label outside 0..C-1.
+        InputError: there is no sample, or a label is outside 0..C-1.
     """
     if log_probs.ndim != 2 or not log_probs.size:
         raise InputError("a calibration needs at least one labelled sample")
@@ -274,7 +282,7 @@ def _checked_labels(log_probs: np.ndarray, labels: np.ndarray) -> NDArray[np.int
 
 
 def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
-    """Return slices that cover the samples of log p [N, C], so short that temporaries stay in the cache."""
+    """Return slices that together cover the rows of log p [N, C]; one block's temporary arrays fit in the CPU cache."""
     samples, classes = log_probs.shape
     step = max(1, probabilities.BLOCK_VALUES // classes)
     slices = []
@@ -284,7 +292,7 @@ def _blocks_of_rows(log_probs: np.ndarray) -> list[slice]:
 
 
 def _depends_on_temperature(log_probs: np.ndarray) -> bool:
-    """Return whether the classes of some sample differ in probability by more than rounding."""
+    """Return whether the temperature matters: in some sample the log p of the classes differ by more than rounding."""
     for rows in _blocks_of_rows(log_probs):
         block = log_probs[rows]
         spread = block.max(axis=1) - block.min(axis=1)
@@ -295,42 +303,59 @@ def _depends_on_temperature(log_probs: np.ndarray) -> bool:
 
 
 def _slope_of_nll(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
-    """Return the derivative of the mean NLL with respect to the scale: the mean of E[log p] - log p_y."""
+    """Return the derivative of the mean NLL by the scale: the mean over samples of E[log p] - log p_y.
+
+    E is the expectation under the calibrated p, and y the label.
+
+    Args:
+        scale: the inverse temperature.
+        log_probs: log p [N, C] before calibration.
+        labels: [N].
+    """
     slope = 0.0
     for rows in _blocks_of_rows(log_probs):
         block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
         calibrated_probs = softmax(block * scale)
-        expected = np.einsum("nc,nc->n", calibrated_probs, block)
+        expected_log_probs = np.einsum("nc,nc->n", calibrated_probs, block)  # E[log p], [n]
         every_sample = np.arange(len(block))
         label_log_probs = block[every_sample, labels[rows]]
-        differences = expected - label_log_probs
-        slope += float(differences.sum())
+        slopes_of_samples = expected_log_probs - label_log_probs
+        slope += float(slopes_of_samples.sum())
     return slope / len(labels)
 
 
 def _nll_and_gradient(
     log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats
 ) -> tuple[float, Floats]:
-    """Return the mean NLL with these scales and biases [C], and its gradient [2C], by scale and then by bias."""
+    """Return the mean NLL under vector scaling, and its gradient [2C]: by the C scales, then by the C biases.
+
+    Args:
+        log_probs: log p [N, C] before calibration.
+        labels: [N].
+        scale: one scale for each class, [C].
+        bias: one bias for each class, [C].
+    """
     nll = 0.0
     scale_gradient = np.zeros_like(scale)
     bias_gradient = np.zeros_like(bias)
     for rows in _blocks_of_rows(log_probs):
         block = np.maximum(log_probs[rows], _LOWEST_LOG_P)  # [n, C]
         every_sample = np.arange(len(block))
-        at_label = (every_sample, labels[rows])  # picks of each sample the entry of its label
+        label_entries = (every_sample, labels[rows])  # an index that picks the label's entry of each row
         scaled = block * scale + bias
         _, shifted, powers, total = shifted_powers(scaled)
 
-        # Calibrated log p of the labels.
+        # Add minus the calibrated log p of the labels.
         log_totals = np.log(total[:, 0])  # [n]
-        label_log_probs = shifted[at_label] - log_totals
+        label_log_probs = shifted[label_entries] - log_totals
         nll -= float(label_log_probs.sum())
 
-        # The gradient by the scaled logarithms is p - 1[y = k], [n, C].
-        error = np.divide(powers, total, out=powers)
-        error[at_label] -= 1.0
-        scale_gradient += np.einsum("nc,nc->c", error, block)
-        bias_gradient += error.sum(axis=0)
+        # The derivative of a sample's NLL by the scaled log p of class k is p_k - 1[y = k], [n, C]. By the chain rule,
+        # multiply it by log p for the derivative by the scale; it is itself the derivative by the bias. Then add up
+        # over the samples.
+        derivative = np.divide(powers, total, out=powers)
+        derivative[label_entries] -= 1.0
+        scale_gradient += np.einsum("nc,nc->c", derivative, block)
+        bias_gradient += derivative.sum(axis=0)
     gradient = np.concatenate([scale_gradient, bias_gradient])
     return nll / len(labels), gradient / len(labels)

@@ -1,4 +1,4 @@
-"""Confidence intervals, at 95 % where nothing else is said: of a share, of a difference of shares, and of a mean."""
+"""Confidence intervals of a share, of a difference of shares, and of a mean; at 95 % unless said otherwise."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ Z_95 = 1.959963984540054
 
 
 class ConfidenceInterval(NamedTuple):
-    """The ends of an interval."""
+    """The lower and the upper end of an interval."""
 
     low: float
     high: float
 
 
 def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInterval:
-    """Return the score interval of the share of ``count`` among ``total`` > 0 samples.
+    """Return Wilson's score interval of the share ``count / total``; ``total`` is above 0.
 
-    ``z`` is the quantile of the normal distribution at the upper end.
+    ``z`` is the normal quantile of the upper end, e.g. 1.96 for a 95 % interval.
 
     The formula is written out because importing scipy.stats would take more than a second of every eval; a test
     compares it with scipy's.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
+    # The interval is not symmetric around the share: its middle is pulled towards 1/2.
     share = count / total
     spread = z * z / total
     middle = share + spread / 2
@@ -35,7 +36,8 @@ def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInt
     half = z * math.sqrt(variance)
     low = (middle - half) / (1 + spread)
     high = (middle + half) / (1 + spread)
-    # At a count of 0 or of all samples one end is exactly 0 or 1; the formula gives it but for rounding.
+
+    # With a count of 0 or of all samples one end is exactly 0 or 1; the formula would miss it by rounding.
     if count == 0:
         low = 0.0
     if count == total:
@@ -46,9 +48,9 @@ def share_interval(count: float, total: float, z: float = Z_95) -> ConfidenceInt
 def share_difference_interval(
     count: float, total: float, other_count: float, other_total: float, z: float = Z_95
 ) -> ConfidenceInterval:
-    """Return the interval of the share of ``count`` among ``total`` samples minus that of other, independent samples.
+    """Return the interval of ``count / total - other_count / other_total``, shares of two independent sets of samples.
 
-    ``z`` is the quantile of the normal distribution at the upper end; both totals are above 0.
+    ``z`` is the normal quantile of the upper end, e.g. 1.96 for a 95 % interval; both totals are above 0.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: from the
     score intervals of both shares, without a continuity correction.
@@ -58,13 +60,14 @@ def share_difference_interval(
     low, high = share_interval(count, total, z)
     other_low, other_high = share_interval(other_count, other_total, z)
     difference = share - other_share
+    # The difference is lowest if the first share is lower and the other one higher. Independent errors add as squares.
     below = math.hypot(share - low, other_high - other_share)
     above = math.hypot(high - share, other_share - other_low)
     return ConfidenceInterval(difference - below, difference + above)
 
 
 def mean_interval(values: Floats) -> ConfidenceInterval:
-    """Return the interval of the mean of values [N] by its standard error; infinite for fewer than two values."""
+    """Return the 95 % interval of the mean of values [N], by its standard error; infinite for fewer than two values."""
     n = len(values)
     if n < 2:
         return ConfidenceInterval(-math.inf, math.inf)

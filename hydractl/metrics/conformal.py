@@ -1,9 +1,9 @@
 """Split conformal prediction sets: how large they are, and how often they hold the label.
 
-The threshold qhat is the ceil((n + 1)(1 - alpha))-th smallest nonconformity score of the n validation labels; the set
-of a sample holds every class whose score is at most qhat. Where validation and test samples are exchangeable, a set
-holds its label with probability 1 - alpha at least. The method is written out here, because a fit and a count of sets
-that see each batch once, with ranks in exact fractions, are shorter than the code that a library would need around it.
+The threshold qhat is the ceil((n + 1)(1 - alpha))-th smallest nonconformity score of the n validation labels. The set
+of a sample holds every class whose score is at most qhat. If validation and test samples are exchangeable, a set holds
+its label with probability 1 - alpha or more. The method is written out here: it fits and counts with one look at each
+batch, and ranks in exact fractions, in less code than would be needed around a library.
 
 Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, there "LABEL"); Romano, Sesia and Candes
 2020 (APS).
@@ -36,13 +36,13 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class Conformal:
-    """A fitted threshold.
+    """A fitted threshold of prediction sets.
 
     Attributes:
         method: ``lac`` or ``aps``.
         alpha: the share of labels that the sets may miss, between 0 and 1.
-        qhat: the highest nonconformity score of a class that is in a set, 0..1.
-        n_val: number of validation samples that it was fitted to.
+        qhat: a class is in a set if its nonconformity score is at most this, 0..1.
+        n_val: the number of validation samples that the threshold was fitted to.
     """
 
     method: Literal["lac", "aps"]
@@ -52,10 +52,10 @@ class Conformal:
 
 
 def stored_conformal(entry: Any) -> Conformal | None:
-    """Read the threshold of prediction sets that a checkpoint holds; None where it holds none.
+    """Read the threshold of prediction sets that a checkpoint holds; None if it holds none.
 
     Raises:
-        InputError: for what ``calibrate`` does not write.
+        InputError: the entry is not one that ``calibrate`` writes.
     """
     if entry is None:
         return None
@@ -72,7 +72,7 @@ def stored_conformal(entry: Any) -> Conformal | None:
 
 
 class ConformalEntry(TypedDict):
-    """The row's entry: the fit, and the shares of test samples; these are None without samples."""
+    """The row's entry: the fitted threshold, and its results on the test samples, which are None without samples."""
 
     method: Literal["lac", "aps"]
     alpha: float
@@ -86,19 +86,19 @@ class ConformalEntry(TypedDict):
 def nonconformity(probs: Floats, method: str, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C].
 
-    ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all classes before it by falling p, equally probable
-    classes in the order of their index. This is the score of Romano et al. 2020 without its random share of p_k
-    (u = 1), which keeps the guarantee and makes the sets somewhat larger.
+    ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all more probable classes; equally probable classes are
+    added in the order of their index. This is the score of Romano et al. 2020 without its random share of p_k (u = 1),
+    which keeps the guarantee and makes the sets somewhat larger.
     """
     if method == "lac":
         return 1.0 - probs
-    # aps: running sums of p from the most probable class on.
+    # aps: add up p from the most probable class to the least probable one.
     order = arrays.places_by_falling_value(probs)
     falling = arrays.taken(probs, order)
     sums = arrays.cumulated(falling)
-    at_most_1 = arrays.at_most(sums, 1.0)  # else rounding could leave a class out of the sets of qhat 1
+    at_most_1 = arrays.at_most(sums, 1.0)  # a sum rounded above 1 would leave a class out if qhat is 1
 
-    # Each sum goes back to the class that it belongs to.
+    # Write each sum back to the column of its class.
     classes = probs.shape[1]
     return arrays.placed(at_most_1, order, classes)
 
@@ -117,17 +117,17 @@ def fit_conformal(
     alpha: float = 0.1,
     calibration: Calibration | None = None,
 ) -> Conformal:
-    """Fit the threshold to validation data, block by block.
+    """Fit the threshold of prediction sets to labelled validation data, block by block.
 
     Args:
         logits: [M, N, C], any float type; a memory map is read block by block.
         labels: [N] integers in 0..C-1.
         method: one of :data:`CONFORMAL_METHODS`.
         alpha: the share of labels that the sets may miss, between 0 and 1.
-        calibration: what to apply to p.
+        calibration: the calibration of p; None means none.
 
     Raises:
-        InputError: no sample, an alpha outside 0..1, or a label outside 0..C-1.
+        InputError: there is no sample, alpha is not between 0 and 1, or a label is outside 0..C-1.
         NonFiniteError: a logit is NaN or infinite.
     """
     if not 0 < alpha < 1 or method not in CONFORMAL_METHODS:
@@ -137,7 +137,7 @@ def fit_conformal(
     if not samples:
         raise InputError("conformal sets need at least one labelled validation sample")
 
-    # The nonconformity score of the label of each sample.
+    # Collect the nonconformity score of each sample's label; qhat is a quantile of these.
     label_scores = np.empty(samples)
     for rows, block in blocks(logits, calibration):
         class_scores = nonconformity(block.probs, method)  # [n, C]
@@ -148,9 +148,10 @@ def fit_conformal(
 
 
 def quantile(scores: np.ndarray, alpha: float) -> float:
-    """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible, if that is the n + 1-st."""
+    """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible one, if there are fewer."""
     n = len(scores)
-    # In exact decimals: (n + 1) * (1 - alpha) in float64 can lie just above a whole number.
+    # The rank is computed in exact fractions: in float64 (n + 1) * (1 - alpha) can lie just above a whole number, and
+    # ceil would then give one too many. ceil((n + 1)(1 - alpha)) = (n + 1) - floor((n + 1) alpha).
     exact_alpha = Fraction(str(alpha))
     may_be_missed = int((n + 1) * exact_alpha)
     rank = (n + 1) - may_be_missed
@@ -161,11 +162,11 @@ def quantile(scores: np.ndarray, alpha: float) -> float:
 
 
 class SetCounts:
-    """Counts the prediction sets of a fitted threshold, batch by batch.
+    """Counts prediction sets of a fitted threshold on test data, batch by batch.
 
     Args:
-        fitted: from :func:`fit_conformal`.
-        calibration: what to apply to p, the same as in the fit.
+        fitted: the threshold, from :func:`fit_conformal`.
+        calibration: the calibration of p, the same as in the fit.
     """
 
     def __init__(self, fitted: Conformal, calibration: Calibration | None = None) -> None:
@@ -177,7 +178,9 @@ class SetCounts:
         self._empty = 0  # sets without a class
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Count the prediction sets of some test samples: those with the label, those without a class, all classes.
+        """Add the prediction sets of a batch of test samples to the counts of this object.
+
+        It counts the samples, the sets that hold their label, the empty sets, and the classes in all sets together.
 
         Args:
             logits: [M, N, C], any float type.
@@ -213,7 +216,7 @@ class SetCounts:
         return count / self._samples
 
     def to_json(self) -> ConformalEntry:
-        """Return the row's entry."""
+        """Return the row's entry ``conformal``."""
         return {
             "method": self.fitted.method,
             "alpha": self.fitted.alpha,

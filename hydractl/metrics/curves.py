@@ -1,4 +1,4 @@
-"""The curves of one model as ``eval.json`` holds them: reliability, risk-coverage, ROC and score histograms."""
+"""The curves of one model in the form of ``eval.json``: reliability, risk-coverage, ROC and score histograms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONVENTIONS = {
 
 
 class ReliabilityBins(TypedDict):
-    """Accuracy against confidence: ``edges`` [16], ``n`` [15], and the others [15], None in empty bins."""
+    """Accuracy against confidence in 15 bins: ``edges`` [16], ``n`` [15]; the others [15], None in empty bins."""
 
     edges: list[float]
     n: list[int]
@@ -45,7 +45,7 @@ class ReliabilityBins(TypedDict):
 
 
 class RiskCoveragePoints(TypedDict):
-    """The risk at each coverage, at most 201 points."""
+    """The risk (error rate) at each coverage (share of most confident samples), at most 201 points."""
 
     coverage: list[float]
     risk: list[float]
@@ -59,11 +59,11 @@ class RocPoints(TypedDict):
 
 
 Histograms = dict[str, list[float] | list[int]]
-"""The counts of each data set in common bins [40], by name, and the ``edges`` of the bins [41]."""
+"""The number of samples in each of 40 common bins, by the name of the data set; and the bins' ``edges`` [41]."""
 
 
 class CurvesBlock(TypedDict):
-    """All curves of a model; None where there is nothing to draw."""
+    """All curves of a model; None if there is nothing to draw."""
 
     reliability: ReliabilityBins | None
     risk_coverage: RiskCoveragePoints | None
@@ -72,17 +72,18 @@ class CurvesBlock(TypedDict):
 
 
 def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
-    """Return all curves of a model; ``roc`` and ``scores`` are None where the model has no OOD score.
+    """Return all curves of a model; ``roc`` and ``scores`` are None if the model has no OOD score.
 
     Args:
-        inside: the ID samples; without labels, or without any sample, ``reliability`` and ``risk_coverage`` are None.
+        inside: the ID samples; without labels or without samples, ``reliability`` and ``risk_coverage`` are None.
         outside: the samples of each OOD data set, by its name.
     """
     block: CurvesBlock = {"reliability": None, "risk_coverage": None, "roc": None, "scores": None}
     if inside.labels is not None and len(inside) > 0:
         block["reliability"] = reliability_bins(inside)
         block["risk_coverage"] = risk_coverage_points(inside)
-    if inside.score is None:  # then no set has one
+
+    if inside.score is None:  # then the OOD sets have none, too
         return block
     ood_scores = {}
     for name, samples in outside.items():
@@ -94,7 +95,7 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> CurvesBlock:
 
 
 def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> dict[str, RocPoints]:
-    """Return the ROC curve of each OOD set by name, without the sets that have no samples."""
+    """Return the ROC curve against each OOD set by name; sets without samples are left out."""
     curve_of_set = {}
     for name, scores in ood_scores.items():
         points = roc_points(id_scores, scores)
@@ -104,8 +105,8 @@ def _roc_of_sets(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) ->
 
 
 def reliability_bins(samples: Samples) -> ReliabilityBins:
-    """Return accuracy against confidence in the bins of ``ece``, of labelled samples; None in bins without samples."""
-    # Of each bin, [BINS]: its samples, those that are right, and the sum of the confidences.
+    """Return accuracy against confidence of labelled samples, in the bins of ``ece``; None in bins without samples."""
+    # For each bin: the number of samples, the number of right answers, and the sum of the confidences; all [BINS].
     sizes = samples.bin_sizes
     bins_of_correct = samples.bins[samples.correct]
     correct_counts = np.bincount(bins_of_correct, minlength=BINS)
@@ -119,6 +120,7 @@ def reliability_bins(samples: Samples) -> ReliabilityBins:
         "low": [None] * BINS,
         "high": [None] * BINS,
     }
+    # Only bins with samples get a mean, an accuracy and its interval.
     for index in np.flatnonzero(sizes).tolist():
         size = int(sizes[index])
         correct = int(correct_counts[index])
@@ -135,19 +137,23 @@ def risk_coverage_points(samples: Samples) -> RiskCoveragePoints:
     n = len(samples)
     evenly_spaced = np.linspace(1, n, min(n, POINTS))
     whole_numbers = evenly_spaced.round().astype(np.int64)
-    most_confident = np.unique(whole_numbers)  # i, numbers of samples: [points]
-    errors = samples.errors[most_confident - 1]  # the first entry is for one sample
+    most_confident = np.unique(whole_numbers)  # the numbers i of most confident samples, [points]
+    errors = samples.errors[most_confident - 1]  # entry i - 1 is for i samples
     risk = errors / most_confident
     coverage = most_confident / n
     return {"coverage": coverage.tolist(), "risk": risk.tolist()}
 
 
 def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | None:
-    """Return the ROC curve with OOD positive; None when a side is empty.
+    """Return the ROC curve with OOD positive, at most 201 points; None if there are no ID or no OOD samples.
 
-    The points are a subset of the curve's own, so a convex curve stays convex. Between two of them fpr and tpr together
-    grow by 0.01 at most where the curve has points that close, so the area changes by at most 0.0025 whatever the
-    curve, and by less than 0.001 unless its steps fall in with the spacing.
+    The points are a subset of the curve's points, so a convex curve stays convex. They are evenly spaced along fpr +
+    tpr: from one to the next it grows by 0.01 at most if the curve has points that close. Leaving points out changes
+    the area by at most 0.0025, and by less than 0.001 unless the steps of the curve coincide with the spacing.
+
+    Args:
+        id_scores: the OOD scores of the ID samples, [N].
+        ood_scores: the OOD scores of the OOD samples, [K].
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -157,24 +163,30 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocPoints | Non
         return None
     id_flagged = curve.false_positives / curve.negatives
     ood_flagged = curve.true_positives / curve.positives
-    # The curve begins where no sample is flagged.
+
+    # Entry i: the shares of ID samples (fpr) and of OOD samples (tpr) flagged at the i-th highest threshold. The curve
+    # begins at (0, 0), without any flagged sample.
     fpr = np.concatenate([[0.0], id_flagged])
     tpr = np.concatenate([[0.0], ood_flagged])
-    kept_points = _places_evenly_spaced(fpr + tpr)
+    kept_indices = _places_evenly_spaced(fpr + tpr)
     return {
-        "fpr": fpr[kept_points].tolist(),
-        "tpr": tpr[kept_points].tolist(),
+        "fpr": fpr[kept_indices].tolist(),
+        "tpr": tpr[kept_indices].tolist(),
     }
 
 
 def _places_evenly_spaced(values: Floats) -> np.ndarray:
-    """Return the places of at most 201 of the increasing values, evenly spaced in value, first and last included."""
+    """Return the indices of at most 201 of the values, evenly spaced in value, including the first and the last.
+
+    Args:
+        values: [n] in rising order.
+    """
     n = len(values)
     if n <= POINTS:
         return np.arange(n)
     marks = np.linspace(values[0], values[-1], POINTS)
 
-    # Of the values on either side of each mark the nearer one is kept.
+    # Keep, of the two values around each mark, the nearer one. `after` and `before` are their indices.
     first_not_below = np.searchsorted(values, marks)
     after = np.clip(first_not_below, 1, n - 1)
     before = after - 1
@@ -185,18 +197,22 @@ def _places_evenly_spaced(values: Floats) -> np.ndarray:
 
 
 def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
-    """Return the histograms of the scores of each data set, by name.
+    """Return the histogram of the scores of each data set, in bins common to all.
+
+    Args:
+        scores: the scores [N] of each data set, by its name.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
     """
     checked = {name: check_finite(values, f"scores of {name}") for name, values in scores.items()}
 
-    # Bins of equal width that hold the scores of all sets.
+    # Make bins of equal width from the lowest to the highest score of all sets.
     not_empty = [values for values in checked.values() if values.size]
     low, high = _range_of(not_empty)
     edges = np.linspace(low, high, SCORE_BINS + 1)
 
+    # Count the scores of each set by bin: bin k is [edge_k, edge_k+1), and the last bin holds its upper edge, too.
     table: Histograms = {"edges": edges.tolist()}
     inner_edges = edges[1:-1]
     for name, values in checked.items():
@@ -207,7 +223,7 @@ def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
 
 
 def _range_of(arrays: Sequence[Floats]) -> tuple[float, float]:
-    """Return the lowest and the highest value, moved apart where they are equal, as numpy.histogram does."""
+    """Return the lowest and the highest value of all arrays; equal ones are moved apart, as numpy.histogram does."""
     if not arrays:
         return 0.0, 1.0
     lows = [float(values.min()) for values in arrays]

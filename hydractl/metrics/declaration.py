@@ -1,9 +1,9 @@
-"""Declarations of metrics: each is one function with its name, its sentence, its heading and its direction.
+"""Declarations of metrics: each metric is one function with its name, its defining sentence, its heading and direction.
 
 The rows of ``eval.json``, bootstrap intervals and paired differences, the keys of ``--require``, the conventions and
-the columns of tables follow from the declarations. Our own come first, in the order in which they are declared. Other
-packages name theirs by entry points of the group ``hydractl.metrics``, one for each :class:`Metric`. All are loaded
-when a metric is first asked for.
+the columns of tables follow from the declarations. This package's metrics come first, in the order in which they are
+declared. Other packages declare metrics by entry points of the group ``hydractl.metrics``, each naming one
+:class:`Metric`. All are loaded when a metric is first asked for.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ class Metric:
     """One metric.
 
     Attributes:
-        function: computes the number, or one number for each of ``parts``, from labelled samples (kind ``id``), a
-            :class:`~hydractl.metrics.ood.Curve` (``ood``), the :class:`~hydractl.metrics.errors.Answers` that a score
-            orders (``errors``), or samples and their members' votes (``diversity``). Samples are a
-            :class:`~hydractl.metrics.samples.Samples` or, in a round of the bootstrap, a
-            :class:`~hydractl.metrics.samples.Resample`, of at least one sample.
-        kind: decides its place in a row: ``id.KEY``; ``ood.SET.KEY`` and averages over sets; ``errors.KEY``;
+        function: computes the number, or one number for each of ``parts``. Its argument depends on the kind: labelled
+            samples (``id``), a :class:`~hydractl.metrics.ood.Curve` (``ood``), the
+            :class:`~hydractl.metrics.errors.Answers` that a score orders (``errors``), or samples with their members'
+            votes (``diversity``). Samples are a :class:`~hydractl.metrics.samples.Samples` or, in a round of the
+            bootstrap, a :class:`~hydractl.metrics.samples.Resample`, with at least one sample.
+        kind: decides the metric's keys in a row: ``id.KEY``; ``ood.SET.KEY`` and averages over sets; ``errors.KEY``;
             ``diversity.SET.KEY``.
         key: its name in ``eval.json``.
-        convention: one sentence that defines it, kept in every document that holds it.
-        label: heading of its column; empty where tables leave it out.
+        convention: the sentence that defines it, kept in every document that holds it.
+        label: the heading of its column; empty if tables leave it out.
         words: its name in a sentence.
-        direction: ``higher`` or ``lower``, whichever is better; empty where neither is.
-        digits: digits after the point, in tables.
-        place: its column among those of its kind, where that is not the order of declaration.
-        parts: keys of its numbers below ``key``, where it has several.
-        by_severity: whether it is taken of each corruption at each severity as well (``id`` alone).
-        biased: whether it is a distance that noise makes larger, so that resamples lie above the value on the data; the
-            bootstrap then moves its interval down by the difference (``id`` and ``errors`` alone).
+        direction: which is better, ``higher`` or ``lower``; empty if neither is.
+        digits: the number of digits after the point, in tables.
+        place: its column among the metrics of its kind, if that is not the order of declaration; low numbers come
+            first.
+        parts: the keys of its numbers below ``key``, if it has several numbers.
+        by_severity: whether it is also computed for each corruption at each severity (only ``id``).
+        biased: whether noise makes it larger, as it does a distance, so that it is higher on resamples than on the
+            data; the bootstrap then moves its interval down by the difference (only ``id`` and ``errors``).
     """
 
     function: Callable[[Any], Any]
@@ -66,14 +67,14 @@ class Metric:
 
     @property
     def missing(self) -> Any:
-        """The value without samples: None, or None for each of ``parts``."""
+        """The metric's value if there are no samples: None, or None for each of ``parts``."""
         if self.parts:
             return dict.fromkeys(self.parts)
         return None
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The dotted keys of its numbers."""
+        """The dotted keys of the metric's numbers, e.g. "nll", or "accuracy_at.0.80" for a metric of several parts."""
         if not self.parts:
             return (self.key,)
         dotted_keys = [f"{self.key}.{part}" for part in self.parts]
@@ -81,15 +82,16 @@ class Metric:
 
 
 def metric(kind: MetricKind, convention: str = "", **described: Any) -> Callable[[Callable[[Any], Any]], Metric]:
-    """Declare the function below as the :class:`Metric` of its name.
+    """Return a decorator that turns a function into the :class:`Metric` of the same name.
 
     Args:
-        kind: ``id``, ``ood`` or ``diversity``, which decides its place in a row.
-        convention: its defining sentence; by default the first paragraph of the function's docstring.
+        kind: ``id``, ``ood``, ``errors`` or ``diversity``, which decides the metric's keys in a row.
+        convention: the sentence that defines it; if empty, the first paragraph of the function's docstring.
         described: further attributes of :class:`Metric`.
     """
 
     def declare(function: Callable[[Any], Any]) -> Metric:
+        """Return the :class:`Metric` that computes with this function and has its name."""
         sentence = convention
         if not sentence:
             docstring = function.__doc__ or ""
@@ -105,7 +107,7 @@ def metrics(kind: MetricKind) -> tuple[Metric, ...]:
     """Return the metrics of a kind, in the order in which documents hold them.
 
     Raises:
-        InputError: another package names what cannot be imported, is no metric, or has a key that is taken.
+        InputError: an entry point of another package cannot be imported, is no metric, or has a key that is taken.
     """
     every = list(_declared_here())
     every += _declared_by_plugins()
@@ -131,25 +133,27 @@ def _declared_here() -> Iterator[Metric]:
 
 @functools.cache
 def _declared_by_plugins() -> tuple[Metric, ...]:
-    """Return the metrics of other packages, in the order of the names of their entry points.
+    """Return the metrics of other packages, sorted by the names of their entry points.
 
     Raises:
         InputError: an entry point cannot be imported, is no metric, or has a key that is taken.
     """
     from importlib.metadata import entry_points
 
-    used_keys = {"n", "group", "pairs"}  # entries of a row beside its metrics
+    used_keys = {"n", "group", "pairs"}  # names of other entries of a row
     used_keys.update(own_metric.key for own_metric in _declared_here())
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    sorted_entry_points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     plugin_metrics = []
-    for point in points:
+    for point in sorted_entry_points:
         what = f"the metric {point.name} = {point.value} of another package"
-        loaded = load_entry_point(point)
-        is_metric = isinstance(loaded, Metric) and loaded.kind in get_args(MetricKind)
+        plugin = load_entry_point(point)
+
+        # A plugin must be a metric of a known kind, under a key that no other metric has.
+        is_metric = isinstance(plugin, Metric) and plugin.kind in get_args(MetricKind)
         if not is_metric:
             raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
-        if loaded.key in used_keys or not loaded.key.isidentifier():
-            raise InputError(f"{what}: the key {loaded.key!r} is taken", hint="give its function another name")
-        used_keys.add(loaded.key)
-        plugin_metrics.append(loaded)
+        if plugin.key in used_keys or not plugin.key.isidentifier():
+            raise InputError(f"{what}: the key {plugin.key!r} is taken", hint="give its function another name")
+        used_keys.add(plugin.key)
+        plugin_metrics.append(plugin)
     return tuple(plugin_metrics)

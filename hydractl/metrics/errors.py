@@ -1,7 +1,8 @@
-"""Metrics of how well an OOD score finds wrong answers on labelled ID samples: wrong is positive, higher scores first.
+"""Metrics of how well an OOD score finds wrong answers to labelled ID samples: wrong answers are the positive class.
 
-Counting at thresholds is that of :mod:`hydractl.metrics.ood`, and all that follows the order of samples that of
-:mod:`hydractl.metrics.sample_metrics`. To add one, declare it here (``docs/adding-a-metric.md``).
+A higher score should mean a wrong answer. Counts at thresholds come from :mod:`hydractl.metrics.ood`, and metrics of
+the order of samples from :mod:`hydractl.metrics.sample_metrics`. To add a metric, declare it here
+(``docs/adding-a-metric.md``).
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ CONVENTION = (
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """The answers to labelled samples, as an OOD score orders them.
+    """The answers to labelled ID samples, ordered by an OOD score.
 
     Attributes:
-        curve: wrong answers in place of OOD samples, right ones in place of ID samples; None where there are none of
-            one kind.
+        curve: the curve with wrong answers in place of OOD samples and right answers in place of ID samples; None if
+            all answers are right, or all wrong.
         by_score: the samples with minus the score as their confidence; None without samples or without a score.
-        by_probability: the samples with the probability that they are answered right as their confidence; None where
-            the score is no probability.
+        by_probability: the samples with the probability of a right answer as their confidence; None if the score is no
+            probability.
     """
 
     curve: Curve | None = None
@@ -40,12 +41,12 @@ class Answers:
 
 
 def answers_by_score(samples: Samples, name: str, scores: Floats | None) -> Answers | None:
-    """Return the answers to ID samples in the order of one of their scores; None for samples without labels.
+    """Return the answers to ID samples, ordered by one of their scores; None if the samples have no labels.
 
     Args:
         samples: the ID samples.
         name: the name of the score.
-        scores: its values, [N]; None where it says nothing of a single member.
+        scores: the score of each sample, [N]; None if it is constant for a model of one member.
     """
     if samples.labels is None:
         return None
@@ -56,17 +57,17 @@ def answers_by_score(samples: Samples, name: str, scores: Floats | None) -> Answ
 
 
 def by_score(samples: Samples, scores: Floats) -> Samples:
-    """Return samples whose confidence is minus their score, [N]."""
+    """Return the samples with minus their scores [N] as their confidence."""
     return replace(samples, confidence=-scores)
 
 
 def by_probability(samples: Samples, name: str, scores: Floats) -> Samples | None:
-    """Return samples whose confidence is the probability of a right answer by a score; None where it is none.
+    """Return the samples with the probability of a right answer as their confidence; None if the score gives none.
 
     Args:
         samples: the samples.
         name: the name of the score.
-        scores: its values, [N].
+        scores: the score of each sample, [N].
     """
     chance = chance_of(name)
     if chance == "right":
@@ -123,7 +124,7 @@ def aece(answers: Answers) -> float | None:
 
 
 def _on_curve(of_curve: Metric, answers: Answers) -> float | None:
-    """Return an OOD metric of the curve of wrong answers; None without the curve."""
+    """Return an OOD metric of the curve of wrong answers; None if there is no curve."""
     if answers.curve is None:
         return None
     value: float = of_curve(answers.curve)
@@ -131,7 +132,7 @@ def _on_curve(of_curve: Metric, answers: Answers) -> float | None:
 
 
 def _on_samples(of_samples: Callable[[Samples | Resample], float], samples: Samples | Resample | None) -> float | None:
-    """Return a metric of samples; None without samples."""
+    """Return a metric of samples; None if ``samples`` is None."""
     if samples is None:
         return None
     return of_samples(samples)

@@ -1,7 +1,8 @@
 """Metrics of how well a score separates OOD samples (positive, higher scores) from ID samples (negative).
 
-A :class:`Curve` counts the samples that are flagged at each threshold, and the metrics are functions of it. To add one,
-declare it here (``docs/adding-a-metric.md``). Counts are integers until the last division.
+A :class:`Curve` counts the samples that are flagged at each threshold; a sample is flagged if its score is at or above
+the threshold. Each metric is a function of a curve. To add one, declare it here (``docs/adding-a-metric.md``). Counts
+stay integers until the last division.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ OOD_SCORES = {name: per_sample(score) for name, score in SCORES.items()}
 
 
 def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
-    """Return twice the Mann-Whitney U of the OOD side, an exact integer in 0..2NK (0 when a side is empty).
+    """Return twice the Mann-Whitney U of the OOD samples, an exact integer in 0..2NK (0 if a side is empty).
 
-    The sum over all pairs of 2 where the OOD score is higher and 1 where the two are equal, in O((N + K) log(N + K)).
+    It adds up, over all pairs of an OOD and an ID sample, 2 if the OOD score is higher and 1 if the two are equal, in
+    O((N + K) log(N + K)).
+
+    Args:
+        id_scores: [N].
+        ood_scores: [K].
     """
     id_sorted, ood_sorted = _sorted(id_scores, ood_scores)
-    # How many ID samples are below each OOD sample: [K].
+    # Count the ID samples below each OOD sample, and those at or below it, [K]. A lower ID sample is counted in both,
+    # an equal one only in the second.
     lower = np.searchsorted(id_sorted, ood_sorted, side="left")
     lower_or_equal = np.searchsorted(id_sorted, ood_sorted, side="right")
     pairs_lower = int(lower.sum(dtype=np.int64))
@@ -36,14 +43,14 @@ def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The numbers of samples of each side that are flagged at each threshold, from the highest to the lowest.
+    """The numbers of ID and OOD samples that are flagged at each of T thresholds, from the highest threshold down.
 
-    A threshold that flags no more samples than the one above it changes no metric, so the thresholds of a whole data
-    set serve every resample of it.
+    A threshold that flags no more samples than the next higher one changes no metric, so the thresholds of a whole data
+    set can be used for every resample of it.
 
     Attributes:
-        true_positives: OOD samples at or above each threshold, [T]; the last one flags all of them.
-        false_positives: ID samples at or above each threshold, [T]; the last one flags all of them.
+        true_positives: the number of OOD samples at or above each threshold, [T]; the last threshold flags all of them.
+        false_positives: the number of ID samples at or above each threshold, [T]; the last threshold flags all of them.
     """
 
     true_positives: NDArray[np.int64]
@@ -51,28 +58,28 @@ class Curve:
 
     @property
     def positives(self) -> int:
-        """K, the OOD samples; at least 1."""
+        """K, the number of OOD samples; at least 1."""
         return int(self.true_positives[-1])
 
     @property
     def negatives(self) -> int:
-        """N, the ID samples; at least 1."""
+        """N, the number of ID samples; at least 1."""
         return int(self.false_positives[-1])
 
     def of_id(self) -> Curve:
-        """Return the curve with ID positive: how many are at or below each threshold, from the lowest."""
+        """Return the curve with ID positive: it counts samples at or below each threshold, from the lowest one up."""
         id_not_above = _not_above(self.false_positives)
         ood_not_above = _not_above(self.true_positives)
         return Curve(true_positives=id_not_above, false_positives=ood_not_above)
 
     @cached_property
     def gained(self) -> NDArray[np.int64]:
-        """The number of OOD samples that each threshold flags and the one above it does not, [T]."""
+        """The number of OOD samples that each threshold flags and the next higher one does not, [T]."""
         return _steps(self.true_positives)
 
     @cached_property
     def precision(self) -> Floats:
-        """The share of OOD samples among those flagged, [T]; 1 where none is flagged."""
+        """The share of OOD samples among the flagged samples at each threshold, [T]; 1 if none is flagged."""
         flagged = self.true_positives + self.false_positives
         is_defined = flagged > 0
         ones = np.ones(len(flagged))
@@ -80,7 +87,9 @@ class Curve:
 
 
 def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
-    """Return the curve over the distinct scores of ID samples [N] and OOD samples [K]; None when a side is empty.
+    """Return the curve of ID scores [N] and OOD scores [K]; None if a side is empty.
+
+    Its thresholds are the distinct scores of all samples.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -109,7 +118,8 @@ def auroc(curve: Curve) -> float:
     The area under the ROC curve: an exact integer, divided once.
     """
     higher = curve.false_positives - _steps(curve.false_positives)  # ID samples above each threshold, [T]
-    # An OOD sample at a threshold wins over the ID samples below it, and half over those at the same threshold.
+    # An OOD sample wins a pair with each ID sample below it, and half a pair with each of equal score. Twice the pairs
+    # won are the ID samples below it (N - false positives) plus those at or below it (N - higher).
     twice_below = 2 * curve.negatives - higher - curve.false_positives
     pairs_won = curve.gained * twice_below
     twice_u = int(pairs_won.sum())
@@ -121,8 +131,9 @@ def fpr95(curve: Curve) -> float:
     """Share of ID samples at or above the highest threshold that flags at least 95 % of the OOD samples; samples of
     equal score are flagged together.
     """
-    # recall >= 0.95 in integers: 20 true positives >= 19 K.
+    # The recall is at least 0.95 if 20 true positives >= 19 K, which is exact in integers.
     flags_enough = 20 * curve.true_positives >= 19 * curve.positives
+    # argmax gives the first True; the first thresholds are the highest.
     highest_threshold = np.argmax(flags_enough)
     id_flagged = int(curve.false_positives[highest_threshold])
     return id_flagged / curve.negatives
@@ -133,16 +144,19 @@ def fpr95_nearest(curve: Curve) -> float:
     """Share of ID samples at or above the threshold whose OOD recall is nearest to 0.95: the higher recall on a tie;
     the lowest threshold of that recall, the highest for recall 1 (torch-uncertainty 0.12).
 
-    The rule of its ``FPR95``, itself from Hendrycks' anomaly-seg. Thresholds are the distinct scores from the lowest
-    that is needed (the first, from above, with recall 1) upwards; the first of them with the smallest distance of its
-    recall from 0.95 counts, so the value can lie above or below ``fpr95``. The library compares in float32; here the
-    distance is an integer, 20 true positives - 19 K, so the two can differ where two recalls are equally near (37/40
-    and 39/40) and rounding decides for the library.
+    This is the rule of torch-uncertainty's ``FPR95``, which comes from Hendrycks' anomaly-seg. The thresholds are the
+    distinct scores. They are searched upwards from the highest one that has recall 1, and the first one with the
+    smallest distance of its recall from 0.95 counts, so that the value can lie above or below ``fpr95``. The library
+    compares distances in float32, and here they are integers, 20 true positives - 19 K. The two can differ if two
+    recalls are equally near (37/40 and 39/40), because rounding then decides for the library.
     """
     flags_all = curve.true_positives == curve.positives
     lowest_needed = int(np.argmax(flags_all))
+    # The distance of each threshold's recall from 0.95, times 20 K so that it is an integer, [T].
     difference = 20 * curve.true_positives - 19 * curve.positives
-    distance = np.abs(difference)  # 20 K times that of the recall from 0.95, [T]
+    distance = np.abs(difference)
+
+    # Thresholds fall along the array, so go backwards. Of equal distances argmin takes the first: the lowest threshold.
     upwards = distance[lowest_needed::-1]
     steps_up = int(np.argmin(upwards))
     nearest = lowest_needed - steps_up
@@ -179,20 +193,20 @@ def aupr_trapezoid(curve: Curve) -> float:
 def aupr_in(curve: Curve) -> float:
     """The area under the precision-recall curve with ID positive, lower scores first, by trapezoids (OpenOOD).
 
-    Its AUPR_IN; AUPR_OUT is ``aupr_trapezoid``.
+    OpenOOD calls it AUPR_IN, and it calls ``aupr_trapezoid`` AUPR_OUT.
     """
     id_positive = curve.of_id()
     return float(aupr_trapezoid(id_positive))
 
 
 def _not_above(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Turn the numbers of samples at or above each threshold into those at or below each.
+    """Turn the number of samples at or above each threshold into the number at or below each threshold.
 
     Args:
-        counts: at or above each threshold, from the highest threshold to the lowest, [T].
+        counts: samples at or above each threshold, from the highest threshold to the lowest, [T]; the last counts all.
 
     Returns:
-        Those at or below each threshold, from the lowest to the highest, [T].
+        Samples at or below each threshold, from the lowest threshold to the highest, [T].
     """
     above = np.concatenate([[0], counts[:-1]])
     every_sample = counts[-1]
@@ -201,7 +215,7 @@ def _not_above(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each of the counts [T] less the one before it, the first less 0; ``numpy.diff`` does the same, slower."""
+    """Return each count [T] minus the one before it, the first minus 0; this is faster than ``numpy.diff``."""
     steps = counts.copy()
     steps[1:] -= counts[:-1]
     return steps

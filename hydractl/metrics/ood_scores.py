@@ -1,8 +1,9 @@
-"""Out-of-distribution scores: one number a sample from the members' logits, higher = more OOD.
+"""Out-of-distribution scores: one number per sample, computed from the members' logits; higher = more OOD.
 
-One function each, of a :class:`~hydractl.metrics.probabilities.Block` of arrays, or of tensors in an exported graph.
-The choices of ``--ood-score`` are read from here when help is shown, so nothing here imports numpy: the arithmetic is
-the block's. Other packages name theirs by entry points of the group ``hydractl.ood_scores``.
+Each score is one function of a :class:`~hydractl.metrics.probabilities.Block`, which holds numpy arrays, or tensors in
+an exported graph. The choices of ``--ood-score`` are read from here when help is shown. Nothing here imports numpy,
+which would be slow; the block does the arithmetic. Other packages declare scores by entry points of the group
+``hydractl.ood_scores``.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
 
 
 Chance = Literal["", "right", "wrong"]
-"""The probability that a score is: ``wrong``, that the answer is wrong; ``right``, minus the score is the probability
-that it is right; empty, none."""
+"""What kind of probability a score is. ``wrong``: the score is the probability that the answer is wrong. ``right``:
+minus the score is the probability that the answer is right. Empty: the score is no probability."""
 
 
 @dataclass(frozen=True)
 class OodScore:
-    """One score.
+    """One OOD score.
 
     Attributes:
-        function: of a block of n samples -> float64 [n].
+        function: computes the score float64 [n] from a block of n samples.
         convention: the sentence that defines it.
         of_several: whether it needs several members; for one member it is constant.
-        chance: the probability that it is, if it is one.
+        chance: what kind of probability it is; empty if it is none.
     """
 
     function: Callable[[Block], Floats]
@@ -52,9 +53,9 @@ GROUP = "hydractl.ood_scores"
 
 
 class ScoreTable(Mapping[str, OodScore]):
-    """Scores by name: those of this file in the order of their declarations, then those of other packages by name.
+    """Scores by name: first those of this file in the order of their declaration, then those of other packages by name.
 
-    What is installed is looked at when a name is not one of this file, and imported when its score is asked for.
+    Installed packages are searched only when a name is not in this file; a score is imported when it is asked for.
     """
 
     def __init__(self) -> None:
@@ -65,6 +66,11 @@ class ScoreTable(Mapping[str, OodScore]):
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:
+        """The entry points of other packages by name, sorted.
+
+        Raises:
+            InputError: a name is taken by a score of hydractl.
+        """
         from importlib.metadata import entry_points
 
         points: dict[str, EntryPoint] = {}
@@ -76,6 +82,12 @@ class ScoreTable(Mapping[str, OodScore]):
         return points
 
     def __getitem__(self, name: str) -> OodScore:
+        """Return a score by name, imported from another package if need be.
+
+        Raises:
+            KeyError: there is no such score.
+            InputError: another package names something else than a score.
+        """
         if name in self._declared_here:
             return self._declared_here[name]
         point = self._points[name]
@@ -116,34 +128,35 @@ ON_FEATURES = {
     "mcm": "",
     "neglabel": "words",
 }
-"""Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what they need: of ``--train``
-labelled training data, training data, or nothing; or the words of ``--negative-words``."""
+"""Scores on features (:mod:`hydractl.metrics.feature_scores.scores`) by name, and what each is fitted to: ``labels``,
+the labelled data of ``--train``; ``data``, the data of ``--train``, labelled or not; ``words``, the words of
+``--negative-words``; empty, nothing."""
 CHANCES_ON_FEATURES: dict[str, Chance] = {"vilu": "wrong", "vilu-scaled": "wrong", "mcm": "right"}
-"""Those that are a probability, and which."""
+"""The scores on features that are a probability, and of which kind."""
 OF_CLASSIFIER = ("vim", "react", "ash", "nnguide", "fdbd", "nci", "she", "scale")
-"""Those that take logits to be linear in the features, which those of ``--probe knn`` are not."""
+"""Scores that need logits which are linear in the features; the logits of ``--probe knn`` are not."""
 OF_ZERO_SHOT = ("vilu", "vilu-scaled", "mcm", "neglabel")
-"""Those that take the weight of the classifier to be the features of class texts."""
+"""Scores that need a classifier whose weight holds the features of class texts."""
 OF_UNSIGNED = ("react", "ash", "scale")
-"""Those made for features that are not negative, as after a ReLU."""
+"""Scores for features that are never negative, e.g. after a ReLU."""
 OF_STUDY = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
-"""Those that a study chooses from where it is not told others."""
+"""Scores that a study chooses from by default."""
 
 
 def needs_training_data(name: str) -> bool:
-    """Return whether a score on features is fitted to training data."""
+    """Return whether a score on features, by its name, is fitted to training data."""
     return ON_FEATURES[name] in ("labels", "data")
 
 
 def says_nothing(name: str, members: int) -> bool:
-    """Return whether a score is constant with this number of members, so that it tells no samples apart."""
+    """Return whether a score is constant for this number of members, so that it cannot tell samples apart."""
     if members > 1 or name not in SCORES:
         return False
     return SCORES[name].of_several
 
 
 def chance_of(name: str) -> Chance:
-    """Return the probability that a score is, if it is one."""
+    """Return what kind of probability a score is, by its name; empty if it is none."""
     if name in SCORES:
         return SCORES[name].chance
     return CHANCES_ON_FEATURES.get(name, "")
@@ -152,7 +165,13 @@ def chance_of(name: str) -> Chance:
 def ood_score(
     convention: str, *, of_several: bool = False, chance: Chance = ""
 ) -> Callable[[Callable[[Block], Floats]], OodScore]:
-    """Declare the function below as a score; in this file, of its name."""
+    """Return a decorator that turns a function into a score; in this file it also enters the score under its name.
+
+    Args:
+        convention: the sentence that defines the score.
+        of_several: whether it needs several members; for one member it is constant.
+        chance: what kind of probability it is; empty if it is none.
+    """
 
     def declare(function: Callable[[Block], Floats]) -> OodScore:
         score = OodScore(function, convention, of_several, chance)
@@ -224,6 +243,6 @@ def mi(block: Block) -> Floats:
 def variance(block: Block) -> Floats:
     """Population variance over members of the probability of the ensemble's predicted class, [n]; 0 for one member."""
     probs = block.member_probs_of_predicted  # [M, n]
-    # The shift changes nothing but rounding: the variance of equal members is exactly 0.
+    # Subtracting a constant does not change the variance, but makes that of equal members exactly 0.
     shifted = probs - probs[0]
     return block.arrays.variance(shifted)

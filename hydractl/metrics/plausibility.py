@@ -1,7 +1,7 @@
-"""Results that cannot be what was meant: an accuracy of guessing, a loss worse than no prediction, sets of all classes.
+"""Doubts about results that cannot be meant: an accuracy of guessing, a loss above that of no prediction, full sets.
 
-Every function returns a sentence, or None where nothing is odd. A figure that is measured on samples is judged by its
-95 % interval: ten samples say little, and raise no doubt.
+Every function returns a sentence, or None if nothing is odd. A figure measured on samples is judged by its 95 %
+interval: ten samples say little, and raise no doubt.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.probabilities import Floats
 
 _MOST_SHOWN = 5
-"""Classes of an order that a sentence lists."""
+"""The number of moved labels of an order that a sentence lists."""
 
 _CLEAR = 0.5
-"""The accuracy that the best of all orders must exceed: among very many orders some fit a few samples by chance."""
+"""The accuracy that the best of all orders must exceed: there are very many, and some fit a few samples by chance."""
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
@@ -29,12 +29,12 @@ _CLEAR = 0.5
 
 @dataclass(frozen=True)
 class ExpectedAccuracy:
-    """An accuracy of the model that is known from elsewhere.
+    """An accuracy of the model that is known from elsewhere, e.g. from its training.
 
     Attributes:
         accuracy: the figure.
-        samples: the number of samples it was measured on; None where that is not known.
-        where: a clause that says where it was measured, which follows the figure in a sentence.
+        samples: the number of samples it was measured on; None if that is not known.
+        where: a clause that follows the figure in a sentence and says where it was measured.
     """
 
     accuracy: float
@@ -43,7 +43,7 @@ class ExpectedAccuracy:
 
     @property
     def at_least(self) -> float:
-        """The lower end of its interval."""
+        """The lower end of the accuracy's 95 % interval; the accuracy itself if the number of samples is not known."""
         if self.samples is None:
             return self.accuracy
         correct = round(self.accuracy * self.samples)
@@ -56,7 +56,7 @@ class LabelOrder:
 
     Attributes:
         words: the name of the order, in a sentence.
-        places: for each label the class it would stand for, ``[C]``.
+        places: for each label, the class that it would stand for, ``[C]``.
         accuracy: the accuracy in that order.
     """
 
@@ -65,8 +65,10 @@ class LabelOrder:
     accuracy: float
 
     def __str__(self) -> str:
-        as_they_are = np.arange(len(self.places))
-        moved_labels = np.flatnonzero(self.places != as_they_are)
+        """Return the order as the end of a sentence: which labels stand for which classes, and the accuracy with it."""
+        # Name only labels that stand for another class than before.
+        unchanged = np.arange(len(self.places))
+        moved_labels = np.flatnonzero(self.places != unchanged)
         moves = []
         for label in moved_labels[:_MOST_SHOWN]:
             moves.append(f"{label} as {self.places[label]}")
@@ -83,22 +85,25 @@ def accuracy_doubt(
     names: Sequence[str] | None = None,
     expected: ExpectedAccuracy | None = None,
 ) -> str | None:
-    """Return a doubt about the accuracy on labelled samples; None where it is plausible.
+    """Return a doubt about the accuracy on labelled samples; None if the accuracy is plausible.
+
+    It is doubtful if it is no better than always guessing the largest class, or far below an accuracy known from
+    elsewhere. The sentence names another order of the labels if that would explain it.
 
     Args:
         predicted, labels: classes ``[N]``.
         classes: the number of classes of the model.
-        names: the names of the model's classes; None where they are not known.
-        expected: the accuracy of the model elsewhere, where that is known.
+        names: the names of the model's classes; None if they are not known.
+        expected: the accuracy of the model elsewhere; None if it is not known.
     """
     total = len(labels)
     if not total:
         return None
     largest = _largest_share(labels)
-    if largest == 1.0:  # no accuracy exceeds it
+    if largest == 1.0:  # all labels are of one class: no accuracy can be above guessing
         return None
 
-    # Too low by the labels, or by what is expected of the model.
+    # Compare with guessing the largest class, then with the expected accuracy.
     is_correct = predicted == labels
     correct = int(is_correct.sum())
     doubt = _below_largest(correct, total, largest)
@@ -107,7 +112,7 @@ def accuracy_doubt(
     if doubt is None:
         return None
 
-    # Perhaps the labels are numbered in another order.
+    # The labels may be numbered in another order than the model's classes.
     order = fitting_order(predicted, labels, classes, names)
     if order is None:
         return f"{doubt}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
@@ -115,7 +120,7 @@ def accuracy_doubt(
 
 
 def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
-    """Return a doubt about a number of right predictions, where the predictions themselves are not available.
+    """Return a doubt about a number of right predictions, if the predictions themselves are not available; else None.
 
     Args:
         correct: the number of right predictions.
@@ -128,7 +133,7 @@ def count_doubt(correct: int, labels: NDArray[np.int64]) -> str | None:
 
 
 def is_above_guessing(correct: int, labels: NDArray[np.int64]) -> bool:
-    """Return whether a number of right predictions is significantly above that of always guessing the largest class.
+    """Return whether a number of right predictions is significantly above always guessing the largest class.
 
     Args:
         correct: the number of right predictions.
@@ -139,7 +144,7 @@ def is_above_guessing(correct: int, labels: NDArray[np.int64]) -> bool:
 
 
 def _largest_share(labels: NDArray[np.int64]) -> float:
-    """Return the share of the largest class among labels [N], N > 0."""
+    """Return the share of the most frequent class among labels [N], N > 0."""
     class_sizes = np.bincount(labels)
     largest_size = int(class_sizes.max())
     return largest_size / len(labels)
@@ -163,14 +168,15 @@ def _below_largest(correct: int, total: int, largest: float) -> str | None:
 
 
 def _below_expected(correct: int, total: int, largest: float, expected: ExpectedAccuracy | None) -> str | None:
-    """Return a doubt about an accuracy in the lower half between guessing and the expected accuracy; else None.
+    """Return a doubt about an accuracy that is nearer to guessing than to the expected accuracy; else None.
 
-    Some accuracy is lost on other data of the same task; that is no fault, so that the upper half raises no doubt.
+    Accuracy is always lost on other data of the same task, and that is no fault: an accuracy in the upper half between
+    guessing and the expected accuracy raises no doubt.
 
     Args:
         correct, total: the numbers of right predictions and of samples.
-        largest: the share of the largest class.
-        expected: the accuracy of the model elsewhere, where that is known.
+        largest: the share of the largest class, which is the accuracy of guessing.
+        expected: the accuracy of the model elsewhere; None if it is not known.
     """
     if expected is None:
         return None
@@ -188,42 +194,43 @@ def _below_expected(correct: int, total: int, largest: float, expected: Expected
 def fitting_order(
     predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int, names: Sequence[str] | None
 ) -> LabelOrder | None:
-    """Return the order of the classes in which the labels clearly fit the predictions; None where none does.
+    """Return the order of the classes in which the labels clearly fit the predictions; None if there is none.
 
-    Orders that people make by mistake are named: reversed, and sorted by name where the model's is not, or the other
-    way round.
+    If an order that people choose by mistake fits, it is returned with its name: reversed, or sorted by name. Otherwise
+    the best of all orders is returned. None also if the labels fit best as they are.
 
     Args:
         predicted, labels: classes ``[N]``.
-        classes: the number of classes of the model.
-        names: the names of the model's classes; None where they are not known.
+        classes: C, the number of classes of the model.
+        names: the names of the model's classes; None if they are not known.
     """
-    from scipy.optimize import linear_sum_assignment  # slow to import
+    from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
-    confusion = np.zeros((classes, classes), dtype=np.int64)  # [label, prediction]
+    confusion = np.zeros((classes, classes), dtype=np.int64)  # samples by [label, prediction]
     np.add.at(confusion, (labels, predicted), 1)
-    as_they_are = np.arange(classes)
+    every_label = np.arange(classes)
     total = len(labels)
 
     def correct_in(places: NDArray[np.int64]) -> int:
-        """Count the right predictions if each label stood for the class at its place."""
-        counts = confusion[as_they_are, places]
+        """Count the right predictions if label k stood for the class ``places[k]``."""
+        counts = confusion[every_label, places]
         return int(counts.sum())
 
-    # The best of all orders. The place of a class that no label has is arbitrary, and no sample depends on it.
+    # Find the best of all orders: the assignment of labels to classes with the most right predictions. A label that no
+    # sample has gets an arbitrary class, which changes nothing.
     label_order, best = linear_sum_assignment(confusion, maximize=True)
-    assert np.array_equal(label_order, as_they_are)
+    assert np.array_equal(label_order, every_label)
     best_places = np.asarray(best, dtype=np.int64)
     most_correct = correct_in(best_places)
 
-    # It fits only if its accuracy is clearly above that of guessing, and if it is not the order as it is.
+    # Accept it only if its accuracy is clearly above guessing, and it is better than the labels as they are.
     low = share_interval(most_correct, total).low
     is_clear = low > max(_largest_share(labels), _CLEAR)
-    is_better = most_correct != correct_in(as_they_are)
+    is_better = most_correct != correct_in(every_label)
     if not is_clear or not is_better:
         return None
 
-    # A usual order that fits as well, within the interval, is the likelier mistake.
+    # A usual order is the likelier mistake, so prefer it if its accuracy is within the interval of the best one's.
     for words, places in _usual_orders(classes, names):
         accuracy = correct_in(places) / total
         if accuracy >= low:
@@ -232,18 +239,25 @@ def fitting_order(
 
 
 def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return the orders that people make by mistake, ``[C]`` each, with their names."""
+    """Return the orders that people choose by mistake, each with its words in a sentence and its classes ``[C]``.
+
+    Entry k of an order is the class that label k would stand for.
+
+    Args:
+        classes: C, the number of classes of the model.
+        names: their names; None if they are not known.
+    """
     reversed_order = np.arange(classes)[::-1]
     orders = [("the labels in reversed order", reversed_order)]
     if names is None or len(names) != classes:
         return orders
 
-    # Either the labels were numbered by the sorted names and the model's classes were not, or the other way round.
+    # Two mistakes: the labels are numbered by the sorted names but the model's classes are not, or the other way round.
     classes_by_name = sorted(range(classes), key=names.__getitem__)
     by_name = np.array(classes_by_name, dtype=np.int64)
-    inverse = np.argsort(by_name)
+    position_in_names = np.argsort(by_name)
     orders.append(("the labels counted in the order of the sorted names", by_name))
-    orders.append(("the model's classes taken in the order of the sorted names", inverse))
+    orders.append(("the model's classes taken in the order of the sorted names", position_in_names))
     return orders
 
 
@@ -251,9 +265,9 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
 
 
 def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
-    """Return a doubt about the log probabilities of the labels, ``[N]``, in nats; None where they are plausible.
+    """Return a doubt about the log probabilities of the labels, ``[N]``, in nats; None if they are plausible.
 
-    A mean below that of the uniform prediction says that the probabilities are worse than no prediction at all.
+    If their mean is below that of the uniform prediction, the probabilities are worse than no prediction at all.
     """
     uniform = math.log(classes)
     losses = -label_log_probs
@@ -268,7 +282,10 @@ def nll_doubt(label_log_probs: Floats, classes: int) -> str | None:
 
 
 def loss_doubt(losses: Floats, classes: int) -> str | None:
-    """Return a doubt about the cross-entropies of the last steps of a training, ``[steps]``, in nats; else None."""
+    """Return a doubt about the cross-entropies of the last steps of a training, ``[steps]``, in nats; else None.
+
+    They are doubtful if their mean is clearly above the cross-entropy of the uniform prediction.
+    """
     uniform = math.log(classes)
     low = mean_interval(losses).low
     if low <= uniform:
@@ -285,16 +302,16 @@ def loss_doubt(losses: Floats, classes: int) -> str | None:
 
 
 def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
-    """Return a doubt about conformal sets that always hold every class; None where they do not.
+    """Return a doubt about conformal sets if every set holds every class; else None.
 
     Args:
         fitted: the threshold of the sets.
         mean_size: the mean number of classes in a set; None without samples.
-        classes: number of classes of the model.
+        classes: the number of classes of the model.
     """
     if mean_size is None or mean_size < classes:
         return None
-    needed = math.ceil(1 / fitted.alpha) - 1  # with fewer, qhat is 1 whatever the scores
+    needed = math.ceil(1 / fitted.alpha) - 1  # with fewer validation samples qhat is 1 for any scores
     text = f"every conformal set holds all {classes} classes, which says nothing"
     if fitted.n_val < needed:
         return f"{text}: {fitted.n_val} validation samples are fewer than the {needed} that --conformal needs"

@@ -1,8 +1,9 @@
-"""From the members' logits to the ensemble's probabilities: softmax per member, THEN the mean over members.
+"""From the members' logits to the ensemble's probabilities: softmax of each member, THEN the mean over members.
 
 Source: Hydra Ensembles, section 4.2. All arithmetic is float64, whatever the precision of the logits. Samples are
-processed in blocks, so that a float32 array of logits is never copied whole into float64 and can be a memory map. A
-:class:`Block` computes each quantity of its samples at most once: a pass that wants several takes one softmax.
+processed in blocks, so that a float32 array of logits, which may be a memory map, is never copied whole into float64. A
+:class:`Block` computes each quantity of its samples at most once, so that a pass that needs several of them computes
+one softmax.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from hydractl.metrics.arrays import ON_ARRAYS, Arrays
 
 Floats = NDArray[np.float64]
 
-# Float64 values in one block of samples (1 MiB): larger blocks are slower, because their temporaries leave the cache.
+# The number of float64 values in one block of samples (1 MiB). Larger blocks are slower, because their temporary arrays
+# do not fit in the CPU cache.
 BLOCK_VALUES = 1 << 17
 
-# Above this the difference of two logits can leave the range of float64.
+# The largest magnitude of a logit; above it the difference of two logits can overflow float64.
 _LARGEST_LOGIT = 1e300
 
 
 def check_shape(member_logits: np.ndarray) -> np.ndarray:
-    """Return the logits as an array, without reading their values.
+    """Check the shape and the type of logits, and return them as an array; their values are not read.
 
     Raises:
-        ValueError: not [M, N, C] numbers with M >= 1 and C >= 1.
+        ValueError: not numbers [M, N, C] with M >= 1 and C >= 1.
     """
     logits = np.asarray(member_logits)
     shape = logits.shape
@@ -46,36 +48,37 @@ def check_shape(member_logits: np.ndarray) -> np.ndarray:
 
 
 def check_logits(member_logits: np.ndarray) -> np.ndarray:
-    """Check the members' logits and return them, integers as float64, all others unchanged.
+    """Check the members' logits and return them; integers become float64, every other type stays.
 
     Args:
         member_logits: [M, N, C] with M >= 1 and C >= 1, any float type.
 
     Raises:
         ValueError: the array has another shape or type.
-        NonFiniteError: NaN, an infinity or a magnitude above 1e300; it names the first member and its first sample.
+        NonFiniteError: a logit is NaN, infinite or above 1e300 in magnitude. The message names the first such member,
+            its first such sample, and the number of samples affected.
     """
     logits = check_shape(member_logits)
     if np.issubdtype(logits.dtype, np.integer):
         logits = logits.astype(np.float64)
-    good = _in_range(logits)  # [M, N]
-    if good.all():
+    are_in_range = _in_range(logits)  # by member and sample, [M, N]
+    if are_in_range.all():
         return logits
 
-    bad_members, bad_samples = np.nonzero(~good)
-    affected = np.unique(bad_samples).size
+    bad_members, bad_samples = np.nonzero(~are_in_range)
+    affected_samples = np.unique(bad_samples).size
     raise NonFiniteError(
         f"the logits of member {bad_members[0]} are not finite at sample {bad_samples[0]}"
-        f" ({affected} of {logits.shape[1]} samples are affected)",
+        f" ({affected_samples} of {logits.shape[1]} samples are affected)",
         hint="run with float32 (--dtype float32), or check the checkpoint's weights for NaN",
     )
 
 
 def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
-    """Return whether all logits of a member and sample are finite and of magnitude 1e300 at most, [M, N]."""
+    """Return whether all C logits of a member and a sample are finite and at most 1e300 in magnitude, [M, N]."""
     largest_of_dtype = float(np.finfo(logits.dtype).max)
     limit = min(_LARGEST_LOGIT, largest_of_dtype)
-    # A comparison with NaN is false, and numpy's max and min return NaN where there is one: no value escapes the test.
+    # numpy's max and min return NaN if one of the values is NaN, and comparing NaN gives False, so NaN is found, too.
     highest = logits.max(axis=2)
     lowest = logits.min(axis=2)
     in_range = (highest <= limit) & (lowest >= -limit)
@@ -83,15 +86,15 @@ def _in_range(logits: np.ndarray) -> NDArray[np.bool_]:
 
 
 def check_finite(values: np.ndarray, name: str) -> Floats:
-    """Return a vector [N] as float64.
+    """Check that values are one finite number for each sample, and return them as float64 [N].
 
     Args:
         values: [N], any type that converts to float64.
-        name: what to call the values in a message.
+        name: the name of the values in a message.
 
     Raises:
-        ValueError: not one number a sample.
-        NonFiniteError: naming the first sample whose value is NaN or infinite.
+        ValueError: they are not one number for each sample.
+        NonFiniteError: a value is NaN or infinite; the message names the first such sample.
     """
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1:
@@ -104,11 +107,16 @@ def check_finite(values: np.ndarray, name: str) -> Floats:
 
 
 def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.int64]:
-    """Return the labels [N] as int64.
+    """Check that labels are integers 0..C-1, one for each sample, and return them as int64 [N].
+
+    Args:
+        labels: the labels.
+        samples: N, the number of samples.
+        classes: C, the number of classes.
 
     Raises:
-        ValueError: not one integer a sample.
-        InputError: labels outside 0..C-1, every such label listed.
+        ValueError: the labels are not one integer for each sample.
+        InputError: labels are outside 0..C-1; it lists every such label.
     """
     array = np.asarray(labels)
     are_integers = np.issubdtype(array.dtype, np.integer) or array.size == 0
@@ -126,10 +134,15 @@ def check_labels(labels: np.ndarray, samples: int, classes: int) -> NDArray[np.i
 
 
 def _counts_of_labels(labels: np.ndarray, wrong_samples: NDArray[np.int64]) -> list[str]:
-    """Say how many of some samples have each label, and which is the first of them."""
+    """Return a sentence for each distinct wrong label: how many samples have it, and which is the first.
+
+    Args:
+        labels: the labels of all samples, [N].
+        wrong_samples: the indices of the samples whose label is wrong, in ascending order.
+    """
     wrong_labels = labels[wrong_samples]
-    values, first_places, counts = np.unique(wrong_labels, return_index=True, return_counts=True)
-    first_samples = wrong_samples[first_places]
+    values, first_indices, counts = np.unique(wrong_labels, return_index=True, return_counts=True)
+    first_samples = wrong_samples[first_indices]
     sentences = []
     for value, count, first_sample in zip(values, counts, first_samples, strict=True):
         sentences.append(f"label {value}: {count} samples, first sample {first_sample}")
@@ -141,22 +154,23 @@ class Scaling(Protocol):
 
     @property
     def kind(self) -> str:
-        """``temperature``, which keeps the order of classes, or ``vector``."""
+        """``temperature``, which keeps the order of classes, or ``vector``, which may change it."""
 
     def scaled(self, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-        """Return the calibrated log p [n, C] of log p [n, C], up to a constant for each sample."""
+        """Return logarithms [n, C] whose softmax is the calibrated p, from log p [n, C]."""
 
 
 class Block:
-    """Logits of some samples, float64 [M, n, C] in C order, and what follows from them.
+    """The logits of some samples, float64 [M, n, C] in C order, and every quantity computed from them.
 
-    ``probs``, ``log_probs``, ``entropy`` and ``predicted`` are calibrated where a calibration is given; everything else
-    describes the members as they are.
+    ``probs``, ``log_probs``, ``entropy`` and ``predicted`` are calibrated if there is a calibration. Everything else
+    describes the members without it. Each quantity is computed when it is first asked for, and kept.
 
     Args:
-        logits: the members' logits, float64 [M, n, C]; in a graph a tensor, and then everything else is one too.
-        calibration: the calibration of p; None for none.
-        arrays: the operations on arrays, or on tensors.
+        logits: the members' logits, float64 [M, n, C]; in a graph they are a tensor, and then all quantities are
+            tensors.
+        calibration: the calibration of p; None means none.
+        arrays: the operations: on numpy arrays, or on tensors.
     """
 
     def __init__(self, logits: Floats, calibration: Scaling | None = None, arrays: Arrays = ON_ARRAYS) -> None:
@@ -173,12 +187,12 @@ class Block:
 
     @cached_property
     def votes(self) -> NDArray[np.int64]:
-        """The class each member votes for, [M, n]: its highest logit, the lowest index on a tie."""
+        """The class that each member votes for, [M, n]: the class of its highest logit, the lowest index on a tie."""
         return self.arrays.argmax(self.logits, axis=2)
 
     @cached_property
     def _powers(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """The four arrays of :func:`shifted_powers`, [M, n, 1], [M, n, C], [M, n, C] and [M, n, 1]."""
+        """The four arrays of :func:`shifted_powers` for the members' logits; the first and the last are [M, n, 1]."""
         return shifted_powers(self.logits, self.arrays)
 
     @cached_property
@@ -197,25 +211,25 @@ class Block:
 
     @cached_property
     def member_log_probs(self) -> Floats:
-        """Logarithm of each member's softmax, [M, n, C]; finite where the softmax underflows to 0."""
+        """The logarithm of each member's softmax, [M, n, C]; finite even if the softmax underflows to 0."""
         _, shifted, _, total = self._powers
         log_total = self.arrays.log(total)
         return shifted - log_total
 
     @cached_property
     def member_powers(self) -> Floats:
-        """The exponential of :attr:`member_log_probs`, [M, n, C]; ``member_probs`` but for rounding."""
+        """The exponential of :attr:`member_log_probs`, [M, n, C]; equal to ``member_probs`` except for rounding."""
         return self.arrays.exp(self.member_log_probs)
 
     @cached_property
     def pooled(self) -> Floats:
-        """The mean over members of their softmax, [n, C]: p before calibration."""
+        """The mean over members of their softmax, [n, C]; this is p before calibration."""
         mean_over_members: Floats = self.member_probs.mean(axis=0)
         return mean_over_members
 
     @cached_property
     def pooled_log(self) -> Floats:
-        """log of :attr:`pooled`, [n, C]; finite whenever the logits are."""
+        """The logarithm of :attr:`pooled`, [n, C]; finite for all finite logits."""
         log_probs = self.member_log_probs
         if len(log_probs) == 1:
             return log_probs[0]
@@ -223,21 +237,21 @@ class Block:
 
     @cached_property
     def _scaled(self) -> Floats | None:
-        """The logarithms whose softmax is the calibrated p, [n, C]; None without a calibration."""
+        """Logarithms whose softmax is the calibrated p, [n, C]; None without a calibration."""
         if self.calibration is None:
             return None
         return self.calibration.scaled(self.pooled_log, self.arrays)
 
     @cached_property
     def probs(self) -> Floats:
-        """p, [n, C]."""
+        """p, [n, C], calibrated if there is a calibration."""
         if self._scaled is None:
             return self.pooled
         return softmax(self._scaled, self.arrays)
 
     @cached_property
     def log_probs(self) -> Floats:
-        """log p, [n, C]; finite whenever the logits are."""
+        """log p, [n, C], calibrated if there is a calibration; finite for all finite logits."""
         if self._scaled is None:
             return self.pooled_log
         return log_softmax(self._scaled, self.arrays)
@@ -249,14 +263,15 @@ class Block:
 
     @cached_property
     def rising_probs(self) -> Floats:
-        """p, [n, C], of each sample in rising order."""
+        """p of each sample in rising order, [n, C]."""
         return self.arrays.rising(self.probs)
 
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
         """The class of highest p, [n]; the lowest index on a tie."""
         changes_order = self.calibration is not None and self.calibration.kind == "vector"
-        # A temperature changes no prediction. From its p, rounding could decide between two equally probable classes.
+        # A temperature does not change the prediction, so take p before it: in the calibrated p, rounding could decide
+        # between two equally probable classes.
         probs = self.pooled
         if changes_order:
             probs = self.probs
@@ -265,7 +280,7 @@ class Block:
     @cached_property
     def entropy(self) -> Floats:
         """Entropy of p in nats, [n]."""
-        # Log p is finite, so a p that underflows to 0 adds 0.
+        # Log p is finite, so that a p that underflows to 0 adds 0 (and not NaN).
         terms = self.arrays.exp(self.log_probs) * self.log_probs
         total = terms.sum(axis=1)
         entropy: Floats = 0.0 - total  # unlike -total, never a negative zero
@@ -275,8 +290,9 @@ class Block:
     def mi(self) -> Floats:
         """Mutual information of the members in nats, [n], 0..log M.
 
-        Computed as the mean over members of KL(p_m || p), which equals H(p) - mean H(p_m) and is exactly 0, not some
-        rounding noise, when the members agree. It cannot be negative, so a negative value is rounding and is set to 0.
+        It is computed as the mean over members of KL(p_m || p), which equals H(p) - mean H(p_m) but is exactly 0 if the
+        members agree, without rounding noise. It cannot be negative, so a negative value is due to rounding and becomes
+        0.
 
         Source: Depeweg et al. 2018 (entropy of the mean less mean of the entropies); Lakshminarayanan et al. 2017 (the
         sum of divergences).
@@ -293,47 +309,50 @@ class Block:
     def member_probs_of_predicted(self) -> Floats:
         """Each member's probability of the class of highest p before calibration, [M, n]."""
         predicted = self.arrays.argmax(self.pooled, axis=1)
+        # Add a member axis and a class axis to the indices [n], so that they select from each member's [n, C].
         probs = self.arrays.taken(self.member_probs, predicted[None, :, None])  # [M, n, 1]
         without_class_axis: Floats = probs[:, :, 0]
         return without_class_axis
 
 
 def blocks(member_logits: np.ndarray, calibration: Scaling | None = None) -> Iterator[tuple[slice, Block]]:
-    """Yield the slice of the samples in each block and their :class:`Block`, in order; one empty block when N is 0.
+    """Yield each block of samples as its slice and its :class:`Block`, in order; one empty block if N is 0.
 
     The logits are read once, a block at a time, and checked as they are read.
 
     Args:
         member_logits: [M, N, C], any float type; a memory map is never read whole.
-        calibration: None leaves p as it is.
+        calibration: the calibration of p; None means none.
 
     Raises:
         ValueError: the array has another shape or type.
-        NonFiniteError: as :func:`check_logits`.
-        InputError: the calibration is for another number of classes, where p is taken.
+        NonFiniteError: a logit is NaN, infinite or too large, see :func:`check_logits`.
+        InputError: the calibration is for another number of classes; raised by the block when p is asked for.
     """
     logits = check_shape(member_logits)
     members, samples, classes = logits.shape
-    step = max(1, BLOCK_VALUES // (members * classes))
-    for start in range(0, max(samples, 1), step):
-        logits_of_block = logits[:, start : start + step]
-        # C order, because the order in which numpy adds up a row must not depend on the caller's memory layout.
+    # A block has as many samples as fit BLOCK_VALUES logits, but at least one.
+    samples_in_block = max(1, BLOCK_VALUES // (members * classes))
+    for start in range(0, max(samples, 1), samples_in_block):
+        logits_of_block = logits[:, start : start + samples_in_block]
+        # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
         values = np.array(logits_of_block, dtype=np.float64, order="C")
-        in_range = _in_range(values)
-        if not in_range.all():
-            check_logits(logits)  # raises, and counts the affected samples of the whole array
+        are_in_range = _in_range(values)
+        if not are_in_range.all():
+            check_logits(logits)  # raises, with the number of affected samples of the whole array
         stop = start + values.shape[1]
         yield slice(start, stop), Block(values, calibration)
 
 
 def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Floats]:
-    """Turn a function of one :class:`Block`, [n, ...], into one of logits [M, N, C], [N, ...].
+    """Turn a function of a :class:`Block`, which returns [n, ...], into one of logits [M, N, C] that returns [N, ...].
 
-    The function that comes back raises what :func:`blocks` raises.
+    The new function raises what :func:`blocks` raises.
     """
 
     @functools.wraps(function)
     def on_all_samples(member_logits: np.ndarray) -> Floats:
+        """Return the values of all samples, computed block by block."""
         values_of_blocks = []
         for _, block in blocks(member_logits):
             values = function(block)
@@ -344,9 +363,10 @@ def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Fl
 
 
 def shifted_powers(logits: Floats, arrays: Arrays = ON_ARRAYS) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return, over the last axis: the highest logit, the logits less it, the exponentials of those, and their sum.
+    """Return four arrays, each computed over the last axis, from which softmax and its logarithm follow.
 
-    The highest logit and the sum keep the last axis, of length 1.
+    They are: the highest logit; the logits minus the highest; the exponentials of these differences; the sum of the
+    exponentials. The first and the last keep the last axis with length 1.
     """
     highest = arrays.max(logits, axis=-1, keepdims=True)
     shifted = logits - highest
@@ -358,15 +378,15 @@ def shifted_powers(logits: Floats, arrays: Arrays = ON_ARRAYS) -> tuple[Floats, 
 def softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return the softmax over the last axis.
 
-    Not the exponential of :func:`log_softmax`: the quotient gives 1/C exactly for equal logits, so that a
-    confidence that lies on a bin edge stays on it.
+    It is not computed as the exponential of :func:`log_softmax`: the quotient gives exactly 1/C for equal logits, so
+    that a confidence on a bin edge stays on it.
     """
     _, _, powers, total = shifted_powers(logits, arrays)
     return powers / total
 
 
 def log_softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-    """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite where the softmax underflows."""
+    """Return the logarithm (nats) of the softmax over the last axis; at most 0, finite even if softmax underflows."""
     _, shifted, _, total = shifted_powers(logits, arrays)
     log_total = arrays.log(total)
     return shifted - log_total
@@ -375,20 +395,20 @@ def log_softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
 def pool_log_probs(log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return log p [N, C] of the mean over members, from the members' log-probabilities [M, N, C].
 
-    It is the logsumexp over members less log M. Equal members give their own values back, exactly.
+    It is the logsumexp over members minus log M. If all members are equal, their own values come back exactly.
     """
     members = len(log_probs)
     highest = arrays.max(log_probs, axis=0)  # [N, C]
     powers = arrays.exp(log_probs - highest)
     total = powers.sum(axis=0)
     log_members = arrays.number(float(np.log(float(members))))
-    log_mean = arrays.log(total) - log_members  # exactly 0 where all members are equal
+    log_mean = arrays.log(total) - log_members  # exactly 0 if all members are equal
     return highest + log_mean
 
 
 @per_sample
 def pooled_log_probs(block: Block) -> Floats:
-    """Return log p of the ensemble, float64 [N, C], in nats, from logits [M, N, C]; finite whenever the logits are.
+    """Return log p of the ensemble, float64 [N, C], in nats, from logits [M, N, C]; finite for all finite logits.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.

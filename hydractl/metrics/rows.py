@@ -1,4 +1,4 @@
-"""The metrics of one model as ``eval.json`` (schema ``hydractl.eval/2``) holds them: blocks and their keys."""
+"""The metrics of one model in the form of ``eval.json`` (schema ``hydractl.eval/2``): blocks and their keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hydractl.metrics.samples import Resample, Samples, samples_of
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
 
 LITTLE_MI, LITTLE_DISAGREEMENT = 0.001, 0.005
-"""Mutual information in nats and disagreement below which, both, an ensemble is as good as one of its members."""
+"""If the mutual information in nats and the disagreement are both below these, the members are as good as one."""
 
 PAIRS_CONVENTION = "mi and disagreement of each two members a < b alone, members counted from 0; empty for one member."
 
@@ -31,17 +31,17 @@ CONVENTIONS = {
 
 
 Names = Collection[str] | None
-"""Keys of the metrics that are measured; None for all."""
+"""Keys of the metrics to measure; None means all."""
 
 MetricValues = dict[str, float | None]
-"""Metrics by key; None where one has no value."""
+"""Metrics by key; None for a metric without a value."""
 
 
 class DetectionBlocks(TypedDict):
-    """The OOD metrics of one score for each OOD data set, and their averages over near, far and all sets.
+    """The OOD metrics of one score against each OOD data set, and their averages over near, far and all sets.
 
-    Each data set has its ``group`` and ``n`` beside the metrics. ``errors`` holds the metrics of wrong answers on
-    labelled ID data.
+    Each data set has its ``group`` and ``n`` beside the metrics. ``errors`` holds the metrics of wrong answers to
+    labelled ID data; data without labels have none.
     """
 
     errors: NotRequired[MetricValues]
@@ -55,8 +55,9 @@ class DetectionBlocks(TypedDict):
 class RowBlocks(DetectionBlocks):
     """Everything that is measured of one model.
 
-    ``id`` is that of :func:`id_block`; ``diversity`` is by data set, with ``pairs`` beside the metrics where each pair
-    of members is measured; ``scores`` holds the scores that are reported beside the one that leads, by name.
+    ``id`` comes from :func:`id_block`. ``diversity`` is by data set; beside the metrics it has ``pairs`` if each pair
+    of members is measured. ``scores`` holds the blocks of each OOD score that is reported beside the leading one, by
+    its name.
     """
 
     id: dict[str, MetricValue]
@@ -65,7 +66,7 @@ class RowBlocks(DetectionBlocks):
 
 
 def _asked_for(kind: MetricKind, names: Names) -> list[Metric]:
-    """Return the metrics of a kind that have one of the names; all of the kind where ``names`` is None."""
+    """Return the metrics of a kind whose keys are in ``names``; all of the kind if ``names`` is None."""
     of_kind = list(metrics(kind))
     if names is None:
         return of_kind
@@ -73,10 +74,10 @@ def _asked_for(kind: MetricKind, names: Names) -> list[Metric]:
 
 
 def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]:
-    """Return n and the metrics of labelled ID data, by name.
+    """Return the number of ID samples ``n`` and the metrics of labelled ID data, by key.
 
     Returns:
-        The block of the row. All values but n are None when there is no sample. Data without labels have n alone.
+        The block ``id`` of the row. Without samples all values but n are None; without labels there is only n.
     """
     n = len(samples)
     block: dict[str, MetricValue] = {"n": n}
@@ -91,7 +92,7 @@ def id_block(samples: Samples | Resample, names: Names = None) -> dict[str, Any]
 
 
 def ood_block(curve: Curve | None, names: Names = None) -> MetricValues:
-    """Return the OOD metrics of one curve by name; all None without one."""
+    """Return the OOD metrics of one curve, by key; all are None if there is no curve."""
     block: MetricValues = {}
     for metric in _asked_for("ood", names):
         if curve is None:
@@ -102,7 +103,7 @@ def ood_block(curve: Curve | None, names: Names = None) -> MetricValues:
 
 
 def errors_block(answers: Answers, names: Names = None) -> MetricValues:
-    """Return the metrics of wrong answers by name; all None without samples or without a score."""
+    """Return the metrics of wrong answers, by key; all are None without samples or without a score."""
     block: MetricValues = {}
     for metric in _asked_for("errors", names):
         block[metric.key] = metric(answers)
@@ -110,7 +111,7 @@ def errors_block(answers: Answers, names: Names = None) -> MetricValues:
 
 
 def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricValues:
-    """Return how much the members differ on one data set, by the name of the metric; all None without samples."""
+    """Return the metrics of how much the members differ on one data set, by key; all are None without samples."""
     n = len(samples)
     block: MetricValues = {}
     for metric in _asked_for("diversity", names):
@@ -122,11 +123,11 @@ def diversity_block(samples: Samples | Resample, names: Names = None) -> MetricV
 
 
 def little_diversity(values: Metrics, where: str) -> str | None:
-    """Return a warning that the members hardly differ on some data; None where they do differ.
+    """Return a warning that the members hardly differ on some data; None if they do differ.
 
     Args:
-        values: as of :func:`diversity_block`; a single member has no ``disagreement``, and there is no warning.
-        where: the data, for the warning.
+        values: the metrics of :func:`diversity_block`. A single member has no ``disagreement``, and gets no warning.
+        where: the name of the data, for the warning.
     """
     mi = values.get("mi")
     disagreement = values.get("disagreement")
@@ -145,16 +146,16 @@ def little_diversity(values: Metrics, where: str) -> str | None:
 def group_averages(
     sets: Mapping[str, MetricValues], groups: Mapping[str, str | None], names: Names = None
 ) -> dict[str, MetricValues]:
-    """Return the unweighted means of the OOD metrics over the near, the far and all data sets.
+    """Return the unweighted means of the OOD metrics over the near, the far and all OOD data sets.
 
     Args:
-        sets: by data set the values of :func:`ood_block`.
-        groups: "near", "far" or None for each data set; those of None count in ``ood_avg`` alone.
-        names: of the metrics.
+        sets: the metrics of :func:`ood_block` for each data set, by its name.
+        groups: "near", "far" or None for each data set; a set of None counts only in ``ood_avg``.
+        names: the keys of the metrics to average; None means all.
 
     Returns:
-        ``near_avg``, ``far_avg`` and ``ood_avg``; a mean is None when the group has no data set or when one of its data
-        sets has None.
+        The means under ``near_avg``, ``far_avg`` and ``ood_avg``. A mean is None if the group has no data set, or if
+        one of its data sets has None.
     """
     blocks_by_average: dict[str, list[MetricValues]] = {"near_avg": [], "far_avg": [], "ood_avg": []}
     for name, block in sets.items():
@@ -162,6 +163,7 @@ def group_averages(
         group = groups[name]
         if group in ("near", "far"):
             blocks_by_average[f"{group}_avg"].append(block)
+
     averages: dict[str, MetricValues] = {}
     for average_name, blocks in blocks_by_average.items():
         average: MetricValues = {}
@@ -173,12 +175,12 @@ def group_averages(
 
 
 Curves = Mapping[str, Curve | None]
-"""The curve of the ID samples against each OOD data set, by its name; None where one of the two is empty, or the score
-says nothing of a single member."""
+"""The curve of the ID samples against each OOD data set, by the name of the set; None if one of the two has no samples,
+or if the score is constant for a model of one member."""
 
 
 class ScoreReadings(NamedTuple):
-    """One OOD score on the data of a model: the curves, and the answers to labelled ID samples; None without labels."""
+    """The curves of one OOD score on a model's data, and the answers to its ID samples; None without labels."""
 
     curves: Curves
     answers: Answers | None
@@ -191,17 +193,19 @@ def measured_blocks(
     beside: Mapping[str, ScoreReadings],
     names: Names = None,
 ) -> RowBlocks:
-    """Return ``id``, ``errors``, ``ood``, the averages, ``diversity`` and ``scores`` of one model, on its data or on a
-    resample.
+    """Return the blocks of the row of one model, measured on its data or on a resample of them.
+
+    The blocks are ``id``, ``errors``, ``ood``, the averages, ``diversity`` and ``scores``.
 
     Args:
-        samples: the ID samples, named ``id``, and those of each OOD data set.
+        samples: the samples of each data set by its name; the ID samples are named ``id``.
         groups: "near", "far" or None for each OOD data set.
-        leading: the readings of the leading OOD score.
-        beside: those of each score that is reported beside it, by its name; ``scores`` is left out where there are
-            none. The leading score may be among them: where its readings are the same object, it is measured once.
-        names: of the metrics.
+        leading: the curves and answers of the leading OOD score.
+        beside: the curves and answers of each score that is reported beside it, by name; if empty, the row has no
+            ``scores``. If one of them is the same object as ``leading``, it is measured only once.
+        names: the keys of the metrics to measure; None means all.
     """
+    # The leading score fills the blocks of the row itself.
     by_leading = _detection(leading, samples, groups, names)
     row: RowBlocks = {
         "id": id_block(samples["id"], names),
@@ -213,9 +217,13 @@ def measured_blocks(
     }
     if "errors" in by_leading:
         row["errors"] = by_leading["errors"]
+
+    # How much the members differ on each data set, ID and OOD.
     for name, samples_of_set in samples.items():
         diversity = diversity_block(samples_of_set, names)
         row["diversity"][name] = {**diversity}
+
+    # The other scores have the same blocks, below ``scores``.
     scores: dict[str, DetectionBlocks] = {}
     for score, readings in beside.items():
         if readings is leading:
@@ -233,7 +241,12 @@ def _detection(
     groups: Mapping[str, str | None],
     names: Names,
 ) -> DetectionBlocks:
-    """Return ``errors``, ``ood`` and the averages by one score; arguments are as of :func:`measured_blocks`."""
+    """Return the blocks of one score: ``ood``, the averages, and, for labelled ID data, ``errors``.
+
+    Args:
+        readings: the curves and answers of the score.
+        samples, groups, names: see :func:`measured_blocks`.
+    """
     metrics_of_sets = {name: ood_block(curve, names) for name, curve in readings.curves.items()}
     averages = group_averages(metrics_of_sets, groups, names)
     blocks: DetectionBlocks = {
@@ -250,19 +263,21 @@ def _detection(
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowBlocks:
-    """Return ``id``, ``ood``, the averages, ``diversity`` (also of each pair of members) and ``scores`` of one model.
+    """Return all blocks of the row of one model, measured on its data; ``diversity`` includes each pair of members.
 
     Args:
         inside: the ID samples.
         outside: the samples of each OOD data set, by its name.
         groups: "near", "far" or None for each OOD data set.
     """
+    # The leading score: its curve against each OOD set, and the answers it orders.
     leading_scores = {name: samples.score for name, samples in outside.items()}
     leading = ScoreReadings(
         curves=for_each_set(curve_of, inside.score, leading_scores),
         answers=answers_by_score(inside, inside.leading, inside.score),
     )
 
+    # The same for each score that is reported beside it.
     beside: dict[str, ScoreReadings] = {}
     for score, id_scores in inside.scores.items():
         ood_scores = {}
@@ -273,6 +288,7 @@ def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[
             answers=answers_by_score(inside, score, id_scores),
         )
 
+    # Measure them. A resample has no pairs, so those are added here.
     sets = {"id": inside, **outside}
     row = measured_blocks(sets, groups, leading, beside)
     for name, samples in sets.items():
@@ -286,12 +302,15 @@ AnyCurve = TypeVar("AnyCurve")
 def for_each_set(
     make: Callable[[Floats, Floats], AnyCurve], id_scores: Floats | None, ood_scores: Mapping[str, Floats | None]
 ) -> dict[str, AnyCurve | None]:
-    """Make a curve of the ID scores [N] against the scores [K] of each OOD data set; None where there are no scores.
+    """Make a curve of the ID scores [N] against the scores [K] of each OOD data set.
 
     Args:
-        make: makes the curve, from ID scores and OOD scores.
-        id_scores: one OOD score of the ID samples; None where it says nothing of a single member.
-        ood_scores: the same score of the samples of each OOD data set.
+        make: makes a curve from ID scores and OOD scores, e.g. ``curve_of``.
+        id_scores: the ID samples' scores; None if the score is constant for a model of one member.
+        ood_scores: the same score of the samples of each OOD data set, by the name of the set.
+
+    Returns:
+        The curve of each OOD data set, by its name; None if the scores of one side are None.
     """
     curves: dict[str, AnyCurve | None] = dict.fromkeys(ood_scores)
     if id_scores is None:
@@ -303,33 +322,44 @@ def for_each_set(
 
 
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
-    """Return the dotted keys of the numbers that the row of one model may hold, for ``--require``."""
+    """Return the dotted keys of all numbers that the row of one model may hold, for ``--require``.
+
+    Examples: ``id.nll``, ``ood.NAME.auroc``, ``scores.energy.near_avg.auroc``, ``diversity.id.mi``.
+
+    Args:
+        ood_sets: the names of the OOD data sets.
+        scores: the names of the OOD scores that are reported beside the leading one.
+    """
     sets = list(ood_sets)
     keys = ["id.n"]
     for metric in metrics("id"):
         keys += [f"id.{key}" for key in metric.keys]
 
-    # The leading score stands in the row itself, the others below ``scores``.
+    # The blocks of the leading score are in the row itself, those of each other score below ``scores.NAME``.
     prefixes = [""]
     for score in scores:
         prefixes.append(f"scores.{score}.")
-    groups = [f"ood.{name}" for name in sets]
+
+    # OOD metrics: of each OOD set and, if there are any, of the averages. Wrong answers have metrics without a set.
+    ood_blocks = [f"ood.{name}" for name in sets]
     if sets:
-        groups += AVERAGES
+        ood_blocks += AVERAGES
     for prefix in prefixes:
         keys += [f"{prefix}errors.{metric.key}" for metric in metrics("errors")]
-        for group in groups:
-            keys += [f"{prefix}{group}.{metric.key}" for metric in metrics("ood")]
+        for ood_block_name in ood_blocks:
+            keys += [f"{prefix}{ood_block_name}.{metric.key}" for metric in metrics("ood")]
+    # Each OOD set also has its number of samples.
     for prefix in prefixes:
         keys += [f"{prefix}ood.{name}.n" for name in sets]
 
+    # Diversity is measured on every set, ID and OOD, and does not depend on a score.
     for name in ("id", *sets):
         keys += [f"diversity.{name}.{metric.key}" for metric in metrics("diversity")]
     return keys
 
 
 def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, MetricValue]:
-    """Return n and the metrics of :func:`id_block`, from logits.
+    """Return n and the metrics of labelled ID data, as :func:`id_block` does, but from logits.
 
     Args:
         member_logits: [M, N, C], any float type.
@@ -344,11 +374,11 @@ def id_metrics(member_logits: np.ndarray, labels: np.ndarray) -> dict[str, Metri
 
 
 def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
-    """Return n and the metrics of :func:`ood_block`, from scores.
+    """Return n and the OOD metrics, as :func:`ood_block` does, but from scores.
 
     Args:
-        id_scores: of the ID samples, [N].
-        ood_scores: of the OOD samples, [K]; n is K.
+        id_scores: the scores of the ID samples, [N].
+        ood_scores: the scores of the OOD samples, [K]; n is K.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -358,7 +388,7 @@ def ood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> MetricValues:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean, exactly rounded whatever the order of the data sets; None without values or when one is None."""
+    """Return the mean, rounded once so that the order does not matter; None if empty or if one value is None."""
     known = [value for value in values if value is not None]
     all_known = len(known) == len(values)
     if not known or not all_known:

@@ -22,7 +22,7 @@ Labelled = Samples | Resample
 """Samples with labels, at least one."""
 
 SHARES = (80, 90, 95)
-"""Percent of the samples of which ``accuracy_at`` is taken."""
+"""The percentages of most confident samples on which ``accuracy_at`` is measured."""
 
 
 @metric("id", label="acc", words="accuracy", direction="higher", place=0, by_severity=True)
@@ -55,7 +55,8 @@ def ece(samples: Labelled) -> float:
 
     Source: Naeini et al. 2015; Guo et al. 2017.
     """
-    # The samples of a bin lie side by side, in data order, so that its sum is rounded as that of its samples alone.
+    # Sort the samples by bin, in data order within a bin, and cut them at the ends of the bins. Each bin is then added
+    # up by itself, in data order.
     binned = samples.sorted_by("bins")
     ends = np.cumsum(samples.bin_sizes)
     inner_ends = ends[:-1]
@@ -85,7 +86,7 @@ def aurc(samples: Labelled) -> float:
     Source: Geifman, Uziel and El-Yaniv 2019. Libraries that integrate the points by trapezoids differ by about 1/N.
     """
     n = len(samples)
-    most_confident = np.arange(1, n + 1)  # i, their number: [N]
+    most_confident = np.arange(1, n + 1)  # the numbers i of most confident samples, [N]
     error_rates = samples.errors / most_confident
     return float(error_rates.mean())
 
@@ -98,7 +99,7 @@ def accuracy_at(samples: Labelled) -> dict[str, float]:
     n = len(samples)
     accuracies = {}
     for part, percent in zip(accuracy_at.parts, SHARES, strict=True):
-        most_confident = -(-percent * n // 100)  # their number: in integers, rounded up
+        most_confident = -(-percent * n // 100)  # how many samples: percent * n / 100, rounded up in integers
         errors = int(samples.errors[most_confident - 1])
         correct = most_confident - errors
         accuracies[part] = correct / most_confident
@@ -108,11 +109,12 @@ def accuracy_at(samples: Labelled) -> dict[str, float]:
 def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[np.ndarray], samples: int) -> float:
     """Return the sum over bins of n_b/N * |acc_b - conf_b|; empty bins add 0.
 
-    The term of a bin is |right predictions - sum of confidences| / N.
+    The term of a bin equals |right predictions - sum of confidences| / N.
 
     Args:
-        confidences, corrects: by bin those of its samples.
-        samples: N.
+        confidences: the confidences of the samples of each bin.
+        corrects: for the samples of each bin, whether the prediction is right.
+        samples: N, the number of samples in all bins.
     """
     gaps = []
     for confidence, correct in zip(confidences, corrects, strict=True):
@@ -148,7 +150,7 @@ def disagreement(samples: Samples | Resample) -> float | None:
 
 
 class PairBlock(TypedDict):
-    """The difference of two members a < b, as mutual information in nats and disagreement; None without samples."""
+    """How much two members a < b differ: mutual information in nats, and disagreement; both None without samples."""
 
     a: int
     b: int
@@ -157,7 +159,7 @@ class PairBlock(TypedDict):
 
 
 def pairs(samples: Samples) -> list[PairBlock]:
-    """Return how much each two members differ; an empty list where pairs were not compared."""
+    """Return how much each two members a < b differ; an empty list if pairs were not compared."""
     if not len(samples.pair_mi):
         return []
     blocks: list[PairBlock] = []
@@ -167,6 +169,7 @@ def pairs(samples: Samples) -> list[PairBlock]:
         if not len(samples):
             blocks.append({"a": a, "b": b, "mi": None, "disagreement": None})
             continue
+        # Disagreement depends only on the votes, so it is measured on samples with the votes of these two members.
         only_these_two = replace(samples, votes=samples.votes[[a, b]])
         pair_disagreement = disagreement(only_these_two)
         blocks.append({"a": a, "b": b, "mi": float(pair_mi), "disagreement": pair_disagreement})

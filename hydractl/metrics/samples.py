@@ -1,6 +1,7 @@
-"""The few numbers a sample that metrics need of a model's predictions on one data set, from one pass over logits.
+"""The few numbers of each sample that metrics need, computed from a model's logits on one data set in one pass.
 
-:class:`Samples` holds them, and :class:`Resample` the same drawn with replacement. Metrics are functions of either.
+:class:`Samples` holds them, and :class:`Resample` holds samples that are drawn from them with replacement. Metrics are
+functions of either.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BINS = 15
 
 
 class ByConfidence(NamedTuple):
-    """Confidence [N] and whether the prediction is right [N], in some order."""
+    """The confidence [N] of samples and whether each prediction is right [N], in an order by confidence."""
 
     confidence: Floats
     correct: NDArray[np.bool_]
@@ -37,16 +38,16 @@ class Samples:
     Attributes:
         predicted: [N], the class of highest p, the lowest index on a tie.
         confidence: [N], the highest p.
-        entropy: [N], of p, in nats.
-        mi: [N], mutual information of the members, in nats.
-        score: [N], the leading OOD score, higher = more OOD; None where it says nothing of a single member.
-        votes: int32 [M, N], the class each member votes for.
-        pair_mi: [M(M-1)/2], mean mutual information of each two members, in the order of ``itertools.combinations``;
-            empty where nobody asked for pairs.
-        labels: [N], or None for data without labels; then the next two are None as well.
+        entropy: [N], the entropy of p in nats.
+        mi: [N], the mutual information of the members in nats.
+        score: [N], the leading OOD score, higher = more OOD; None if it is constant for a model of one member.
+        votes: int32 [M, N], the class that each member votes for.
+        pair_mi: [M(M-1)/2], the mean mutual information of each two members, in the order of
+            ``itertools.combinations``; empty if pairs were not asked for.
+        labels: [N]; None for data without labels, and then the next two are None as well.
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
-        scores: every OOD score that is reported beside the leading one, by name; each is like ``score``.
+        scores: each OOD score that is reported beside the leading one, by name; each has the form of ``score``.
         leading: the name of the leading score.
     """
 
@@ -74,7 +75,7 @@ class Samples:
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
-        """[N], whether the predicted class is the label.
+        """Whether the predicted class is the label, [N].
 
         Raises:
             ValueError: the data have no labels.
@@ -86,24 +87,24 @@ class Samples:
     @cached_property
     def differing_pairs(self) -> NDArray[np.int64]:
         """The number of pairs of members that vote for different classes, [N]."""
-        # 1 - sum_k C(n_k, 2) / C(M, 2) is the share of differing pairs; counted in integers, it is exact.
+        # The share of differing pairs is 1 - sum_k C(n_k, 2) / C(M, 2). Counting the pairs in integers is exact.
         differing = np.zeros(len(self), dtype=np.int64)
         for votes, other_votes in combinations(self.votes, 2):
             differing += votes != other_votes
         return differing
 
     def mean(self, name: str) -> float:
-        """Return the mean of the attribute of this name, values [N]."""
+        """Return the mean over samples of the attribute ``name``, which holds values [N]."""
         values = getattr(self, name)
         return float(values.mean())
 
     def total(self, name: str) -> int:
-        """Return the sum of the attribute of this name, counts or truth values [N]."""
+        """Return the sum over samples of the attribute ``name``, which holds counts or truth values [N]."""
         values = getattr(self, name)
         return int(values.sum())
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
-        """Return the samples by rising or falling confidence or by bin, ties in data order."""
+        """Return the samples sorted by rising or falling confidence or by bin; ties keep data order."""
         if name in self._sorted:
             return self._sorted[name]
         order = self.order(name)
@@ -114,7 +115,7 @@ class Samples:
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
-        """Wrong predictions among the i = 1..N most confident samples, [N]; ties stay in data order."""
+        """The number of wrong predictions among the i = 1..N most confident samples, [N]; ties keep data order."""
         most_confident_first = self.sorted_by("falling")
         wrong = ~most_confident_first.correct
         return np.cumsum(wrong, dtype=np.int64)
@@ -126,11 +127,11 @@ class Samples:
 
     @cached_property
     def bins(self) -> NDArray[np.int64]:
-        """The bin of equal width of each confidence, [N]."""
+        """The index of each sample's bin of equal width, [N]."""
         return bin_of(self.confidence)
 
     def order(self, name: Literal["rising", "falling", "bins"]) -> NDArray[np.int64]:
-        """Return the places of the samples by rising or falling confidence or by bin; stable: ties keep data order."""
+        """Return the indices [N] that sort the samples by rising or falling confidence or by bin; stable."""
         if name in self._orders:
             return self._orders[name]
         keys_by_name = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
@@ -150,9 +151,9 @@ class Samples:
 
 
 class Resample:
-    """Samples drawn with replacement, with the attributes of :class:`Samples` that metrics need.
+    """Samples drawn with replacement; it has the attributes of :class:`Samples` that metrics need.
 
-    What needs an order is sorted once, in the samples themselves, and repeated here.
+    Sorting is done once, on the original samples, and the sorted values are repeated here.
 
     Args:
         samples: the samples to draw from.
@@ -168,9 +169,9 @@ class Resample:
         return len(self.counts)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute [..., N] of the drawn samples, the repetitions of one sample side by side.
+        """Return an attribute [..., N] of the drawn samples; a sample drawn k times stands there k times in a row.
 
-        None where the attribute is None.
+        None if the attribute is None.
         """
         values = getattr(self.samples, name)
         if values is None:
@@ -178,18 +179,18 @@ class Resample:
         return np.repeat(values, self.counts, axis=-1)
 
     def mean(self, name: str) -> float:
-        """Return the mean over the drawn samples of the attribute of this name, values [N]."""
+        """Return the mean over the drawn samples of the attribute ``name``, which holds values [N]."""
         values = getattr(self.samples, name)
         total = float(self.counts @ values)
         return total / len(self)
 
     def total(self, name: str) -> int:
-        """Return the sum over the drawn samples of the attribute of this name, counts or truth values [N]."""
+        """Return the sum over the drawn samples of the attribute ``name``, which holds counts or truth values [N]."""
         values = getattr(self.samples, name)
         return int(self.counts @ values)
 
     def sorted_by(self, name: Literal["rising", "falling", "bins"]) -> ByConfidence:
-        """Return the drawn samples by rising or falling confidence or by bin, ties in data order."""
+        """Return the drawn samples sorted by rising or falling confidence or by bin; ties keep data order."""
         order = self.samples.order(name)
         counts_in_order = self.counts[order]
         confidence, correct = self.samples.sorted_by(name)
@@ -199,7 +200,7 @@ class Resample:
 
     @cached_property
     def errors(self) -> NDArray[np.int64]:
-        """Wrong predictions among the i = 1..N most confident samples, [N]."""
+        """The number of wrong predictions among the i = 1..N most confident drawn samples, [N]."""
         most_confident_first = self.samples.sorted_by("falling")
         wrong = ~most_confident_first.correct
         order = self.samples.order("falling")
@@ -210,24 +211,24 @@ class Resample:
     def bin_sizes(self) -> NDArray[np.int64]:
         """The number of drawn samples in each bin of equal width, [BINS]."""
         bins = self.samples.bins
-        sizes = np.bincount(bins, weights=self.counts, minlength=BINS)  # whole numbers, in float64
+        sizes = np.bincount(bins, weights=self.counts, minlength=BINS)  # float64, but whole numbers
         return sizes.astype(np.int64)
 
 
 def bin_edges(bins: int = BINS) -> Floats:
-    """Return the edges k/bins, k = 0..bins, each the float64 nearest to the quotient, so that ``0.2`` is the edge 3/15.
+    """Return the edges k/bins, k = 0..bins, each the float64 nearest to the quotient (e.g. 3/15 is exactly ``0.2``).
 
-    The same numbers as ``numpy.linspace(0, 1, 16)`` for 15 bins.
+    For 15 bins they are the numbers of ``numpy.linspace(0, 1, 16)``.
     """
     numerators = np.arange(bins + 1)
     return numerators / bins
 
 
 def bin_of(confidence: np.ndarray, bins: int = BINS) -> NDArray[np.int64]:
-    """Return the index 0..bins-1 of the bin [edge_k, edge_k+1) of each confidence, [N]; 1 is in the last bin.
+    """Return the index 0..bins-1 of the bin [edge_k, edge_k+1) that holds each confidence, [N]; 1 is in the last bin.
 
-    The confidences are compared with :func:`bin_edges`, because ``floor(confidence * bins)`` rounds and puts some
-    values just below an edge into the bin above it.
+    Confidences are compared with :func:`bin_edges`. ``floor(confidence * bins)`` would round, and put some values just
+    below an edge into the bin above it.
     """
     inner_edges = bin_edges(bins)[1:-1]
     return np.searchsorted(inner_edges, confidence, side="right")
@@ -243,17 +244,17 @@ def samples_of(
     calibration: Calibration | None = None,
     pairs: bool = True,
 ) -> Samples:
-    """Reduce member logits to :class:`Samples`, in one pass over blocks of samples, in float64.
+    """Reduce member logits to :class:`Samples`, in float64, in one pass over blocks of samples.
 
     Args:
-        logits: [M, N, C], any float type; as large as you like if it is a memory map. The result takes 40 + 4M bytes
-            a sample, 24 more with labels.
-        labels: [N] integers in 0..C-1.
-        score: a name of :data:`hydractl.metrics.ood_scores.SCORES`.
-        beside: names of further scores.
-        fitted_scores: scores [N] by name that are no functions of logits, but of features.
-        calibration: what to apply to log p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay as they are.
-        pairs: whether each two members are compared, which takes time quadratic in their number.
+        logits: [M, N, C], any float type; a memory map may be larger than memory. The result takes 40 + 4M bytes a
+            sample, 24 more with labels.
+        labels: [N] integers in 0..C-1; None for data without labels.
+        score: the leading OOD score: a name of :data:`hydractl.metrics.ood_scores.SCORES`, or of ``fitted_scores``.
+        beside: the names of further scores that are reported beside it.
+        fitted_scores: scores [N] by name that are computed from features, not from logits, and are ready-made.
+        calibration: the calibration of p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay without it.
+        pairs: whether to compare each two members, which takes time quadratic in their number.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.
@@ -262,28 +263,31 @@ def samples_of(
     shape = check_shape(logits).shape
     _, n, classes = shape
 
-    # The arrays are made first, and every block of samples fills its part of them. Fitted scores are there already.
-    scores: dict[str, Floats | None] = {}
+    # Make an empty array for each score; fitted scores have their values already.
+    values_by_score: dict[str, Floats | None] = {}
     for name in (score, *beside):
         if name in fitted_scores:
-            scores[name] = fitted_scores[name]
+            values_by_score[name] = fitted_scores[name]
         else:
-            scores[name] = _empty_score(name, shape)
-    scores_beside = {name: scores[name] for name in beside}
+            values_by_score[name] = _empty_score(name, shape)
+
+    # Make the result with empty arrays. The arrays of scores in it are the same objects as in `values_by_score`.
+    scores_beside = {name: values_by_score[name] for name in beside}
     checked_labels = None
     if labels is not None:
         checked_labels = check_labels(labels, n, classes)
-    leading = {score: scores[score]}
+    leading = {score: values_by_score[score]}
     samples = _unfilled_samples(shape, checked_labels, pairs, leading, scores_beside)
-    pair_sums = np.zeros(len(samples.pair_mi))  # over samples; empty where no pairs are compared
+    pair_sums = np.zeros(len(samples.pair_mi))  # sums over samples; empty if no pairs are compared
 
+    # Every block of samples fills its part of the arrays.
     for rows, block in blocks(logits, calibration):
         samples.predicted[rows] = block.predicted
         samples.confidence[rows] = block.probs.max(axis=1)
         samples.votes[:, rows] = block.votes
         samples.entropy[rows] = block.entropy
         samples.mi[rows] = block.mi
-        for name, values in scores.items():
+        for name, values in values_by_score.items():
             if values is not None and name not in fitted_scores:
                 values[rows] = SCORES[name](block)
         if len(pair_sums):
@@ -294,7 +298,12 @@ def samples_of(
 
 
 def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
-    """Fill in log p of the label and the terms of the Brier score for the samples of one block, if they are labelled.
+    """Write log p of the label and the term of the Brier score into ``samples``, for the labelled samples of one block.
+
+    Args:
+        samples: the result, whose ``label_log_probs`` and ``brier_terms`` are filled; nothing happens without labels.
+        rows: the slice of the block's samples.
+        block: their logits.
 
     Raises:
         NonFiniteError: log p of a label is not finite.
@@ -302,46 +311,50 @@ def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
     if samples.labels is None or samples.label_log_probs is None or samples.brier_terms is None:
         return  # without labels all three are None
     labels = samples.labels[rows]  # [n]
-    at_label = (np.arange(len(labels)), labels)  # picks of each sample the entry of its label
+    label_entries = (np.arange(len(labels)), labels)  # an index that picks the label's entry of each row
 
-    label_log_probs = block.log_probs[at_label]
+    label_log_probs = block.log_probs[label_entries]
     samples.label_log_probs[rows] = check_finite(label_log_probs, "log p of the label")
 
     error = block.probs.copy()
-    error[at_label] -= 1.0  # p_k - 1[y = k], [n, C]
+    error[label_entries] -= 1.0  # p_k - 1[y = k], [n, C]
     squared_error = np.square(error, out=error)
     samples.brier_terms[rows] = squared_error.sum(axis=1)
 
 
 def pair_mi(block: Block) -> Floats:
-    """Return the mutual information of each two members a < b, in nats, [P, n] in ``itertools.combinations``' order.
+    """Return the mutual information of each two members a < b on n samples, in nats, [P, n].
 
-    It is the mean divergence of the two members from their mean p, (KL(p_a || p) + KL(p_b || p)) / 2.
+    The P pairs are in the order of ``itertools.combinations``. The mutual information of two members is the mean of
+    their divergences from their mean p: (KL(p_a || p) + KL(p_b || p)) / 2, with p = (p_a + p_b) / 2.
     """
-    probs = block.member_powers  # [M, n, C], as the next
-    log_probs = block.member_log_probs
+    probs = block.member_powers  # [M, n, C]
+    log_probs = block.member_log_probs  # [M, n, C]
     members, n, _ = log_probs.shape
-    if members == 2:
+    if members == 2:  # the mutual information of all members is that of the only pair
         return block.mi[None]
 
     pairs = list(combinations(range(members), 2))
     mi_of_pairs = np.empty((len(pairs), n))
     for index, (a, b) in enumerate(pairs):
-        # With d = |log p_a - log p_b|, the larger of log p_a and log p_b is log 2 - log(1 + exp(-d)) above log p, and
-        # the smaller one d less: one exponential and one logarithm.
+        # With d = |log p_a - log p_b|: the larger of log p_a and log p_b is log p + log 2 - log(1 + exp(-d)), and the
+        # smaller one is d below the larger. So one exponential and one logarithm give both divergences.
         distance = np.abs(log_probs[a] - log_probs[b])  # d, [n, C]
         log_sum = np.log(1.0 + np.exp(-distance))
         larger_above_mean = np.log(2.0) - log_sum
+
+        # A class adds p_larger * (log p_larger - log p) + p_smaller * (log p_smaller - log p)
+        # = (p_a + p_b) * larger_above_mean - p_smaller * d.
         summed_probs = probs[a] + probs[b]
         smaller_prob = np.minimum(probs[a], probs[b])
-        both_divergences = summed_probs * larger_above_mean - smaller_prob * distance  # of each class, [n, C]
+        both_divergences = summed_probs * larger_above_mean - smaller_prob * distance  # [n, C]
         mean_divergence = both_divergences.sum(axis=1) / 2
-        mi_of_pairs[index] = np.maximum(mean_divergence, 0.0)  # a negative one is rounding
+        mi_of_pairs[index] = np.maximum(mean_divergence, 0.0)  # a value below 0 is rounding
     return mi_of_pairs
 
 
 def _empty_score(name: str, shape: tuple[int, ...]) -> Floats | None:
-    """Return an empty array [N] for a score of logits [M, N, C]; None where it says nothing of a single member."""
+    """Return an array [N] for a score of logits [M, N, C], to be filled; None if the score is constant for M = 1."""
     members, n, _ = shape
     if says_nothing(name, members):
         return None
@@ -355,7 +368,15 @@ def _unfilled_samples(
     leading: Mapping[str, Floats | None],
     beside: Mapping[str, Floats | None],
 ) -> Samples:
-    """Return the samples of logits [M, N, C] with empty arrays that are still to be filled."""
+    """Return the :class:`Samples` of logits [M, N, C] with arrays of the right shapes that are still to be filled.
+
+    Args:
+        shape: (M, N, C).
+        labels: the labels [N]; None for data without labels, which get no label columns.
+        pairs: whether each two members will be compared.
+        leading: the array of the leading score by its name, a single entry.
+        beside: the arrays of the other scores, by name.
+    """
     members, n, _ = shape
     ((name, score),) = leading.items()
     compared_pairs = 0

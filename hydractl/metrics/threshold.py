@@ -1,4 +1,4 @@
-"""A threshold on the OOD score, chosen on validation data; a sample is flagged when its score is at or above it."""
+"""A threshold on the OOD score, chosen on validation data: a sample is flagged if its score is at or above it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGEST_VALUE = 1e300
 
 
 class ThresholdRule(NamedTuple):
-    """A rule ``ood:0.95`` or ``id:0.01``: the data whose samples are counted, and their share, exactly as written."""
+    """A rule ``ood:0.95`` or ``id:0.01``: whose samples are counted, and the share of them, exactly as written."""
 
     side: Literal["id", "ood"]
     share: Fraction
@@ -35,7 +35,7 @@ class ThresholdRule(NamedTuple):
 
 
 class ThresholdEntry(TypedDict):
-    """A threshold as files and rows hold it: the name of the OOD score, the value, and the rule it was chosen by."""
+    """A threshold in the form of files and rows: the name of the OOD score, the value, and the rule that chose it."""
 
     score: str
     value: float
@@ -43,7 +43,7 @@ class ThresholdEntry(TypedDict):
 
 
 class ThresholdBlock(ThresholdEntry):
-    """A threshold with the share of each test set that it flags; None where a set has no samples."""
+    """A threshold with the share of each test set that it flags; None for a set without samples."""
 
     id_flagged: float | None
     ood_flagged: dict[str, float | None]
@@ -53,13 +53,13 @@ def parse_rule(text: str) -> ThresholdRule:
     """Read a rule ``ood:SHARE`` (0 < SHARE <= 1) or ``id:SHARE`` (0 <= SHARE < 1).
 
     Raises:
-        UsageError: the text is no such rule.
+        UsageError: the text has another form.
     """
     side, _, number = text.partition(":")
     try:
         share = Fraction(number)
     except (ValueError, ZeroDivisionError):
-        share = Fraction(-1)  # no number: in neither range, so refused below
+        share = Fraction(-1)  # not a number: this is in neither range, so the rule is refused below
     if side == "ood" and 0 < share <= 1:
         return ThresholdRule("ood", share)
     if side == "id" and 0 <= share < 1:
@@ -68,10 +68,10 @@ def parse_rule(text: str) -> ThresholdRule:
 
 
 def stored_threshold(entry: Any) -> ThresholdEntry | None:
-    """Check the threshold that a checkpoint or a predictions file holds, and return it; None for none.
+    """Check the threshold that a checkpoint or a predictions file holds, and return it; None if it holds none.
 
     Raises:
-        InputError: it is not such a document.
+        InputError: the entry is not a :class:`ThresholdEntry`.
     """
     if entry is None:
         return None
@@ -92,18 +92,18 @@ def _is_threshold(entry: Any) -> bool:
 
 
 def _is_finite_number(value: Any) -> bool:
-    """Return whether a value read from a file is a number of a magnitude below 1e300."""
-    is_truth_value = isinstance(value, bool)  # Python's True is an int
+    """Return whether a value read from a file is a number below 1e300 in magnitude."""
+    is_truth_value = isinstance(value, bool)  # in Python, True is an int
     if is_truth_value or not isinstance(value, (int, float)):
         return False
     return abs(value) < _LARGEST_VALUE
 
 
 def stored_score(document: Mapping[str, Any]) -> str | None:
-    """Return the OOD score that a checkpoint or a predictions file names, for itself or its threshold; None for none.
+    """Return the OOD score that a checkpoint or a predictions file names, itself or in its threshold; None if neither.
 
     Raises:
-        InputError: there is no such score.
+        InputError: there is no score of that name.
     """
     entry = document.get("ood_score") or document.get("threshold")
     if not entry:
@@ -112,7 +112,7 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
     if isinstance(entry, Mapping):
         name = entry.get("score")
     else:
-        name = shown(entry)  # not of the form that is written: the name of no score
+        name = shown(entry)  # hydractl writes no such entry: it is the name of no score, and refused below
     if name is None or name in SCORES or name in ON_FEATURES:
         return name
     raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
@@ -121,11 +121,15 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
 def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
     """Return the threshold that a rule gives on the validation scores of its side, [N].
 
-    For ``ood:S``: the highest score that at least the share S of the samples reach. For ``id:S``: the lowest threshold
-    that at most the share S of the samples reach, the number next above the highest score that must not be flagged.
+    ``ood:S``: the highest score that at least the share S of the samples reach. ``id:S``: the lowest threshold that at
+    most the share S of the samples reach, which is the float64 just above the highest score that must not be flagged.
+
+    Args:
+        rule: the rule, e.g. ``ood:0.95``.
+        scores: the OOD scores of the validation samples on the side of the rule (OOD or ID), [N].
 
     Raises:
-        InputError: no sample.
+        InputError: there is no sample.
         NonFiniteError: a score is NaN or infinite.
     """
     checked = check_finite(scores, "scores")
@@ -133,19 +137,23 @@ def choose_threshold(rule: ThresholdRule, scores: np.ndarray) -> float:
     n = len(falling)
     if not n:
         raise InputError(f"a threshold {rule} needs validation samples")
+
     share_of_samples = rule.share * n  # an exact fraction: rounding must not decide about a sample
-    if rule.side == "ood":  # at least so many are flagged
+
+    # ood: at least this many samples must be flagged. The threshold is the score of the last of them.
+    if rule.side == "ood":
         must_be_flagged = math.ceil(share_of_samples)
         return float(falling[must_be_flagged - 1])
 
-    # At most so many ID samples are flagged: the threshold lies just above the next one, and above all its ties.
+    # id: at most this many samples may be flagged. The threshold is just above the next lower score, so that neither
+    # that sample nor any of equal score is flagged.
     may_be_flagged = math.floor(share_of_samples)
     highest_not_flagged = falling[may_be_flagged]
     return float(np.nextafter(highest_not_flagged, np.inf))
 
 
 def flagged(scores: np.ndarray, value: float) -> float | None:
-    """Return the share of samples [N] with a score at or above the threshold; None without samples.
+    """Return the share of samples [N] whose score is at or above the threshold ``value``; None without samples.
 
     Raises:
         NonFiniteError: a score is NaN or infinite.
@@ -161,7 +169,13 @@ def flagged(scores: np.ndarray, value: float) -> float | None:
 def threshold_block(
     threshold: ThresholdEntry, id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]
 ) -> ThresholdBlock:
-    """Return the row's entry for its threshold, from the OOD scores ``[N]`` of each data set."""
+    """Return a row's entry for its threshold.
+
+    Args:
+        threshold: the threshold.
+        id_scores: the OOD scores of the ID samples, ``[N]``.
+        ood_scores: the OOD scores of the samples of each OOD data set, ``[K]``, by its name.
+    """
     value = threshold["value"]
     ood_flagged = {}
     for name, scores in ood_scores.items():

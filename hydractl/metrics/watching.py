@@ -1,14 +1,14 @@
-"""Watching: have the inputs of a model shifted away from held-out ID samples, which its checkpoint keeps as reference?
+"""Watching: have a model's inputs shifted away from the held-out ID samples that its checkpoint keeps as reference?
 
-Three figures are compared, each with a 95 % interval: the share of flagged inputs (Newcombe 1998), the AUROC of their
-OOD scores against those of the reference (DeLong, DeLong and Clarke-Pearson 1988), and the predicted classes
-(chi-squared homogeneity, and total variation). That a test of scores and one of predicted classes find what matters is
-from Rabanser, Guennemann and Lipton 2019, "Failing loudly".
+Three figures are compared, each with a 95 % interval: the share of flagged inputs (Newcombe 1998), the AUROC of the
+inputs' OOD scores against those of the reference (DeLong, DeLong and Clarke-Pearson 1988), and how often each class is
+predicted (chi-squared homogeneity, and total variation). Rabanser, Guennemann and Lipton 2019, "Failing loudly", found
+that a test of scores and a test of predicted classes find the shifts that matter.
 
-By design a threshold flags some ID samples, so a share above it is no news, and an interval of 95 % misses one window
-in twenty: an alarm is raised only where a shift in one direction is sure at :data:`ALARM_LEVEL` and also larger than a
-margin. :class:`Watch` takes inputs one by one and compares every thousand of them; it keeps nothing of earlier ones but
-counts, so that a service can feed it for ever.
+A threshold flags some ID samples by design, so a share above it is no news, and a 95 % interval is wrong in one window
+of twenty. An alarm is therefore raised only if a shift is sure at :data:`ALARM_LEVEL`, has the expected direction, and
+is larger than a margin. :class:`Watch` takes inputs one by one and compares every thousand of them. It keeps only
+counts of earlier inputs, so that a service can feed it for ever.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from hydractl.metrics.confidence import Z_95, ConfidenceInterval, share_differen
 from hydractl.metrics.probabilities import Floats
 
 WINDOW = 1000
-"""Inputs of a window."""
+"""The number of inputs in a window."""
 
 FEWEST = 200
-"""Inputs, and samples of a reference, below which nothing is compared."""
+"""The fewest inputs, and the fewest samples of a reference, that are compared."""
 
 MOST_VALUES = 10_000
-"""Scores, and confidences, that a reference keeps."""
+"""The most scores, and the most confidences, that a reference keeps."""
 
 ALARM_LEVEL = 0.001 / 3
-"""Probability that one of the three figures of a window is significant although nothing has changed."""
+"""The probability that a given figure of a window (one of three) is significant although nothing has changed."""
 
 SHARE_MARGIN = 0.01
 AUROC_MARGIN = 0.52
@@ -58,12 +58,12 @@ VARIATION_MARGIN = 0.05
 
 _SIGNIFICANT = 0.05
 _FEWEST_EXPECTED = 5
-"""Samples that a cell of predicted classes is expected to have at least, in the smaller of both sets."""
+"""The fewest samples that a cell (one class, or several rare ones) is expected to have in the smaller of both sets."""
 _ALARM_Z = NormalDist().inv_cdf(1 - ALARM_LEVEL)
 _MOST_INPUTS = 10_000_000
-"""A number of inputs that is not advised any more."""
+"""The largest number of inputs that an advice may name."""
 _MOST_SAMPLES = 2**53
-"""Samples that a file may claim: so many are counted exactly in float64."""
+"""The most samples that a file may claim: float64 counts exactly up to this number."""
 _FLOAT64 = "<f8"
 _AGAIN = "write it again: calibrate --reference SPEC"
 
@@ -73,16 +73,16 @@ _AGAIN = "write it again: calibrate --reference SPEC"
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What held-out ID samples look like.
+    """A summary of held-out ID samples, with which inputs are compared.
 
     Attributes:
-        n: how many samples there were.
-        scores: their OOD scores, rising, at most :data:`MOST_VALUES`.
-        confidences: their confidences, rising, as many.
-        confidence: the mean of all.
-        classes: by class, its name or its number as a text, how often it was predicted, 0 included.
-        flagged: how many were flagged; None where there was no threshold.
-        data: the data set; None where it is not known.
+        n: the number of samples.
+        scores: their OOD scores in rising order; of more than :data:`MOST_VALUES` samples only that many quantiles.
+        confidences: their confidences in rising order, as many as scores.
+        confidence: the mean confidence of all samples.
+        classes: how often each class was predicted, 0 included, by its name, or by its number as a text.
+        flagged: the number of flagged samples; None if there was no threshold.
+        data: the record of the data set; None if it is not known.
     """
 
     n: int
@@ -94,10 +94,10 @@ class Reference:
     data: DataSetRecord | None = None
 
     def fits(self, labels: Sequence[str] | None, classes: int) -> bool:
-        """Return whether a model predicts the same classes.
+        """Return whether a model predicts the same classes as this reference.
 
         Args:
-            labels: the names of the model's classes; None where they have only numbers.
+            labels: the names of the model's classes; None if they have only numbers.
             classes: the number of the model's classes.
         """
         names = labels
@@ -106,7 +106,7 @@ class Reference:
         return set(names) == set(self.classes)
 
     def record(self) -> ReferenceRecord:
-        """Return the record of the reference in documents: all but its scores, confidences and classes."""
+        """Return the record of the reference in documents: everything but its scores, confidences and classes."""
         return ReferenceRecord(n=self.n, flagged=self.flagged, confidence=self.confidence, data=self.data)
 
     def to_json(self) -> dict[str, object]:
@@ -126,7 +126,12 @@ def reference_of(
     flagged: int | None,
     data: DataSetRecord | None = None,
 ) -> Reference:
-    """Return the reference of N samples; the arguments are the attributes, scores and confidences ``[N]`` in any order.
+    """Return the reference of N samples.
+
+    Args:
+        scores: the OOD scores of the samples in any order, ``[N]``.
+        confidences: their confidences in any order, ``[N]``.
+        classes, flagged, data: the attributes of :class:`Reference`.
 
     Raises:
         ValueError: there are fewer than :data:`FEWEST` samples.
@@ -146,27 +151,30 @@ def reference_of(
 
 
 def _rising_quantiles(values: Floats) -> Floats:
-    """Return values in rising order; of more than :data:`MOST_VALUES` so many quantiles, evenly spaced."""
+    """Return values in rising order; of more than :data:`MOST_VALUES` values, that many evenly spaced quantiles."""
     rising = np.sort(values)
     n = len(rising)
     if n <= MOST_VALUES:
         return rising
-    middles = (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES  # of as many equal parts of 0..1
-    places = (middles * n).astype(np.int64)
-    return rising[places]
+    middles = (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES  # of MOST_VALUES equal parts of 0..1
+    indices = (middles * n).astype(np.int64)
+    return rising[indices]
 
 
 def _encoded(values: Floats) -> str:
-    """Return values ``[N]`` as a text for a file: float64, little-endian, in base64."""
+    """Return values ``[N]`` as text for a file: float64, little-endian, in base64."""
     little_endian = values.astype(_FLOAT64)
     return base64.b64encode(little_endian.tobytes()).decode("ascii")
 
 
 def stored_reference(entry: Any) -> Reference | None:
-    """Read the reference that a checkpoint holds; None where it holds none.
+    """Read the reference that a checkpoint holds; None if it holds none.
+
+    Args:
+        entry: the checkpoint's entry ``reference``; None if it has none.
 
     Raises:
-        InputError: for what ``calibrate`` does not write.
+        InputError: the entry is not one that ``calibrate`` writes.
     """
     if entry is None:
         return None
@@ -174,16 +182,17 @@ def stored_reference(entry: Any) -> Reference | None:
     if not isinstance(entry, Mapping) or not _has_sound_counts(entry):
         raise broken
 
-    # As many scores and confidences as a reference keeps of its samples.
+    # There must be as many scores and confidences as a reference keeps of n samples.
     n = entry["n"]
-    kept = min(n, MOST_VALUES)
+    values_kept = min(n, MOST_VALUES)
     scores = _decoded_rising(entry.get("scores"))
-    if scores is None or len(scores) != kept:
+    if scores is None or len(scores) != values_kept:
         raise broken
     confidences = _decoded_rising(entry.get("confidences"))
-    if confidences is None or len(confidences) != kept:
+    if confidences is None or len(confidences) != values_kept:
         raise broken
 
+    # A reference may have no record of its data set.
     data = entry.get("data")
     data_record = None
     if data is not None:
@@ -200,7 +209,10 @@ def stored_reference(entry: Any) -> Reference | None:
 
 
 def _has_sound_counts(entry: Mapping[str, Any]) -> bool:
-    """Return whether a reference from a file has everything beside its scores and confidences as it is written."""
+    """Return whether ``n``, ``confidence``, ``classes``, ``flagged`` and ``data`` of a reference from a file are sound.
+
+    Scores and confidences are not checked here.
+    """
     n: Any = entry.get("n")
     if type(n) is not int or not FEWEST <= n <= _MOST_SAMPLES:
         return False
@@ -209,7 +221,7 @@ def _has_sound_counts(entry: Mapping[str, Any]) -> bool:
         return False
     if not _are_counts_of_classes(entry.get("classes"), n):
         return False
-    flagged: Any = entry.get("flagged")  # None without a threshold
+    flagged: Any = entry.get("flagged")  # None if there was no threshold
     is_count = type(flagged) is int and 0 <= flagged <= n
     if flagged is not None and not is_count:
         return False
@@ -217,7 +229,7 @@ def _has_sound_counts(entry: Mapping[str, Any]) -> bool:
 
 
 def _are_counts_of_classes(classes: Any, n: int) -> bool:
-    """Return whether a value from a file says how often each class was predicted, ``n`` times in all."""
+    """Return whether a value from a file counts how often each class was predicted, ``n`` times in all."""
     if not isinstance(classes, Mapping):
         return False
     for name, count in classes.items():
@@ -227,7 +239,7 @@ def _are_counts_of_classes(classes: Any, n: int) -> bool:
 
 
 def _decoded_rising(text: Any) -> Floats | None:
-    """Return the rising finite numbers of a text of a file; None where it holds something else."""
+    """Return the numbers that :func:`_encoded` wrote; None if the value is no such text, or not finite and rising."""
     if not isinstance(text, str):
         return None
     try:
@@ -245,29 +257,41 @@ def _decoded_rising(text: Any) -> Floats | None:
 
 
 def share_shift(flagged: int, n: int, reference_flagged: int, reference_n: int) -> ShareShiftRecord:
-    """Compare the share of ``flagged`` among ``n`` inputs with that of the reference."""
-    ci = share_difference_interval(flagged, n, reference_flagged, reference_n)
-    at_alarm = share_difference_interval(flagged, n, reference_flagged, reference_n, _ALARM_Z)
+    """Compare the share of flagged inputs, ``flagged / n``, with that of the reference.
+
+    The record's ``low`` is the lower end of the difference's interval at the level of an alarm.
+    """
+    interval_95 = share_difference_interval(flagged, n, reference_flagged, reference_n)
+    interval_at_alarm = share_difference_interval(flagged, n, reference_flagged, reference_n, _ALARM_Z)
     share = flagged / n
     reference_share = reference_flagged / reference_n
     return ShareShiftRecord(
         share=share,
         reference=reference_share,
         difference=share - reference_share,
-        ci=ci,
-        low=at_alarm.low,
+        ci=interval_95,
+        low=interval_at_alarm.low,
     )
 
 
 class AurocEstimate(NamedTuple):
-    """An AUROC, and the variances of the placements of one ID and of one OOD sample."""
+    """An AUROC, and the sample variances of the placements of the ID samples and of the OOD samples.
+
+    The placement of a sample is the share of the other side's samples that it is ranked right against.
+    """
 
     value: float
     inside_variance: float
     outside_variance: float
 
     def interval(self, inside: int, outside: int, z: float = Z_95) -> ConfidenceInterval:
-        """Return its interval for so many ID and OOD samples; ``z`` is the normal quantile at the upper end."""
+        """Return the interval of the AUROC; it is at most 0..1.
+
+        Args:
+            inside: the number of ID samples.
+            outside: the number of OOD samples.
+            z: the normal quantile of the upper end, e.g. 1.96 for 95 %.
+        """
         variance = self.inside_variance / inside + self.outside_variance / outside
         half = z * float(np.sqrt(variance))
         low = max(self.value - half, 0.0)
@@ -276,7 +300,7 @@ class AurocEstimate(NamedTuple):
 
 
 def auroc_estimate(inside: Floats, outside: Floats) -> AurocEstimate:
-    """Return the AUROC of OOD scores ``[K]`` against ID scores ``[N]``, two or more of each.
+    """Return the AUROC of OOD scores ``[K]`` against ID scores ``[N]``; each side has two samples or more.
 
     Source: DeLong, DeLong and Clarke-Pearson 1988.
     """
@@ -289,7 +313,10 @@ def auroc_estimate(inside: Floats, outside: Floats) -> AurocEstimate:
 
 
 def score_shift(estimate: AurocEstimate, n: int, reference_n: int) -> ScoreShiftRecord:
-    """Return the figure of an AUROC of ``n`` inputs against a reference of ``reference_n`` scores."""
+    """Return the record of the AUROC of ``n`` inputs against a reference with ``reference_n`` scores.
+
+    The record's ``low`` is the lower end of its interval at the level of an alarm.
+    """
     return ScoreShiftRecord(
         auroc=estimate.value,
         ci=estimate.interval(reference_n, n),
@@ -298,20 +325,25 @@ def score_shift(estimate: AurocEstimate, n: int, reference_n: int) -> ScoreShift
 
 
 def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> ClassShiftRecord | None:
-    """Compare how often each class was predicted; None where there are no two cells to compare.
+    """Compare how often each class was predicted; None if there are no two cells to compare.
 
-    Classes that are too rare for a chi-squared test are put together, those of similar frequency.
+    A cell is a class, or several rare classes together, because the chi-squared test needs a few samples in each cell.
+
+    Args:
+        classes: how often each class was predicted for the inputs.
+        reference: how often each class was predicted for the reference.
     """
-    from scipy.special import chdtrc  # heavy; scipy.stats would take more than a second
+    from scipy.special import chdtrc  # imported here because it is slow; scipy.stats would take more than a second
 
     cells = merged_cells(classes, reference)
     if len(cells) < 2:
         return None
-    counts = cells.astype(np.float64)  # [cells, 2]: of the inputs, of the reference
+    counts = cells.astype(np.float64)  # [cells, 2]: column 0 the inputs, column 1 the reference
     totals = counts.sum(axis=0)  # [2]
-    total, reference_total = totals.tolist()
+    inputs_in_all, samples_in_all = totals.tolist()
 
-    # Chi-squared homogeneity: would both have drawn from the same shares of cells?
+    # Chi-squared test of homogeneity: do both come from the same shares of cells? If so, each cell is expected to hold
+    # its count in both together, divided in the ratio of the two totals.
     counts_of_both = counts.sum(axis=1, keepdims=True)  # [cells, 1]
     expected = counts_of_both * totals / totals.sum()
     squared_errors = (counts - expected) ** 2 / expected
@@ -319,13 +351,15 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
     degrees = len(cells) - 1
     p = float(chdtrc(degrees, chi_squared))
 
-    # Total variation is the difference of the shares of those cells that became more frequent.
+    # Total variation: add up the cells that are more frequent among the inputs, and compare their share in both.
     shares = counts / totals
     is_more_frequent = shares[:, 0] > shares[:, 1]
-    count, reference_count = counts[is_more_frequent].sum(axis=0).tolist()
-    total_variation = count / total - reference_count / reference_total
-    low, high = share_difference_interval(count, total, reference_count, reference_total)
-    # These cells are chosen by the same data, so that their difference alone is no evidence of any.
+    count_in_inputs, count_in_reference = counts[is_more_frequent].sum(axis=0).tolist()
+    total_variation = count_in_inputs / inputs_in_all - count_in_reference / samples_in_all
+    low, high = share_difference_interval(count_in_inputs, inputs_in_all, count_in_reference, samples_in_all)
+
+    # The cells were chosen because they are more frequent, so their difference is above 0 by construction. It counts as
+    # evidence only if the chi-squared test is significant.
     if p >= _SIGNIFICANT:
         low = 0.0
     return ClassShiftRecord(
@@ -338,35 +372,39 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
 
 
 def merged_cells(classes: Mapping[str, int], reference: Mapping[str, int]) -> NDArray[np.int64]:
-    """Return the counts of inputs and reference in each cell, ``[cells, 2]``; no cells where all classes are few.
+    """Return the counts of inputs and reference samples by cell, ``[cells, 2]``; empty if all classes are few.
 
-    A cell is a class, or, in the order of their frequency in both together, so many rare classes that 5 samples of
-    either are expected in it.
+    A cell is a class, or several rare classes together: the rarest classes are merged until the smaller of both sets is
+    expected to have 5 samples in the cell.
+
+    Args:
+        classes: how often each class was predicted for the inputs.
+        reference: how often each class was predicted for the reference.
     """
-    names = dict.fromkeys([*reference, *classes])  # each once
+    names = dict.fromkeys([*reference, *classes])  # each name once
     input_counts = [classes.get(name, 0) for name in names]
     reference_counts = [reference.get(name, 0) for name in names]
     counts = np.column_stack([input_counts, reference_counts]).astype(np.int64)  # [classes, 2]
-    totals = counts.sum(axis=0)
+    totals = counts.sum(axis=0)  # [2]: all inputs, all reference samples
     no_cells = counts[:0]
     if not totals.all():
         return no_cells
 
-    # A cell with so many samples of both together is expected to have enough of the smaller one.
+    # A cell with this many samples of both sets together is expected to have 5 of the smaller set.
     fewest_in_both = _FEWEST_EXPECTED * totals.sum() / totals.min()
 
-    # Classes are added to a cell until it has enough.
+    # Go from the rarest class to the most frequent one, and add classes to a cell until it has enough.
     rarest_first = np.argsort(counts.sum(axis=1), kind="stable")
     cells = []
     cell = np.zeros(2, dtype=np.int64)
-    for index in rarest_first:
-        cell = cell + counts[index]
+    for class_index in rarest_first:
+        cell = cell + counts[class_index]
         if cell.sum() >= fewest_in_both:
             cells.append(cell)
             cell = np.zeros(2, dtype=np.int64)
     if not cells:
         return no_cells
-    cells[-1] = cells[-1] + cell  # what is left is too few for a cell of its own
+    cells[-1] = cells[-1] + cell  # the classes left over are too few for another cell
     return np.stack(cells)
 
 
@@ -375,16 +413,16 @@ def merged_cells(classes: Mapping[str, int], reference: Mapping[str, int]) -> ND
 
 @dataclass
 class WatchedInputs:
-    """Some inputs, one after another.
+    """Counts of some inputs that came one after another.
 
     Attributes:
-        first: the place of the first of them among all inputs.
-        n: how many.
-        flagged: how many of them were flagged.
-        confidence: the sum of their confidences, of those that had one.
-        with_confidence: how many had a confidence.
-        classes: by class how often it was predicted.
-        scores: their OOD scores.
+        first: the index of the first of them among all inputs.
+        n: the number of inputs.
+        flagged: the number of flagged inputs.
+        confidence: the sum of the confidences of the inputs that had one.
+        with_confidence: the number of inputs that had a confidence.
+        classes: how often each class was predicted, by its name.
+        scores: the OOD scores.
     """
 
     first: int = 0
@@ -406,7 +444,7 @@ class WatchedInputs:
             self.with_confidence += 1
 
     def include(self, later: WatchedInputs) -> None:
-        """Count inputs that came later, too."""
+        """Add the counts and scores of inputs that came later."""
         self.n += later.n
         self.flagged += later.flagged
         self.confidence += later.confidence
@@ -416,17 +454,21 @@ class WatchedInputs:
 
     @property
     def mean_confidence(self) -> float | None:
-        """The mean of their confidences; None where none had one."""
+        """The mean of the confidences; None if no input had one."""
         if not self.with_confidence:
             return None
         return self.confidence / self.with_confidence
 
 
 def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> WatchedWindowRecord:
-    """Compare some inputs with the reference, and return the three figures with their verdict and an advice.
+    """Compare some inputs with the reference, and return the three figures, a verdict and an advice.
 
-    The verdict is "alarm" if a figure has shifted beyond its margin for sure, "cannot tell" if one may have, "no shift"
-    if none has, and "too few to tell" for fewer than :data:`FEWEST` inputs.
+    The verdict is "alarm" if a figure has surely shifted beyond its margin, "cannot tell" if one may have, "no shift"
+    if none has, and "too few to tell" if there are fewer than :data:`FEWEST` inputs.
+
+    Args:
+        reference: the reference of the checkpoint.
+        inputs: the counts and scores of the inputs.
     """
     if inputs.n < FEWEST:
         return WatchedWindowRecord(
@@ -438,7 +480,7 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
             advice=f"too few to tell: {inputs.n:,} inputs, and {FEWEST} are needed",
         )
 
-    # The three figures.
+    # The three figures: the share of flagged inputs, the AUROC of their scores, and the predicted classes.
     share = None
     if reference.flagged is not None:
         share = share_shift(inputs.flagged, inputs.n, reference.flagged, reference.n)
@@ -447,7 +489,8 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
     auroc = score_shift(estimate, inputs.n, len(reference.scores))
     classes = class_shift(inputs.classes, reference.classes)
 
-    # An alarm; else a shift that may be chance; else none.
+    # The verdict is "alarm"; else "cannot tell", with the number of inputs that would decide, if a shift may be chance;
+    # else "no shift".
     alarms = _alarms(share, auroc, classes)
     verdict: Verdict = "no shift"
     needed_inputs = None
@@ -476,7 +519,10 @@ def compare_with_reference(reference: Reference, inputs: WatchedInputs) -> Watch
 
 
 def _alarms(share: ShareShiftRecord | None, auroc: ScoreShiftRecord, classes: ClassShiftRecord | None) -> list[str]:
-    """Return the names of the figures that are significant and beyond their margin."""
+    """Return the names of the figures that raise an alarm: a shift that is sure, and beyond its margin.
+
+    The names are "share", "auroc" and "classes".
+    """
     alarms = []
     if share is not None and share.low > SHARE_MARGIN:
         alarms.append("share")
@@ -493,7 +539,12 @@ def _alarm_advice(
     auroc: ScoreShiftRecord,
     classes: ClassShiftRecord | None,
 ) -> str:
-    """Return the line of an alarm: what has shifted, and what to do."""
+    """Return the advice of an alarm: a sentence that says what has shifted, and what to do.
+
+    Args:
+        alarms: the names of the figures that raise the alarm, from :func:`_alarms`.
+        share, auroc, classes: the figures; None if they could not be compared.
+    """
     shifts = []
     if share is not None and "share" in alarms:
         shifts.append(f"{share.share:.1%} are flagged, of the reference {share.reference:.1%}")
@@ -515,31 +566,43 @@ def _inputs_to_decide(
     estimate: AurocEstimate,
     classes: ClassShiftRecord | None,
 ) -> list[int | None]:
-    """Return how many inputs would tell, of each figure that may have shifted although it raises no alarm.
+    """Return, for each figure that may have shifted without raising an alarm, how many inputs would decide.
 
-    Such a figure is beyond its margin, and its 95 % interval leaves "no shift" out. None stands for a figure that no
-    number of inputs would tell with this reference.
+    A figure may have shifted if it is beyond its margin and its 95 % interval excludes "no shift". An entry is None if
+    no number of inputs would decide with this reference, because it is too small.
+
+    Args:
+        reference: the reference.
+        inputs: the inputs.
+        share, classes: their figures; None if they could not be compared.
+        estimate: the AUROC of the inputs' scores.
     """
     needed_inputs: list[int | None] = []
 
+    # The share of flagged inputs; without a shift the difference is 0.
     if share is not None:
         low, _ = share.ci
         is_significant = low is not None and low > 0
         if is_significant and share.difference > SHARE_MARGIN:
             needed_inputs.append(_inputs_for_share(share, reference))
 
+    # The AUROC; without a shift it is 0.5.
     reference_scores = len(reference.scores)
     lowest_auroc = estimate.interval(reference_scores, inputs.n).low
     if estimate.value > AUROC_MARGIN and lowest_auroc > 0.5:
         needed_inputs.append(_inputs_for_auroc(estimate, reference_scores))
 
+    # The predicted classes; without a shift p is not significant.
     if classes is not None and classes.p < _SIGNIFICANT and classes.total_variation > VARIATION_MARGIN:
         needed_inputs.append(_inputs_for_classes(classes, inputs.n, reference.n))
     return needed_inputs
 
 
 def _smallest_rounded_up(needed_inputs: Sequence[int | None]) -> int | None:
-    """Return the smallest of some numbers, rounded up to two digits; None without any."""
+    """Return the smallest of the numbers that are not None, rounded up to two digits; None if there is none.
+
+    Example: 1234 becomes 1300.
+    """
     known = [number for number in needed_inputs if number is not None]
     if not known:
         return None
@@ -551,17 +614,23 @@ def _smallest_rounded_up(needed_inputs: Sequence[int | None]) -> int | None:
 
 
 def _undecided_advice(needed_inputs: int | None, reference: Reference) -> str:
-    """Return the line of inputs that may or may not have shifted."""
+    """Return the advice for inputs that may or may not have shifted.
+
+    Args:
+        needed_inputs: how many inputs would decide; None if no number would.
+        reference: the reference.
+    """
     if needed_inputs is None:
         return f"cannot tell whether the inputs have shifted: the reference, of {reference.n:,} samples, is too small"
     return f"cannot tell whether the inputs have shifted: about {needed_inputs:,} inputs are needed"
 
 
 def _inputs_for_share(share: ShareShiftRecord, reference: Reference) -> int | None:
-    """Return how many inputs with this share of flagged ones would raise an alarm."""
+    """Return how many inputs with this share of flagged ones would raise an alarm; None if too many."""
     reference_flagged = share.reference * reference.n
 
     def is_alarm(n: int) -> bool:
+        """Return whether n inputs with the same share of flagged ones would raise an alarm."""
         flagged = share.share * n
         interval = share_difference_interval(flagged, n, reference_flagged, reference.n, _ALARM_Z)
         return interval.low > SHARE_MARGIN
@@ -570,9 +639,10 @@ def _inputs_for_share(share: ShareShiftRecord, reference: Reference) -> int | No
 
 
 def _inputs_for_auroc(estimate: AurocEstimate, reference_n: int) -> int | None:
-    """Return how many inputs with this AUROC would raise an alarm."""
+    """Return how many inputs with this AUROC would raise an alarm; None if too many."""
 
     def is_alarm(n: int) -> bool:
+        """Return whether n inputs with the same AUROC would raise an alarm."""
         interval = estimate.interval(reference_n, n, _ALARM_Z)
         return interval.low > AUROC_MARGIN
 
@@ -580,19 +650,27 @@ def _inputs_for_auroc(estimate: AurocEstimate, reference_n: int) -> int | None:
 
 
 def _inputs_for_classes(classes: ClassShiftRecord, n: int, reference_n: int) -> int | None:
-    """Return how many inputs with these shares of classes would raise an alarm.
+    """Return how many inputs with these shares of classes would raise an alarm; None if too many.
 
-    The statistic less its degrees of freedom, what it is where nothing has changed, grows with n m / (n + m).
+    If nothing has shifted, the chi-squared statistic equals its degrees of freedom on average. What it exceeds them by
+    is proportional to n m / (n + m), for n inputs and m reference samples with the same shares of classes.
+
+    Args:
+        classes: the comparison of the predicted classes so far.
+        n: the number of inputs so far.
+        reference_n: the number of reference samples.
     """
     from scipy.special import chdtri
 
+    # Extrapolate the excess of the statistic over its degrees of freedom. An alarm needs the excess at ALARM_LEVEL.
     excess = classes.chi_squared - classes.degrees
-    if excess <= 0:
+    if excess <= 0:  # more inputs would not raise it
         return None
     alarm_excess = float(chdtri(classes.degrees, ALARM_LEVEL)) - classes.degrees
     size_now = n * reference_n / (n + reference_n)
 
     def is_alarm(inputs: int) -> bool:
+        """Return whether this many inputs with the same shares of classes would raise an alarm."""
         size = inputs * reference_n / (inputs + reference_n)
         return excess * size / size_now > alarm_excess
 
@@ -600,21 +678,21 @@ def _inputs_for_classes(classes: ClassShiftRecord, n: int, reference_n: int) -> 
 
 
 def _fewest_inputs(holds: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of inputs from which on something holds; None where it takes too many.
+    """Return the smallest number of inputs for which a condition holds; None if it is more than 10 million.
 
-    It is found by halving: with more inputs it must never cease to hold.
+    Found by bisection, so that the condition must hold for every larger number, too.
     """
     if not holds(_MOST_INPUTS):
         return None
-    too_few = 0
-    enough = _MOST_INPUTS
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
+    largest_without = 0
+    smallest_with = _MOST_INPUTS
+    while smallest_with - largest_without > 1:
+        middle = (largest_without + smallest_with) // 2
         if holds(middle):
-            enough = middle
+            smallest_with = middle
         else:
-            too_few = middle
-    return enough
+            largest_without = middle
+    return smallest_with
 
 
 # --- inputs as they come ----------------------------------------------------------------------------------------------
@@ -623,21 +701,22 @@ def _fewest_inputs(holds: Callable[[int], bool]) -> int | None:
 class Watch:
     """Counts inputs as they come, and compares every :data:`WINDOW` of them with the reference.
 
-    Not for several threads at once: whoever feeds it from some takes a lock.
+    It is not safe for several threads at once: threads that share it must take a lock.
 
     Args:
-        reference: the reference of the checkpoint; None where it holds none: then inputs are only counted.
+        reference: the reference of the checkpoint; None if it holds none, and then inputs are only counted.
 
     Attributes:
-        inputs: how many inputs there were.
-        flagged: how many of them were flagged.
-        classes: by class how often it was predicted.
-        windows: how many windows were compared.
-        alarms: how many of them raised an alarm.
+        inputs: the number of inputs so far.
+        flagged: the number of flagged inputs.
+        classes: how often each class was predicted, by its name.
+        windows: the number of windows that were compared.
+        alarms: the number of windows that raised an alarm.
         latest: the comparison of the last complete window; None before the first.
     """
 
     def __init__(self, reference: Reference | None) -> None:
+        """Begin with no inputs, and an empty first window."""
         self.reference = reference
         self.inputs = 0
         self.flagged = 0
@@ -650,13 +729,13 @@ class Watch:
     def add(
         self, score: float | None, flagged: bool | None, predicted: str | int, confidence: float | None = None
     ) -> WatchedWindowRecord | None:
-        """Count one input.
+        """Count one input, and compare the window if this input completes it.
 
         Args:
-            score: its OOD score; None where the model has none.
+            score: its OOD score; None if the model has none.
             flagged: whether it was flagged; None without a threshold.
-            predicted: the predicted class: its name, or its number where it has none.
-            confidence: the confidence of the prediction; None where it is not known.
+            predicted: the predicted class: its name, or its number if it has none.
+            confidence: the confidence of the prediction; None if it is not known.
 
         Returns:
             The comparison of the window that this input completes; else None.
@@ -675,13 +754,13 @@ class Watch:
         return self._compare_window(self.reference)
 
     def last_window(self) -> WatchedWindowRecord | None:
-        """Compare the inputs that came after the last complete window; None where there are none."""
+        """Compare the inputs that came after the last complete window; None if there are none."""
         if self.reference is None or not self._window.n:
             return None
         return self._compare_window(self.reference)
 
     def _compare_window(self, reference: Reference) -> WatchedWindowRecord:
-        """Compare the inputs of the window, count it, and begin the next one."""
+        """Compare the inputs of the current window, update the counts and :attr:`latest`, and begin a new window."""
         compared = compare_with_reference(reference, self._window)
         next_first = self._window.first + self._window.n
         self._window = WatchedInputs(first=next_first)
@@ -693,7 +772,7 @@ class Watch:
 
 
 class WatchOfAll:
-    """Compares the inputs of a file, or of several: in windows, and at the end all of them together.
+    """Compares the inputs of one or more files: window by window, and at the end all of them together.
 
     Args:
         reference: the reference of the checkpoint.
@@ -712,7 +791,7 @@ class WatchOfAll:
             self._finish_window()
 
     def finished(self) -> WatchedRecord:
-        """Return the comparisons, after the last input."""
+        """Compare the last, incomplete window and then all inputs together, and return the comparisons."""
         if self._window.n:
             self._finish_window()
         return WatchedRecord(
@@ -722,7 +801,7 @@ class WatchOfAll:
         )
 
     def _finish_window(self) -> None:
-        """Compare the inputs of the window, add them to those of all windows, and begin the next one."""
+        """Compare the inputs of the current window, add them to the earlier ones, and begin a new window."""
         compared = compare_with_reference(self._reference, self._window)
         self._windows.append(compared)
         self._before.include(self._window)

@@ -21,19 +21,24 @@ if TYPE_CHECKING:
 _MARKS = re.compile(r"([\\`*_{}\[\]#|~$!])")
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)")
 
-# What the Hub calls a metric, where it has a name for it.
+# The Hub's name of a metric, if it has a name for it.
 _TYPES = {"accuracy": "accuracy", "brier": "brier_score", "auroc": "roc_auc", "aupr": "average_precision"}
 
 
 def render_card(answer: EvalAnswer, index: int) -> bytes:
-    """Make the card of one row, UTF-8; the same answer gives the same bytes."""
+    """Return the card of one row as UTF-8 bytes; the same answer gives the same bytes.
+
+    Args:
+        answer: the answer of an eval.
+        index: the index of the row.
+    """
     from huggingface_hub import ModelCard, ModelCardData
 
     row = answer.models[index]
     task = _hub_task(answer, row)
     results = list(_all_eval_results(answer, row, task))
     model_name = None
-    if results:  # the library has a name only with results
+    if results:  # the library accepts a name only together with results
         model_name = shown_name(row.name)
     data = ModelCardData(
         library_name="hydractl",
@@ -42,24 +47,26 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
         model_name=model_name,
         eval_results=results or None,
     )
+
     page = template("card.md.j2", plain, _FILTERS, keep_trailing_newline=True)
     text = page.render(_template_values(answer, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
 
 
 def hub_card(description: Description, task: str, repo: str, written: str | None, **said: str | None) -> bytes:
-    """Make the card of a repository: what the model is, or a card with an eval's results; and how to use it.
+    """Return the card of a repository as UTF-8 bytes: what the model is, or a written card, and how to use the model.
 
     Args:
-        description: of the model.
-        task: what the Hub calls it.
+        description: the description of the model.
+        task: the Hub's name of the model's task.
         repo: ``ORG/NAME``.
-        written: a card that :func:`render_card` made; None: without results.
-        said: ``license`` and ``base_model``, which replace those of the card.
+        written: the text of a card that :func:`render_card` made; None if there are no results.
+        said: values of ``license`` and ``base_model``, which replace those of the card.
     """
     from huggingface_hub import ModelCard, ModelCardData
     from markupsafe import Markup
 
+    # The YAML and the text: of a new card, or of the written one.
     data: CardData
     if written is None:
         tags = _tags(len(description.masks) > 1)
@@ -70,6 +77,8 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
         data = card.data
         text = card.text.strip()
     _set_given_values(data, {"base_model": _published_model(description), **said})
+
+    # Below the text the template explains how to use the model.
     facts = {
         "text": Markup(text),
         "repo": repo,
@@ -82,28 +91,34 @@ def hub_card(description: Description, task: str, repo: str, written: str | None
 
 
 def _published_model(description: Description) -> str | None:
-    """Return the repository of the model that this one was made from, without its revision; None or empty without."""
-    published = description.origin
-    if not published:
-        return published
-    return published.partition("@")[0]
+    """Return the repository of the model that this one was made from, without its revision; None if unknown."""
+    origin = description.origin
+    if not origin:
+        return origin
+    return origin.partition("@")[0]
 
 
 def _set_given_values(data: CardData, values: Mapping[str, str | None]) -> None:
-    """Set each value that there is, in the place of what the card says; without a value the card's stays, or None."""
+    """Set each value that is given in ``data``; if a value is not given, the card's stays, or None."""
     for key, value in values.items():
         value_of_card = getattr(data, key, None)
         setattr(data, key, value or value_of_card)
 
 
 def _model_text(description: Description, repo: str) -> str:
-    """Return the text of a card without results: the name of the repository, and what the model is."""
+    """Return the text of a card without results: the name of the repository, and what the model is.
+
+    Args:
+        description: the description of the model.
+        repo: ``ORG/NAME``.
+    """
     masks = description.masks
     sites = []
     for path, heads in description.mask.heads.items():
         kept_by_members = [list(mask.kept[path]) for mask in masks]
         site = SiteHeadsRecord(site=path, heads=heads, kept=kept_by_members)
         sites.append(site)
+
     kind = _kind_sentence(len(masks))
     sentences = [kind, *_heads_kept_sentences(sites)]
     about = plain(" ".join(sentences))
@@ -123,7 +138,7 @@ def _tags(fused: bool) -> list[str]:
 
 
 def _hub_task(answer: EvalAnswer, row: EvalRow) -> str:
-    """Return the Hub's name of the task: for prompts, for texts (they are cut at a length), else for images."""
+    """Return the Hub's name of the task: zero-shot with prompts, text if texts are cut at a length, else image."""
     if answer.said_of("prompt", row) is not None:
         return "zero-shot-image-classification"
     if answer.said_of("max_length", row) is not None:
@@ -132,19 +147,27 @@ def _hub_task(answer: EvalAnswer, row: EvalRow) -> str:
 
 
 def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[EvalResult]:
-    """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set."""
-    taken: set[str] = set()
+    """Yield every number of every data set: the metrics on ID data, and the detection of each OOD set.
+
+    Args:
+        answer: the answer of the eval.
+        row: the row that the card is about.
+        task: the Hub's name of the model's task.
+    """
+    earlier_types: set[str] = set()
     for name in ("id", *row.detection.ood):
         spec = _data_spec(answer, name)
         data_title = shown_name(name)
         if spec:
             data_title = data_name(spec)
         data_type = _data_type(spec, data_title)
-        # With the same data set and no name of its own, two results would be one.
+
+        # The Hub would merge two results on the same data set, so the second one gets a configuration.
         configuration = None
-        if data_type in taken:
+        if data_type in earlier_types:
             configuration = shown_name(name)
-        taken.add(data_type)
+        earlier_types.add(data_type)
+
         if name == "id":
             data_set = _HubDataSet(data_title, data_type, configuration)
             yield from _eval_results(row, tables.ID_COLUMNS, task, "Classification", data_set)
@@ -155,7 +178,7 @@ def _all_eval_results(answer: EvalAnswer, row: EvalRow, task: str) -> Iterator[E
 
 
 def _data_spec(answer: EvalAnswer, name: str) -> str | None:
-    """Return the data spec of a test set; None where it is not known."""
+    """Return the data spec of a test set; None if it is not known."""
     data = answer.test.get(name)
     if data is None:
         return None
@@ -163,12 +186,12 @@ def _data_spec(answer: EvalAnswer, name: str) -> str | None:
 
 
 class _HubDataSet(NamedTuple):
-    """A data set as the Hub's model index names it.
+    """A data set in the form of the Hub's model index.
 
     Attributes:
-        name: what a person reads.
+        name: the name for a person.
         kind: the repository, or a name in its form.
-        configuration: tells results on two sets of one kind apart.
+        configuration: tells results on two data sets of the same kind apart; None if that is not needed.
     """
 
     name: str
@@ -179,14 +202,14 @@ class _HubDataSet(NamedTuple):
 def _eval_results(
     row: EvalRow, shown: Sequence[tables.Column], task: str, title: str, data_set: _HubDataSet
 ) -> Iterator[EvalResult]:
-    """Yield the numbers of a row on one data set, those that are known.
+    """Yield the known numbers of a row on one data set.
 
     Args:
-        row: the model.
-        shown: its numbers on the data set.
-        task: the Hub's name of what the model does.
+        row: the row of the model.
+        shown: the columns of the numbers.
+        task: the Hub's name of the model's task.
         title: what was measured, for a person.
-        data_set: what it was measured on.
+        data_set: the data set.
     """
     from huggingface_hub import EvalResult
 
@@ -208,16 +231,16 @@ def _eval_results(
 
 
 def data_name(spec: str) -> str:
-    """Return a data spec without the folders it lies in: they are nobody's business but its owner's."""
-    place = spec.partition("?")[0]
-    if re.match(r"[a-z]+:", place):
+    """Return a data spec without the folders in which it lies: these concern only its owner."""
+    path = spec.partition("?")[0]
+    if re.match(r"[a-z]+:", path):
         return shown_name(spec)
-    file_name = place.rstrip("/").rpartition("/")[2]
-    return shown_name(file_name or place)
+    file_name = path.rstrip("/").rpartition("/")[2]
+    return shown_name(file_name or path)
 
 
 def _data_type(spec: str | None, name: str) -> str:
-    """Return the repository of a data set on the Hub, else its name as the Hub would write it."""
+    """Return the repository of a data set on the Hub, else its name with the characters that the Hub allows."""
     match = _REPOSITORY.match(spec or "")
     if match:
         return match[1]
@@ -228,14 +251,14 @@ def _data_type(spec: str | None, name: str) -> str:
 
 
 def plain(text: object) -> str:
-    """Escape a text, so that as Markdown it is shown and does nothing else."""
+    """Escape a text, so that Markdown shows it as it is."""
     seen = visible(text)
     without_markdown = _MARKS.sub(r"\\\1", seen)
     return escape(without_markdown, quote=False)
 
 
 def _markdown_code(text: str) -> Markup:
-    """Return a text as code of Markdown, in which nothing ends the code or the cell of a table."""
+    """Return a text as Markdown code; signs that would end the code or the table cell are replaced."""
     from markupsafe import Markup
 
     harmless = visible(text).replace("`", "'").replace("|", "/")
@@ -257,7 +280,7 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
 
 
 class _DataLine(NamedTuple):
-    """What the table of data sets says of one."""
+    """The line of one data set in the table of data sets."""
 
     spec: str | None
     n: int | None
@@ -265,12 +288,20 @@ class _DataLine(NamedTuple):
 
 
 def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
-    """Return everything that the text of the card names, by the names of its template."""
+    """Return the values that the template of the card needs, by their names in it.
+
+    Args:
+        answer: the answer of the eval.
+        row: the row that the card is about.
+    """
     data_lines = {}
     for name, entry in answer.test.items():
         data_lines[name] = _DataLine(entry.spec, entry.n, entry.fingerprint)
+
+    # Each number on ID data with its column, and the means over OOD sets.
     id_cells = [(column, _unmarked_cell(row, column)) for column in tables.ID_COLUMNS]
     ood_means = [_unmarked_cell(row, column) for column in tables.OOD_AVERAGE]
+
     return {
         "name": row.name,
         "about": _about_model(row),
@@ -293,18 +324,18 @@ def _template_values(answer: EvalAnswer, row: EvalRow) -> dict[str, object]:
 
 
 def _answer_of_row(answer: EvalAnswer, row: EvalRow) -> EvalAnswer:
-    """Return an answer of this row alone, as far as the words on its runs need it."""
+    """Return an answer that holds this row alone, with what is needed to describe its runs."""
     return EvalAnswer(models=[row], over=answer.over)
 
 
 def _unmarked_cell(row: EvalRow, column: tables.Column) -> tables.Cell:
-    """Return the cell of a column in the table of this row alone: nothing is marked."""
+    """Return the cell of a column in a table of this row alone, where no cell is marked as the best."""
     (cell,) = tables.metric_cells([row], column)
     return cell
 
 
 def _known_costs(row: EvalRow) -> list[tuple[str, str]]:
-    """Return each cost of a row that is known and not 0, and what it is."""
+    """Return the costs of a row that are known and not 0, each as text, with its name."""
     cost = row.cost
     if cost is None:
         return []
@@ -314,11 +345,11 @@ def _known_costs(row: EvalRow) -> list[tuple[str, str]]:
         (cost.macs, "mult-adds for one sample"),
         (cost.single_macs, "mult-adds of the single model with all heads"),
     )
-    return [(count_text(count), what) for count, what in counts if count]
+    return [(count_text(count), name) for count, name in counts if count]
 
 
 def _single_sentences(conventions: Mapping[str, object]) -> dict[str, str | int | float]:
-    """Return the conventions that are of one sentence or number, which is the same for all rows."""
+    """Return the conventions that are one sentence or number, which is the same for all rows."""
     sentences = {}
     for key, convention in conventions.items():
         if isinstance(convention, (str, int, float)):
@@ -327,7 +358,7 @@ def _single_sentences(conventions: Mapping[str, object]) -> dict[str, str | int 
 
 
 def _about_model(row: EvalRow) -> str:
-    """Say what a row is: of how many members, how it was measured, and which heads it keeps."""
+    """Return sentences about a row: how many members it has, how it was measured, and which heads it keeps."""
     kind = _kind_sentence(len(row.members))
     dropout = row.mc_dropout
     if dropout is not None:
@@ -347,7 +378,7 @@ def _kind_sentence(members: int) -> str:
 
 
 def _heads_kept_sentences(sites: Sequence[SiteHeadsRecord]) -> list[str]:
-    """Return the sentence on how many heads each member keeps; none where heads are not known.
+    """Return the sentence on how many heads each member keeps; an empty list if the heads are not known.
 
     A site is an attention module of the model.
     """

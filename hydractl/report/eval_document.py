@@ -1,6 +1,6 @@
-"""The form of an eval, made of the metrics there are: a document that has it can be reported on.
+"""The form of an eval document, built from the declared metrics; a document of this form can be reported on.
 
-This imports pydantic: import it where an eval is read.
+This module imports pydantic, which is slow: import it only where an eval is read.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from hydractl.metrics.declaration import MetricKind, metrics
 
 
 def _metric_fields(facts: FieldFacts) -> dict[str, FormField]:
-    """Return a field for each metric of a kind, those that other packages declare too.
+    """Return a field for each metric of a kind, including metrics of other packages.
 
     Args:
-        facts: of the field of a record that holds metrics: which kind, and whether only those by severity.
+        facts: the facts of a record's field that holds metrics: their kind, and whether only those by severity count.
     """
     fields: dict[str, FormField] = {}
     kind = _metric_kind(facts)
-    for place, metric in enumerate(metrics(kind)):
+    for index, metric in enumerate(metrics(kind)):
         if facts.by_severity and not metric.by_severity:
             continue
         value: Any = Number
         if metric.parts:
             value = dict[str, Number]
-        # By its alias a key may be anything, the names of pydantic's own methods too.
-        described = Field(None, alias=metric.key, description=metric.convention)
-        fields[f"metric_{place}"] = (value | None, described)
+        # The field has an alias, because a key may be any name, even that of one of pydantic's methods.
+        field = Field(None, alias=metric.key, description=metric.convention)
+        fields[f"metric_{index}"] = (value | None, field)
     return fields
 
 
 def _metric_kind(facts: FieldFacts) -> MetricKind:
-    """Return the kind of metrics that a field holds, which a record names in plain text.
+    """Return the kind of metrics that a field holds; records give it as plain text.
 
     Raises:
         ValueError: there is no such kind.
@@ -56,10 +56,10 @@ StudyForm = FORMS_WITH_METRICS.form_of(StudyAnswer)
 
 
 def read_eval(path: str) -> EvalAnswer:
-    """Return the answer of an eval; ``-`` is standard input.
+    """Read the answer of an eval from a file; ``-`` is standard input.
 
     Raises:
-        InputError: for anything else, listing what is wrong with it.
+        InputError: the document has another form; it lists what is wrong.
     """
     document = read_document(path, Eval)
     return EvalAnswer.from_json(document)
@@ -68,8 +68,12 @@ def read_eval(path: str) -> EvalAnswer:
 def eval_of(document: Any, origin: str) -> EvalAnswer:
     """Return the answer of an eval from its document.
 
+    Args:
+        document: the document as JSON.
+        origin: where it was read, for messages.
+
     Raises:
-        InputError: for anything else, listing what is wrong with what was read from ``origin``.
+        InputError: the document has another form; it lists what is wrong.
     """
     check_document(document, origin, Eval)
     return EvalAnswer.from_json(document)

@@ -1,4 +1,4 @@
-"""The files that an eval is shown as, claimed before anything is computed and written from its document."""
+"""The files that show an eval: claimed before anything is computed, and written from its document."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hydractl.report.texts import shown_name
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Where to write what, None for what is not asked for; without ``card_model`` the card is of the last row."""
+    """The files to write; None means that one is not asked for. The card is about ``card_model``, or the last row."""
 
     html: str | None = None
     plots: str | None = None
@@ -38,38 +38,39 @@ class ReportOptions:
 
 @dataclass(frozen=True)
 class Reports:
-    """The claimed outputs by kind, or by file name for pictures; and the number of the row of the card."""
+    """The claimed outputs, by kind or (pictures) by file name, and the index of the row that the card is about."""
 
     outputs: Mapping[str, Output]
     card_row: int
 
     def planned(self) -> list[Path]:
-        """List what a dry run names: the single files, and every picture that there may be."""
+        """Return the paths that a dry run lists: the single files, and every picture that may be written."""
         outputs = self.outputs.values()
         return [output.path for output in outputs]
 
 
 @contextlib.contextmanager
 def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Reports]:
-    """Claim the outputs of ``--html``, ``--plots``, ``--card`` and ``--openood-csv`` together.
+    """Claim the outputs of ``--html``, ``--plots``, ``--card`` and ``--openood-csv``, for a ``with`` statement.
 
-    Every file that may be written is claimed, so none is lost or overwritten after the computing; the folder of the
-    pictures is made where it is missing, and taken away again where nothing is put into it. Other files in that folder
-    stay as they are.
+    Claiming every file that may be written makes sure, before the computing, that none is lost or overwritten after it.
+    A missing folder of pictures is created, and removed again if nothing is put into it. Other files in it stay.
 
     Args:
         options: what to write.
-        names: of the rows of the eval, in order.
+        names: the names of the rows of the eval, in order.
 
     Raises:
-        OutputError: a file is there already, or cannot be written.
-        UsageError: for a card about a row that is not there.
+        OutputError: a file exists already, or cannot be written.
+        UsageError: the card is to be about a row that does not exist.
     """
     card_row = _card_row(options, names)
-    files = _single_files(options, names)
+    path_by_kind = _single_files(options, names)
+
+    # On leaving, the stack ends every claim, even if a later one could not be made.
     with contextlib.ExitStack() as stack:
         outputs = {}
-        for kind, path in files.items():
+        for kind, path in path_by_kind.items():
             output = Output(path, force=options.force)
             outputs[kind] = stack.enter_context(output)
         if options.plots is not None:
@@ -82,7 +83,7 @@ def claimed_reports(options: ReportOptions, names: Sequence[str]) -> Iterator[Re
 
 
 def _single_files(options: ReportOptions, names: Sequence[str]) -> dict[str, Path]:
-    """Return the files beside the pictures by kind: page, card, and a table of OpenOOD for each row."""
+    """Return the paths of all files but the pictures, by kind: page, card, and for each row a table of OpenOOD."""
     files: dict[str, Path] = {}
     if options.html is not None:
         files["html"] = file_path(options.html)
@@ -93,20 +94,21 @@ def _single_files(options: ReportOptions, names: Sequence[str]) -> dict[str, Pat
         for index, name in enumerate(names):
             path_of_row = path
             if len(names) > 1:
+                # Several rows cannot share a file: the name of the row is added.
                 path_of_row = named_apart(path, name)
             files[_csv_kind(index)] = path_of_row
     return files
 
 
 def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
-    """Write everything that was claimed, from the answer alone.
+    """Write every claimed file, and return the paths of the files written.
 
     Args:
-        answer: as eval makes it or :func:`hydractl.report.eval_document.read_eval` reads it.
-        reports: claimed for the rows of this answer.
+        answer: an answer of eval, e.g. read by :func:`hydractl.report.eval_document.read_eval`.
+        reports: the outputs that were claimed for the rows of this answer.
 
     Returns:
-        The files written; a picture without any number to draw is left out.
+        The paths; a picture without any number to draw is not written.
     """
     outputs = reports.outputs
     written: list[Path] = []
@@ -121,6 +123,8 @@ def write_reports(answer: EvalAnswer, reports: Reports) -> list[Path]:
         if kind in outputs:
             table = openood_csv(row)
             written.append(_write_bytes(outputs[kind], table))
+
+    # Pictures were claimed under their file names.
     has_pictures = any(name.endswith(".png") for name in outputs)
     if has_pictures:
         for name, picture in picture_files(answer):
@@ -138,7 +142,7 @@ def _write_bytes(output: Output, content: bytes) -> Path:
     return write_with(output, write)
 
 
-_MOST_NAMES = 10  # that a hint lists
+_MOST_NAMES = 10  # the most names that a hint lists
 
 
 def _csv_kind(row: int) -> str:
@@ -146,7 +150,11 @@ def _csv_kind(row: int) -> str:
 
 
 def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
-    """Make the folder of the pictures; if made here, it is removed at the end unless something is in it."""
+    """Create the folder of the pictures if it is missing; ``stack`` removes a new folder at the end if it is empty.
+
+    Raises:
+        OutputError: a file has this name, or the folder cannot be created.
+    """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"--plots is a folder, and {folder} is a file", hint="choose another name")
     if not folder.exists():
@@ -161,12 +169,12 @@ def _make_folder(folder: Path, stack: contextlib.ExitStack) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # there are pictures in it
+    with contextlib.suppress(OSError):  # it has pictures in it, and stays
         folder.rmdir()
 
 
 def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
-    """Return the number of the row that the card is about: the one that was asked for, else the last.
+    """Return the index of the row that the card is about: the row that was asked for, else the last one.
 
     Raises:
         UsageError: no row has the name that was asked for.
@@ -181,7 +189,7 @@ def _card_row(options: ReportOptions, names: Sequence[str]) -> int:
 
 
 def _hint_for_row(wanted: str, names: Sequence[str]) -> str:
-    """Return the row that was meant, where one has a name like it; else the first rows that there are."""
+    """Return a hint for an unknown row: the row of the most similar name, else the first rows."""
     alike = difflib.get_close_matches(wanted, names, n=1)
     if alike:
         return f"did you mean {shown_name(alike[0])}?"
@@ -194,20 +202,20 @@ def _hint_for_row(wanted: str, names: Sequence[str]) -> str:
 
 # --- the table of OpenOOD ---------------------------------------------------------------------------------------------
 
-# What its evaluator calls a metric, and the key of the metric in the answer of an eval.
+# The name of a metric in OpenOOD's evaluator, and its key in the answer of an eval.
 OPENOOD_COLUMNS = {"FPR@95": "fpr95", "AUROC": "auroc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_trapezoid"}
 
 
 def openood_csv(row: EvalRow) -> bytes:
-    """Return the table of one row as OpenOOD's evaluator writes it (``ood.csv``), to lay beside its leaderboard.
+    """Return the table of one row in the form of OpenOOD's evaluator (``ood.csv``), to compare it with its leaderboard.
 
-    It has a line for each near set and their mean, each far set and their mean, then sets of no group; in percent.
-    Empty where a number is missing: without labels there is no accuracy.
+    It has a line for each near set and for their mean, for each far set and for their mean, and then for each set
+    without a group. Numbers are in percent. A cell is empty if its number is missing, e.g. the accuracy without labels.
 
-    Yang et al. 2022 (arXiv 2210.07242), Zhang et al. 2023 (arXiv 2306.09301). Their FPR@95 takes OOD as positive, as
-    ``fpr95`` does, and their areas under precision-recall curves are by trapezoids. One difference is left:
-    scikit-learn's ROC curve, from which they read FPR@95, leaves out points on a straight line, so theirs can be higher
-    where many scores are equal.
+    Yang et al. 2022 (arXiv 2210.07242), Zhang et al. 2023 (arXiv 2306.09301). Like ``fpr95``, their FPR@95 takes OOD as
+    positive; their areas under precision-recall curves are by trapezoids. One difference is left: they read FPR@95 from
+    scikit-learn's ROC curve, which leaves out points on a straight line, so theirs can be higher if many scores are
+    equal.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -222,7 +230,7 @@ def openood_csv(row: EvalRow) -> bytes:
 
 
 def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
-    """Yield name and metrics of every set, group by group, and behind a group that has sets its mean."""
+    """Yield the name and the metrics of every OOD set, group by group, and after each group with sets its mean."""
     averages: dict[str, OodAverage] = {"near": "near_avg", "far": "far_avg"}
     for group in ("near", "far", None):
         has_sets = False
@@ -236,7 +244,7 @@ def _openood_lines(row: EvalRow) -> Iterator[tuple[str, Metrics]]:
 
 
 def _percent(metrics: Metrics, key: str) -> str:
-    """Return a metric in percent to two decimals; empty where it is not known."""
+    """Return a metric in percent with two decimals; empty if it is not known."""
     value = single_number(metrics.get(key))
     if value is None:
         return ""

@@ -1,4 +1,4 @@
-"""The report of an eval: one page that needs no network and no script, made from its answer alone."""
+"""The report of an eval: one HTML page without network or script, made from its answer alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _EXPLANATIONS = {
 
 @dataclass(frozen=True)
 class _DrawnPicture:
-    """A picture as SVG elements."""
+    """A picture that is drawn, as SVG elements."""
 
     kind: str
     title: str
@@ -55,7 +55,7 @@ Fact = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class _Section:
-    """A part of the page; one that has neither figures nor tables nor facts is left out."""
+    """A section of the page; it is left out if it has neither figures nor tables nor facts."""
 
     anchor: str
     title: str
@@ -73,14 +73,16 @@ class _Section:
 
 
 def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
-    """Make the page of an eval, UTF-8; the same answer gives the same bytes.
+    """Return the page of an eval as UTF-8 bytes; the same answer gives the same bytes.
 
     Args:
-        answer: of the eval.
-        study: that of the study which it is part of: its verdict and its tables come first.
+        answer: the answer of the eval.
+        study: the answer of the study that the eval belongs to, whose verdict and tables come first; None if there is
+            none.
     """
     page = template("report.html.j2", visible, {"shown": shown_name, "ends": _interval_text}, autoescape=True)
     sections = [section for section in _sections(answer) if not section.is_empty]
+
     verdict: Sequence[str] = ()
     tables_of_study: Sequence[StudyTable] = ()
     footnote = ""
@@ -88,6 +90,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         verdict = study.verdict.lines
         tables_of_study = study_tables(study)
         footnote = study.verdict.footnote
+
     text = page.render(
         title=_title(answer, study),
         verdict=verdict,
@@ -102,7 +105,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
 
 
 def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
-    """Return the title of the page: of the study, of the single model, or of how many models."""
+    """Return the title of the page: it names the study, or the single model, or how many models there are."""
     if study is not None:
         name = shown_name(study.model.name)
         return f"Study of {name}"
@@ -114,7 +117,7 @@ def _title(answer: EvalAnswer, study: StudyAnswer | None) -> str:
 
 
 def _interval_text(cell: tables.Cell) -> str:
-    """Return the interval of a number: with a dash, which is short, where no end can be negative."""
+    """Return the interval of a number as text: with a dash if its ends cannot be negative, else with "to"."""
     assert cell.ends is not None
     if cell.signed:
         low, high = map(tables.signed_number, cell.ends)
@@ -127,12 +130,13 @@ def _interval_text(cell: tables.Cell) -> str:
 
 
 def _sections(answer: EvalAnswer) -> Iterator[_Section]:
-    """Yield every part of the page, in order; some of them may be empty."""
+    """Yield every section of the page, in order; some of them may be empty."""
     rows = answer.models
     marked = ""
     if len(rows) > 1:
         marked = "Bold: best of the column, underlined: second best."
     first = shown_name(rows[0].name)
+
     pictures = _drawn_pictures(answer)
     part = partial(_section, pictures)
     yield part("results", "Results", tables.main_table(rows), note=marked)
@@ -158,15 +162,15 @@ def _sections(answer: EvalAnswer) -> Iterator[_Section]:
 def _section(
     pictures: Sequence[_DrawnPicture], anchor: str, title: str, *under: tables.Table, kind: str = "", note: str = ""
 ) -> _Section:
-    """Return a section with its pictures, explained where there are some, and those of its tables that have rows.
+    """Return a section with the pictures of one kind, and with those of its tables that have rows.
 
     Args:
-        pictures: all of the page.
-        anchor: names the section in links.
+        pictures: all pictures of the page.
+        anchor: the name of the section in links.
         title: its heading.
         under: its tables.
-        kind: what the kind of its pictures begins with; none of them without it.
-        note: what stands below the heading where no picture has to be explained.
+        kind: what the kinds of its pictures begin with; empty for a section without pictures.
+        note: a sentence below the heading; if there are pictures, their explanation replaces it.
     """
     figures = []
     if kind:
@@ -178,7 +182,7 @@ def _section(
 
 
 def _drawn_pictures(answer: EvalAnswer) -> list[_DrawnPicture]:
-    """Return the pictures of each row, then those that compare all rows, drawn."""
+    """Return all pictures, drawn: those of each row, then those that compare all rows."""
     from markupsafe import Markup
 
     pictures: list[Picture] = []
@@ -187,6 +191,7 @@ def _drawn_pictures(answer: EvalAnswer) -> list[_DrawnPicture]:
     pictures += comparison_pictures(answer)
     drawn = []
     for index, picture in enumerate(pictures):
+        # The salt makes the element ids of each SVG unique in the page.
         salt = f"{picture.kind}.{index}"
         svgs = [Markup(svg) for svg in inline_svgs(picture, salt)]
         drawn.append(_DrawnPicture(picture.kind, picture.title, svgs))
@@ -194,7 +199,7 @@ def _drawn_pictures(answer: EvalAnswer) -> list[_DrawnPicture]:
 
 
 def _convention_facts(answer: EvalAnswer) -> Iterator[Fact]:
-    """Yield each convention and what it says; one that tells rows apart, row by row."""
+    """Yield each convention and its text; if it differs between rows, the text lists it row by row."""
     for key, convention in answer.conventions.items():
         text = convention
         if isinstance(convention, dict):
@@ -204,7 +209,7 @@ def _convention_facts(answer: EvalAnswer) -> Iterator[Fact]:
 
 
 def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
-    """Yield everything needed to know what was measured on what, in full: models, data, bootstrap, and the schema."""
+    """Yield what identifies the measurement: the files of the models, the data, the bootstrap, and the schema."""
     for row in answer.models:
         digests = row.files or ["no sha256"]
         yield f"model {row.name}", digests
@@ -220,7 +225,7 @@ def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
 
 
 def _data_lines(data: DataSetRecord) -> list[str]:
-    """Return the spec of a data set, and below it its size, where that is known, and its fingerprint."""
+    """Return the spec of a data set, and a line with its size, if known, and its fingerprint."""
     spec = data.spec or "-"
     fingerprint = data.fingerprint or "-"
     facts = f"fingerprint {fingerprint}"
@@ -232,11 +237,11 @@ def _data_lines(data: DataSetRecord) -> list[str]:
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
-_SEVERAL = 3  # names that a sentence may list
+_SEVERAL = 3  # the most names that a sentence lists
 
 
 def measured(answer: EvalAnswer) -> list[str]:
-    """Say what was measured, in sentences: models, data, and what to be careful about."""
+    """Return sentences on what was measured: models, data, intervals, and what to be careful about."""
     sentences = [_id_data_sentence(answer)]
     if tables.ood_names(answer.models):
         sentences += _ood_data_sentences(answer)
@@ -248,7 +253,7 @@ def measured(answer: EvalAnswer) -> list[str]:
 
 
 def _id_data_sentence(answer: EvalAnswer) -> str:
-    """Say which models were measured on which ID data."""
+    """Return the sentence that says which models were measured on which ID data."""
     rows = answer.models
     models = f"{len(rows)} models were"
     if len(rows) == 1:
@@ -265,7 +270,7 @@ def _id_data_sentence(answer: EvalAnswer) -> str:
 
 
 def _id_size_words(answer: EvalAnswer) -> str:
-    """Return how many ID samples there are: as the first row says, else as the list of data sets does."""
+    """Return the number of ID samples in words: from the first row, else from the list of data sets."""
     size = answer.models[0].id.n
     data = answer.test.get("id")
     if size is None and data is not None:
@@ -276,11 +281,12 @@ def _id_size_words(answer: EvalAnswer) -> str:
 
 
 def _ood_data_sentences(answer: EvalAnswer) -> list[str]:
-    """Say which OOD sets were told from the ID data, and by which scores."""
+    """Return the sentences that say which OOD sets were told from the ID data, and by which scores."""
     set_texts = [_set_text(name, answer) for name in tables.ood_names(answer.models)]
     sets = "; ".join(set_texts)
     sentences = [f"Out-of-distribution (OOD) data: {sets}."]
 
+    # One sentence for the score if all rows have the same, else a list.
     scores: set[str] = set()
     scores_of_rows = []
     for row in answer.models:
@@ -297,7 +303,7 @@ def _ood_data_sentences(answer: EvalAnswer) -> list[str]:
 
 
 def _set_text(name: str, answer: EvalAnswer) -> str:
-    """Return the name of an OOD set, with its group and its size where they are known."""
+    """Return the name of an OOD set, with its group and its size if they are known."""
     facts = []
     group = tables.ood_group(answer.models, name)
     if group:
@@ -311,9 +317,9 @@ def _set_text(name: str, answer: EvalAnswer) -> str:
 
 
 def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
-    """Return the size of an OOD set: as the first row says that has it, else as the list of data sets does.
+    """Return the size of an OOD set: from the first row that has the set, else from the list of data sets.
 
-    None where neither says it.
+    None if neither has it.
     """
     for row in answer.models:
         if name in row.detection.ood:
@@ -328,7 +334,7 @@ def _size_of_set(name: str, answer: EvalAnswer) -> int | None:
 
 
 def _interval_sentence(answer: EvalAnswer) -> str:
-    """Say what the numbers are means of, or what their intervals cover."""
+    """Return the sentence that says what the numbers are means of, or what their intervals cover."""
     runs = tables.runs_text(answer)
     if runs:
         return f"Figures are {runs}."
@@ -341,7 +347,7 @@ def _interval_sentence(answer: EvalAnswer) -> str:
 
 
 def _caution_sentences(rows: Sequence[EvalRow]) -> list[str]:
-    """Say in sentences what makes numbers look better than they are."""
+    """Return sentences on what makes numbers look better than they are: models that have seen test samples before."""
     sentences = []
     for row in rows:
         seen = tables.seen_text(row)
@@ -354,7 +360,7 @@ def _caution_sentences(rows: Sequence[EvalRow]) -> list[str]:
 
 
 def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
-    """Return, for each number that has a better and a worse, its name, and who is best at it, by how much.
+    """Return, for each number with a better direction, its name and a sentence on which row is best and by how much.
 
     Empty for a single row.
     """
@@ -366,6 +372,8 @@ def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
         best = _rows_with_mark(tables.BEST, rows, marks)
         if not best:
             continue
+
+        # The best rows, the second best, and whether the difference is significant.
         text = _names_with_value(column, best)
         second = _rows_with_mark(tables.SECOND, rows, marks)
         if second:
@@ -377,7 +385,7 @@ def best_lines(answer: EvalAnswer) -> list[tuple[str, str]]:
 
 
 def _rows_with_mark(mark: str, rows: Sequence[EvalRow], marks: Sequence[str]) -> list[EvalRow]:
-    """Return the rows that bear a mark; ``marks`` has that of each row."""
+    """Return the rows whose mark is ``mark``; ``marks`` holds the mark of each row."""
     marked = []
     for row, mark_of_row in zip(rows, marks, strict=True):
         if mark_of_row == mark:
@@ -386,7 +394,7 @@ def _rows_with_mark(mark: str, rows: Sequence[EvalRow], marks: Sequence[str]) ->
 
 
 def _names_with_value(column: tables.Column, rows: Sequence[EvalRow]) -> str:
-    """Return the names of rows, and the number that they have in common; of a single row its interval as well."""
+    """Return the names of rows that have the same number, and this number; a single row also has its interval."""
     first = rows[0]
     names = _names_in_words(rows)
     value = number(column.value(first))
@@ -398,7 +406,7 @@ def _names_with_value(column: tables.Column, rows: Sequence[EvalRow]) -> str:
 
 
 def _names_in_words(rows: Sequence[EvalRow]) -> str:
-    """Return the names of rows in words, of many the first of them: ``a, b, c and 2 more``."""
+    """Return the names of rows in words; of many rows only the first: ``a, b, c and 2 more``."""
     listed = [shown_name(row.name) for row in rows[:_SEVERAL]]
     rest = len(rows) - len(listed)
     if not rest:
@@ -408,14 +416,25 @@ def _names_in_words(rows: Sequence[EvalRow]) -> str:
 
 
 def _significance_words(column: tables.Column, best: Sequence[EvalRow], rows: Sequence[EvalRow]) -> str:
-    """Say what the paired differences, all to the first row, tell of the best; empty where there are none."""
+    """Return words on whether the best row differs significantly from the first row; empty if that is not known.
+
+    All paired differences of an eval are to the first row. If the first row is itself the best, the words say from how
+    many others it differs.
+
+    Args:
+        column: the number.
+        best: the best rows.
+        rows: all rows.
+    """
     reference = rows[0]
     if any(row is reference for row in best):
-        winners = {id(row) for row in best}
-        others = [row for row in rows if id(row) not in winners]
+        ids_of_best = {id(row) for row in best}
+        others = [row for row in rows if id(row) not in ids_of_best]
         return _reference_significance_words(column, reference, others)
     if len(best) > 1:
-        return ""  # each has a difference to the first row, and they may disagree
+        return ""  # each has its own difference to the first row, and these may disagree
+
+    # A single best row: its difference to the first row, and whether the interval excludes 0.
     difference = column.difference(best[0])
     if difference is None:
         return ""
@@ -431,7 +450,7 @@ def _significance_words(column: tables.Column, best: Sequence[EvalRow], rows: Se
 
 
 def _reference_significance_words(column: tables.Column, reference: EvalRow, others: Sequence[EvalRow]) -> str:
-    """Say from how many of the others the first row differs; empty where an interval is not known."""
+    """Return words on how many other rows the first row differs from; empty if an interval is not known."""
     significant = 0
     for row in others:
         difference = column.difference(row)

@@ -1,4 +1,4 @@
-"""The pictures of an eval, one function each; those of a row first, then those that compare all rows."""
+"""The pictures of an eval, one function each: first those of a single row, then those that compare all rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _AUROC = OOD_AVERAGE[0]
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of a picture: the number of its series, its label, and its points, over whole numbers."""
+    """A line of a picture: the index of its series, its label, and its points (x, y), where x is a whole number."""
 
     series: int
     label: str
@@ -78,7 +78,7 @@ class _Line:
 def possible_files(names: Sequence[str]) -> list[str]:
     """Return every file name that pictures of rows with these names can have.
 
-    Which of them are written depends on the numbers that a row has.
+    The numbers of a row decide which of them are written.
     """
     files = []
     for part in file_names(names):
@@ -90,7 +90,7 @@ def possible_files(names: Sequence[str]) -> list[str]:
 
 
 def picture_files(answer: EvalAnswer) -> Iterator[tuple[str, Picture]]:
-    """Yield file name and picture for all that this answer has numbers for, those that compare all rows first."""
+    """Yield the file name and the picture of all that the answer has numbers for; pictures of all rows come first."""
     for picture in comparison_pictures(answer):
         yield f"{picture.kind}.png", picture
     rows = answer.models
@@ -102,7 +102,7 @@ def picture_files(answer: EvalAnswer) -> Iterator[tuple[str, Picture]]:
 
 
 def model_pictures(answer: EvalAnswer, row: EvalRow) -> Iterator[Picture]:
-    """Yield every picture that a row has numbers for, in the order of a report."""
+    """Yield every picture of a row that it has numbers for, in the order of a report."""
     curves = row.curves
     if curves.reliability is not None and any(curves.reliability.n):
         yield reliability(curves.reliability, row)
@@ -118,7 +118,7 @@ def model_pictures(answer: EvalAnswer, row: EvalRow) -> Iterator[Picture]:
 
 
 def comparison_pictures(answer: EvalAnswer) -> list[Picture]:
-    """Return every picture that compares all rows and that the answer has numbers for, in the order of a report."""
+    """Return every picture that compares all rows and for which the answer has numbers, in the order of a report."""
     rows = answer.models
     names = drawn_names([row.name for row in rows])
     pictures = (
@@ -135,7 +135,7 @@ def comparison_pictures(answer: EvalAnswer) -> list[Picture]:
 
 
 class _Bin(NamedTuple):
-    """A bin of confidence that holds samples."""
+    """A bin of confidence that holds samples: its mean confidence, its accuracy, and the interval of the accuracy."""
 
     confidence: float
     accuracy: float
@@ -143,7 +143,7 @@ class _Bin(NamedTuple):
 
 
 def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
-    """Return the bins that hold samples, lowest confidence first."""
+    """Return the bins that hold samples, in order of rising confidence."""
     filled = []
     for index, n in enumerate(curve.n):
         confidence = curve.confidence[index]
@@ -156,20 +156,33 @@ def _filled_bins(curve: ReliabilityCurve) -> list[_Bin]:
 
 
 def reliability(curve: ReliabilityCurve, row: EvalRow) -> Picture:
-    """Return the reliability diagram of a row: accuracy over confidence by bin, and below it the counts of samples."""
+    """Return the reliability diagram of a row: accuracy over confidence by bin, and below it the number of samples.
+
+    Args:
+        curve: the bins of confidence, with their samples and accuracies.
+        row: the row of the model, which gives the title.
+    """
     n = sum(curve.n)
     bins = _filled_bins(curve)
     draw_accuracies = partial(_draw_accuracies, bins=bins, n=n)
     above = Panel(draw_accuracies, "accuracy over confidence")
+
     draw_counts = partial(_draw_bin_counts, curve=curve, n=n)
     below = Panel(draw_counts, "samples in each bin over confidence", height=1.7)
+
     ece = single_number(row.id.metrics.get("ece"))
     title = f"{shown_name(row.name)}: ECE {number(ece)}"
     return Picture("reliability", title, (above, below), stacked=True)
 
 
 def _draw_accuracies(axes: Axes, bins: Sequence[_Bin], n: int) -> None:
-    """Draw the accuracy of each bin with its interval, and the diagonal on which confidence is what it says."""
+    """Draw the accuracy of each bin with its interval, and the diagonal of perfect calibration.
+
+    Args:
+        axes: the axes to draw on.
+        bins: the bins that hold samples.
+        n: the number of all samples.
+    """
     confidences = []
     accuracies = []
     intervals = []
@@ -177,6 +190,7 @@ def _draw_accuracies(axes: Axes, bins: Sequence[_Bin], n: int) -> None:
         confidences.append(filled_bin.confidence)
         accuracies.append(filled_bin.accuracy)
         intervals.append(filled_bin.ends)
+
     axes.plot([0, 1], [0, 1], **GUIDE)
     whiskers(axes, confidences, intervals, 0)
     axes.plot(confidences, accuracies, **point_look(0), **UNCLIPPED)
@@ -186,7 +200,13 @@ def _draw_accuracies(axes: Axes, bins: Sequence[_Bin], n: int) -> None:
 
 
 def _draw_bin_counts(axes: Axes, curve: ReliabilityCurve, n: int) -> None:
-    """Draw how many samples each bin holds, the empty ones without a label."""
+    """Draw the number of samples of each bin as bars; empty bins get no label.
+
+    Args:
+        axes: the axes to draw on.
+        curve: the bins, with their edges and numbers of samples.
+        n: the number of all samples.
+    """
     left_edges = curve.edges[:-1]
     widths = [high - low for low, high in pairwise(curve.edges)]
     bars = axes.bar(
@@ -197,6 +217,7 @@ def _draw_bin_counts(axes: Axes, curve: ReliabilityCurve, n: int) -> None:
         color=colour(0),
         alpha=0.45,
     )
+
     labels = [_bin_label(count) for count in curve.n]
     axes.bar_label(bars, labels, fontsize=7, padding=1)
     with_room_for_labels = 1.16 * max(curve.n)
@@ -207,13 +228,14 @@ def _draw_bin_counts(axes: Axes, curve: ReliabilityCurve, n: int) -> None:
 
 
 def _bin_label(count: int) -> str:
+    """Return the label of a bar: the count in short; empty for 0."""
     if count:
         return short_count(count)
     return ""
 
 
 def count_axis(axis: Any) -> None:
-    """Show whole numbers on an axis, large ones in short."""
+    """Make an axis show only whole numbers, and large ones in short form."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, nbins="auto"))
@@ -224,17 +246,18 @@ def count_axis(axis: Any) -> None:
 
 
 def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Picture:
-    """Return histograms, a panel for each OOD set: where its scores lie, and where those of the ID samples do.
+    """Return histograms of the OOD score: a panel for each OOD set, which also shows the ID samples.
 
     Args:
-        curve: counts of samples by bin of the OOD score, of the ID data and of each OOD set.
-        row: whose scores they are.
-        score: the name of the score; None where it is not known.
+        curve: the numbers of samples by bin of the OOD score, of the ID data and of each OOD set.
+        row: the row that has these scores.
+        score: the name of the score; None if it is not known.
     """
     inside_size = sizes_of_sets([row])
     inside = _Histogram("ID", inside_size, _shares_of_sum(curve.id), series=0)
     names = list(curve.ood)
     labels = drawn_names(names, 18)
+
     panels = []
     for index, name in enumerate(names):
         size = sizes_of_sets([row], [name])
@@ -254,13 +277,13 @@ def ood_scores(curve: ScoreHistograms, row: EvalRow, score: str | None) -> Pictu
 
 
 class _Histogram(NamedTuple):
-    """The OOD scores of one data set.
+    """The histogram of the OOD scores of one data set.
 
     Attributes:
-        label: the name of the set as it is drawn.
-        size: how many samples it has, as in ``n = 497``.
+        label: the name of the set in the picture.
+        size: its number of samples as text, such as ``n = 497``.
         shares: the share of its samples in each bin.
-        series: the number of its colour.
+        series: the index of its colour.
     """
 
     label: str
@@ -277,7 +300,16 @@ def _draw_histograms(
     score: str | None,
     threshold: float | None,
 ) -> None:
-    """Draw the scores of ID samples filled, those of an OOD set as an outline, and the threshold between the edges."""
+    """Draw the scores of ID samples as a filled histogram and those of an OOD set as an outline, and the threshold.
+
+    Args:
+        axes: the axes to draw on.
+        inside: the histogram of the ID samples.
+        outside: the histogram of the OOD set.
+        edges: the edges of the bins.
+        score: the name of the score; None if it is not known.
+        threshold: the threshold on the score, drawn if it lies between the edges; None if there is none.
+    """
     inside_label = f"{inside.label} ({inside.size})"
     axes.stairs(
         inside.shares,
@@ -295,30 +327,33 @@ def _draw_histograms(
         linewidth=1.5,
         label=outside_label,
     )
+
+    # The threshold, and the axes from the first edge to the last.
     first_edge = edges[0]
     last_edge = edges[-1]
     if threshold is not None and first_edge <= threshold <= last_edge:
         axes.axvline(threshold, **GUIDE)
     highest = max(*inside.shares, *outside.shares)
     if not highest:
-        highest = 1  # nothing is drawn, and an axis from 0 to 0 cannot be
+        highest = 1  # no sample: an axis from 0 to 0 cannot be drawn
     axes.set(xlim=(first_edge, last_edge), ylim=(0, 1.08 * highest), title=outside.label)
-    which = ""
+
+    score_words = ""
     if score is not None:
-        which = f" {visible(score)}"
-    axes.set_xlabel(f"OOD score{which}, higher is more OOD")
+        score_words = f" {visible(score)}"
+    axes.set_xlabel(f"OOD score{score_words}, higher is more OOD")
     axes.set_ylabel("share of the set's\nsamples per bin")
 
 
 def _threshold_on_score(row: EvalRow, score: str | None) -> float | None:
-    """Return the threshold of a row on this score; None where it has none, or one on another score."""
+    """Return the threshold of a row on this score; None if it has no threshold, or one on another score."""
     if row.threshold is None or row.threshold.score != score:
         return None
     return row.threshold.value
 
 
 def _shares_of_sum(counts: Sequence[int]) -> list[float]:
-    """Return counts as shares of their sum, so that sets of different sizes compare."""
+    """Return counts as shares of their sum, so that sets of different sizes can be compared."""
     total = sum(counts)
     if not total:
         return [0.0] * len(counts)
@@ -326,14 +361,20 @@ def _shares_of_sum(counts: Sequence[int]) -> list[float]:
 
 
 def roc(curves: Mapping[str, RocCurve], row: EvalRow) -> Picture:
-    """Return the ROC curves of a row: TPR over FPR of each OOD set."""
+    """Return the ROC curves of a row: the TPR over the FPR for each OOD set."""
     draw = partial(_draw_roc_curves, curves=curves, row=row)
     panel = Panel(draw, "TPR over FPR of each OOD set", height=3.6)
     return Picture("roc", shown_name(row.name), (panel,))
 
 
 def _draw_roc_curves(axes: Axes, curves: Mapping[str, RocCurve], row: EvalRow) -> None:
-    """Draw the ROC curve of each OOD set, and the diagonal of guessing."""
+    """Draw the ROC curve of each OOD set, and the diagonal of guessing.
+
+    Args:
+        axes: the axes to draw on.
+        curves: the curve of each OOD set, by its name.
+        row: the row of the model, which has the sizes and the AUROCs.
+    """
     axes.plot([0, 1], [0, 1], **GUIDE)
     names = list(curves)
     shown_names = drawn_names(names, 20)
@@ -343,6 +384,7 @@ def _draw_roc_curves(axes: Axes, curves: Mapping[str, RocCurve], row: EvalRow) -
         look = line_look(series, len(curve.fpr))
         label = _roc_label(name, shown_names[index], row)
         axes.plot(curve.fpr, curve.tpr, label=label, **look)
+
     axes.set(xlim=(0, 1), ylim=(0, 1))
     inside_size = sizes_of_sets([row])
     axes.set_xlabel(f"FPR: share of ID samples flagged ({inside_size})")
@@ -350,7 +392,7 @@ def _draw_roc_curves(axes: Axes, curves: Mapping[str, RocCurve], row: EvalRow) -
 
 
 def _roc_label(name: str, shown: str, row: EvalRow) -> str:
-    """Return the name of an OOD set as it is drawn, with its size and its AUROC."""
+    """Return the label of an OOD set: its name as shown, its size and its AUROC."""
     column = Column(ood_set_place(name), AUROC)
     auroc = number(column.value(row), 3)
     size = sizes_of_sets([row], [name])
@@ -361,9 +403,13 @@ def _roc_label(name: str, shown: str, row: EvalRow) -> str:
 
 
 def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
-    """Return a map for each member of its heads, site by site: a filled square is kept, an empty one is removed.
+    """Return a map of the heads of each member, a line for each site: a filled square is kept, an empty one removed.
 
     A site is an attention module of the model.
+
+    Args:
+        sites: the sites, each with its number of heads and the heads that each member keeps.
+        row: the row of the model, which gives the title.
     """
     names = _site_names(sites)
     members = max(len(site.kept) for site in sites)
@@ -380,7 +426,7 @@ def head_maps(sites: Sequence[SiteHeadsRecord], row: EvalRow) -> Picture:
 
 
 def _head_lines(sites: Sequence[SiteHeadsRecord], names: Sequence[str], member: int) -> list[_HeadLine]:
-    """Return the lines of the map of one member, one for each site, which are called by ``names``."""
+    """Return the lines of the map of one member, one for each site; ``names`` are the names of the sites."""
     lines = []
     for site, name in zip(sites, names, strict=True):
         kept = set(site.kept_by(member))
@@ -389,7 +435,7 @@ def _head_lines(sites: Sequence[SiteHeadsRecord], names: Sequence[str], member: 
 
 
 class _HeadLine(NamedTuple):
-    """A line of a map of heads: the name of a site as it is drawn, how many heads it has, and which are kept."""
+    """A line of a map of heads: the label of a site, its number of heads, and the indices of the kept heads."""
 
     name: str
     heads: int
@@ -397,13 +443,20 @@ class _HeadLine(NamedTuple):
 
 
 def _head_map(title: str, lines: Sequence[_HeadLine]) -> Panel:
-    """Return the panel of one member, wide enough for its names, its heads and its title."""
+    """Return the panel of one member, wide enough for the names of its sites, its heads and its title.
+
+    Args:
+        title: the title of the map.
+        lines: the name and the heads of each site.
+    """
     longest_name = max(len(line.name) for line in lines)
     width_of_names = INCHES_A_LETTER * longest_name
     width_of_heads = _CELL * _most_heads(lines)
     width_of_map = 0.9 + width_of_heads + width_of_names
+
     width_of_title = 0.4 + INCHES_A_LETTER * len(title)
     width = max(width_of_map, width_of_title, 2.4)
+
     height_of_heads = _CELL * len(lines)
     height = 1.05 + height_of_heads
     draw = partial(_draw_head_map, title=title, lines=lines)
@@ -411,23 +464,32 @@ def _head_map(title: str, lines: Sequence[_HeadLine]) -> Panel:
 
 
 def _most_heads(lines: Sequence[_HeadLine]) -> int:
-    """Return the number of heads of the site that has most of them; 1 at least, so that there is an axis."""
+    """Return the largest number of heads of a site; at least 1, so that there is an axis."""
     return max(1, *(line.heads for line in lines))
 
 
 def _draw_head_map(axes: Axes, title: str, lines: Sequence[_HeadLine]) -> None:
-    """Draw a line for each site from top to bottom, a square for each head, and behind them how many are kept."""
+    """Draw a line for each site, from top to bottom: a square for each head, and behind them how many are kept.
+
+    Args:
+        axes: the axes to draw on.
+        title: the title of the map.
+        lines: the name and the heads of each site.
+    """
     _draw_heads(axes, lines)
-    for place, line in enumerate(lines):
+    for line_index, line in enumerate(lines):
         behind_heads = line.heads - 0.3
         kept_of_all = f"{len(line.kept)}/{line.heads}"
-        axes.text(behind_heads, place, kept_of_all, va="center", fontsize=7, color=SOFT)
+        axes.text(behind_heads, line_index, kept_of_all, va="center", fontsize=7, color=SOFT)
+
+    # The axes: the y axis points down. There is room for the counts on the right.
     widest = _most_heads(lines)
-    right = widest + 1.6  # with room for the counts
+    right = widest + 1.6
     bottom = len(lines) - 0.4
     axes.set(xlim=(-0.6, right), ylim=(bottom, -0.6), xlabel="head")
     axes.set_aspect("equal", anchor="NW")
     axes.set_title(title, loc="left")
+
     heads_between_ticks = 4
     if widest <= 12:
         heads_between_ticks = 1
@@ -440,12 +502,12 @@ def _draw_head_map(axes: Axes, title: str, lines: Sequence[_HeadLine]) -> None:
 
 
 def _draw_heads(axes: Axes, lines: Sequence[_HeadLine]) -> None:
-    """Draw the kept heads of all lines as filled squares, then the removed ones as empty squares."""
+    """Draw the kept heads of all lines as filled squares, and the removed heads as empty squares."""
     kept_cells: list[tuple[int, int]] = []
     removed_cells: list[tuple[int, int]] = []
-    for place, line in enumerate(lines):
+    for line_index, line in enumerate(lines):
         for head in range(line.heads):
-            cell = (place, head)
+            cell = (line_index, head)
             if head in line.kept:
                 kept_cells.append(cell)
             else:
@@ -457,20 +519,20 @@ def _draw_heads(axes: Axes, lines: Sequence[_HeadLine]) -> None:
 
 
 def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
-    """Return a square for each cell, a line and a column, as one path: a page with a shape for each would be long.
+    """Return a square for each cell as a single path, because a page with a shape for each would be long.
 
     Args:
-        cells: line and column of the middle of each square.
+        cells: the line and the column of each square.
         looks: colours and widths, as :class:`matplotlib.patches.PathPatch` takes them.
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    around_middle = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
+    corners_from_middle = ((-0.4, -0.4), (0.4, -0.4), (0.4, 0.4), (-0.4, 0.4), (-0.4, -0.4))
     squares = []
     for line, column in cells:
         corners = []
-        for x, y in around_middle:
+        for x, y in corners_from_middle:
             corners.append((column + x, line + y))
         squares.append(Path(corners, closed=True))
     one_path = Path.make_compound_path(*squares)
@@ -478,30 +540,32 @@ def _squares(cells: Sequence[tuple[int, int]], **looks: Any) -> PathPatch:
 
 
 def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
-    """Return a short name for each site, different from each other.
+    """Return a short, unique name for each site (attention module) of a model.
 
-    A model of several towers (an image and a text encoder) has the tower in front of each name; names are shortened
-    within a tower, for those of different towers may be alike.
+    If the model has several towers (e.g. an image and a text encoder), each name begins with its tower. Names are then
+    shortened within each tower, because sites of different towers may have the same names.
     """
-    towers = [visible(site.tower or "main") for site in sites]
+    tower_of_site = [visible(site.tower or "main") for site in sites]
     paths = [visible(site.site) for site in sites]
-    different_towers = set(towers)
-    if len(different_towers) == 1:
+    distinct_towers = set(tower_of_site)
+    if len(distinct_towers) == 1:
         return short_names(paths, _SITE_LETTERS)
 
+    # Collect the paths of each tower, in order.
     paths_of_tower: dict[str, list[str]] = {}
-    for tower, path in zip(towers, paths, strict=True):
+    for tower, path in zip(tower_of_site, paths, strict=True):
         its_paths = paths_of_tower.setdefault(tower, [])
         its_paths.append(path)
 
-    # The short names of a tower are in the order of its sites: each site takes the next one of its tower.
+    # Shorten the names of each tower. They are in the order of its sites, so each site can take its tower's next one.
     names_to_take: dict[str, Iterator[str]] = {}
     for tower, its_paths in paths_of_tower.items():
         letters = max(_SITE_LETTERS - len(tower) - 1, 4)
         its_names = short_names(its_paths, letters)
         names_to_take[tower] = iter(its_names)
+
     names = []
-    for tower in towers:
+    for tower in tower_of_site:
         shown_tower = tower[:_SITE_LETTERS]
         name = next(names_to_take[tower])
         names.append(f"{shown_tower} {name}")
@@ -512,18 +576,24 @@ def _site_names(sites: Sequence[SiteHeadsRecord]) -> list[str]:
 
 
 def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
-    """Return training curves: loss and validation accuracy over the epochs, a line for each member that was trained.
+    """Return training curves: loss and validation accuracy over the epochs, a line for each trained member.
 
-    A panel without any number is left out; the picture may have none.
+    A panel without numbers is left out, so that the picture may have no panel.
+
+    Args:
+        trainings: the records of the trainings, e.g. one for each member.
+        row: the row of the model, which gives the title.
     """
     steps = sizes_text(trained.steps for trained in trainings)
     x_title = f"epoch ({steps} steps)"
     panels = []
+
     losses = _epoch_lines(trainings, lambda epoch: epoch.loss)
     if losses:
         sizes = sizes_text(trained.n for trained in trainings)
         y_title = f"training loss, nats\n({sizes})"
         panels.append(_epoch_panel(losses, x_title, y_title, "training loss, nats over epochs"))
+
     accuracies = _epoch_lines(trainings, lambda epoch: epoch.val_accuracy)
     if accuracies:
         sizes = sizes_text(trained.n_val for trained in trainings)
@@ -533,13 +603,18 @@ def training(trainings: Sequence[TrainingRecord], row: EvalRow) -> Picture:
 
 
 def _epoch_panel(lines: Sequence[_Line], x_title: str, y_title: str, words: str) -> Panel:
-    """Return a low panel of lines over the epochs, described by ``words``."""
+    """Return a low panel of lines over the epochs; ``words`` describe it."""
     draw = partial(_draw_lines, lines=lines, x_title=x_title, y_title=y_title)
     return Panel(draw, words, height=2.2)
 
 
 def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochRecord], float | None]) -> list[_Line]:
-    """Return a line for each training: a number of its epochs; without those that have none of any epoch."""
+    """Return a line for each training, of a number of its epochs; trainings without such a number have no line.
+
+    Args:
+        trainings: the records of the trainings.
+        value_of: returns the number of an epoch, e.g. its loss; None if it has none.
+    """
     lines = []
     for index, trained in enumerate(trainings):
         points = []
@@ -549,6 +624,7 @@ def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochR
                 points.append((epoch.epoch, value))
         if not points:
             continue
+
         label = _weights_words(trained)
         if len(trainings) > 1:
             label = f"{_member_words(trained)}: {label}"
@@ -557,13 +633,14 @@ def _epoch_lines(trainings: Sequence[TrainingRecord], value_of: Callable[[EpochR
 
 
 def _member_words(trained: TrainingRecord) -> str:
+    """Return the name of the member that a training made."""
     if trained.member is None:
         return "member ?"
     return f"member {trained.member}"
 
 
 def _weights_words(trained: TrainingRecord) -> str:
-    """Say the weights of which epoch were kept: ``epoch 3 of 5 kept``."""
+    """Return words on which epoch's weights were kept, e.g. ``epoch 3 of 5 kept``."""
     if trained.kept_epoch is None:
         return "weights of several steps"
     last = 0
@@ -574,18 +651,25 @@ def _weights_words(trained: TrainingRecord) -> str:
 
 
 def _draw_lines(axes: Axes, lines: Sequence[_Line], x_title: str, y_title: str) -> None:
-    """Draw lines over whole numbers, with a y axis that does not go below 0."""
-    places: list[int] = []
+    """Draw lines over whole numbers; the y axis does not go below 0.
+
+    Args:
+        axes: the axes to draw on.
+        lines: the lines; their x coordinates are whole numbers, e.g. epochs.
+        x_title, y_title: the titles of the axes.
+    """
+    all_x: list[int] = []
     for line in lines:
         x, y = zip(*line.points, strict=True)
         look = line_look(line.series, len(x))
         axes.plot(x, y, label=line.label, **look)
-        places += x
+        all_x += x
+
     axes.set(xlabel=x_title, ylabel=y_title)
-    first = min(places)
-    last = max(places)
-    if first == last:
-        axes.set_xlim(first - 0.5, last + 0.5)
+    first_x = min(all_x)
+    last_x = max(all_x)
+    if first_x == last_x:
+        axes.set_xlim(first_x - 0.5, last_x + 0.5)
     lowest = axes.get_ylim()[0]
     axes.set_ylim(bottom=max(lowest, 0))
     count_axis(axes.xaxis)
@@ -595,9 +679,13 @@ def _draw_lines(axes: Axes, lines: Sequence[_Line], x_title: str, y_title: str) 
 
 
 def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
-    """Return risk-coverage curves, one a row: the error rate among the most confident samples, over their share.
+    """Return the risk-coverage curve of each row: the error rate among the most confident samples, over their share.
 
-    None where no row has a curve.
+    None if no row has a curve.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        names: their labels.
     """
     curves = []
     for series, row in enumerate(rows):
@@ -612,7 +700,7 @@ def risk_coverage(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | No
 
 
 class _RiskCurve(NamedTuple):
-    """The risk-coverage curve of a row, with the number of its series and its label."""
+    """The risk-coverage curve of a row, with the index of its series and its label."""
 
     series: int
     label: str
@@ -620,23 +708,30 @@ class _RiskCurve(NamedTuple):
 
 
 def _draw_risk_curves(axes: Axes, curves: Sequence[_RiskCurve], sizes: str) -> None:
-    """Draw curves of risk over coverage, on an axis from 0 to a little above the highest risk."""
+    """Draw the risk over the coverage, on an axis from 0 to a little above the highest risk.
+
+    Args:
+        axes: the axes to draw on.
+        curves: the curve of each row.
+        sizes: the number of samples, as text.
+    """
     risks = [0.0]
     for series, label, curve in curves:
         look = line_look(series, len(curve.coverage))
         axes.plot(curve.coverage, curve.risk, label=label, **look)
         risks += curve.risk
+
     highest = min(max(risks), 1)
     top = 1.06 * highest
     if not top:
-        top = 1  # without any error: an axis from 0 to 0 cannot be drawn
+        top = 1  # no errors: an axis from 0 to 0 cannot be drawn
     axes.set(xlim=(0, 1), ylim=(0, top))
     axes.set_ylabel("error rate among\nthe samples kept")
     axes.set_xlabel(f"coverage: share of samples kept,\nmost confident first ({sizes})")
 
 
 class _CostPoint(NamedTuple):
-    """A row in the picture of costs: its series and label, its mult-adds over the reference's, and what it reaches."""
+    """A row in the picture of costs: its series and label, its mult-adds over the reference's, and its number."""
 
     series: int
     label: str
@@ -646,24 +741,27 @@ class _CostPoint(NamedTuple):
 
 
 def cost(rows: Sequence[EvalRow], names: Sequence[str], column: Column, kind: str, words: str) -> Picture | None:
-    """Return a dot plot of what each row costs and what it reaches, with its interval; None without any such row.
+    """Return a dot plot of the mult-adds of each row and the number it reaches; None if no row has both.
 
     Args:
-        rows: all of an eval.
-        names: of the rows, as they are drawn.
+        rows: all rows of an eval.
+        names: their labels.
         column: the number that is reached.
-        kind: names the picture among others.
-        words: say what the column is.
+        kind: the name of the picture's kind.
+        words: the column in words.
     """
     points = _cost_points(rows, names, column)
     if not points:
         return None
+
+    # The axes' titles: the sizes of the data sets, and the row whose mult-adds are 1.
     sizes = f"ID {sizes_of_sets(rows)}"
     if column.place == _AUROC.place:
         outside = sizes_of_sets(rows, ood_names(rows))
         sizes += f", OOD {outside}"
     _, reference = cost_ratio(rows)
     (reference_label,) = drawn_names([reference])
+
     draw = partial(
         _draw_cost_points,
         points=points,
@@ -675,7 +773,13 @@ def cost(rows: Sequence[EvalRow], names: Sequence[str], column: Column, kind: st
 
 
 def _cost_points(rows: Sequence[EvalRow], names: Sequence[str], column: Column) -> list[_CostPoint]:
-    """Return a point for each row whose cost and number are known."""
+    """Return a point for each row whose mult-adds and number are known.
+
+    Args:
+        rows: all rows of an eval.
+        names: their labels.
+        column: the number.
+    """
     ratios, _ = cost_ratio(rows)
     points = []
     for index, row in enumerate(rows):
@@ -688,6 +792,7 @@ def _cost_points(rows: Sequence[EvalRow], names: Sequence[str], column: Column) 
 
 
 def _draw_cost_points(axes: Axes, points: Sequence[_CostPoint], x_title: str, y_title: str) -> None:
+    """Draw the number that each row reaches over its mult-adds, with the interval of the number."""
     for point in points:
         whiskers(axes, [point.ratio], [point.ends], point.series)
         axes.plot(point.ratio, point.value, label=point.label, **point_look(point.series))
@@ -700,19 +805,27 @@ _DIVERSITY_UNITS = ("mutual information, nats", "disagreement:\nshare of pairs o
 
 
 def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
-    """Return dot plots, one a metric: how much the members of each row differ on each data set.
+    """Return a dot plot for each metric of how much the members of each row differ on each data set.
 
-    None where no row has several members.
+    None if no row has several members.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        names: their labels.
     """
+    # The sets, ID first, on which any row measured diversity.
     measured = distinct_entries(row.diversity for row in rows)
     outside = ood_names(rows)
     sets = [name for name in ("id", *outside) if name in measured]
+
+    # Only rows of several members have a disagreement.
     series = []
     for index, row in enumerate(rows):
         if _has_disagreement(row, sets):
             series.append(_DiversitySeries(index, names[index], row))
     if not series:
         return None
+
     sizes = f"ID {sizes_of_sets(rows)}"
     if len(sets) > 1:
         sizes += f", OOD {sizes_of_sets(rows, outside)}"
@@ -720,6 +833,7 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
     height = 2.6
     if _are_crowded(shown_sets):
         height = 3.4
+
     panels = []
     for metric, unit in zip(DIVERSITY_METRICS, _DIVERSITY_UNITS, strict=False):
         draw = partial(
@@ -736,7 +850,7 @@ def diversity(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
 
 
 class _DiversitySeries(NamedTuple):
-    """A row of several members: its number among all rows, its label, and the row."""
+    """A row of several members: its index among all rows, its label, and the row."""
 
     number: int
     label: str
@@ -744,14 +858,14 @@ class _DiversitySeries(NamedTuple):
 
 
 def _has_disagreement(row: EvalRow, sets: Sequence[str]) -> bool:
-    """Return whether any of the sets has a disagreement of members, which takes two of them."""
+    """Return whether a row has a disagreement of members on any of the sets; only two members or more have one."""
     disagreement = DIVERSITY_METRICS[1]
     values = [Column(diversity_place(name), disagreement).value(row) for name in sets]
     return any(value is not None for value in values)
 
 
 def _shown_set_names(sets: Sequence[str]) -> list[str]:
-    """Return the names of data sets as they stand below an axis."""
+    """Return the labels of data sets below an axis."""
     titles = []
     for name in sets:
         if name == "id":
@@ -762,7 +876,7 @@ def _shown_set_names(sets: Sequence[str]) -> list[str]:
 
 
 def _are_crowded(labels: Sequence[str]) -> bool:
-    """Return whether labels side by side below a panel would run into each other."""
+    """Return whether labels side by side below a panel would overlap."""
     inches_of_longest = max(map(len, labels)) * INCHES_A_LETTER
     inches_of_each = (WIDTH - 0.9) / len(labels)
     return inches_of_longest > inches_of_each
@@ -777,15 +891,28 @@ def _draw_diversity(
     x_title: str,
     y_title: str,
 ) -> None:
-    """Draw a metric of each row over the data sets, the rows side by side rather than one over the other."""
+    """Draw a metric of each row over the data sets; the points of the rows are side by side, so that none is hidden.
+
+    Args:
+        axes: the axes to draw on.
+        series: the rows, with their labels.
+        metric: the metric.
+        sets: the names of the data sets, and ``shown_sets`` their labels.
+        shown_sets: the labels of the data sets.
+        x_title, y_title: the titles of the axes.
+    """
     for turn, (series_number, label, row) in enumerate(series):
+        # Data set i is at x = i; the rows are spread over 0.6 around it.
         share_of_width = (turn + 0.5) / len(series)
         shift = 0.6 * (share_of_width - 0.5)
         _draw_diversity_points(axes, row, sets, metric, shift, label, series_number)
+
     right = len(sets) - 0.5
     axes.set(xlim=(-0.5, right), xlabel=x_title, ylabel=y_title)
     highest = axes.get_ylim()[1]
     axes.set_ylim(0, max(highest, 1e-9))
+
+    # Labels that would overlap are rotated.
     rotation = 0
     alignment = "center"
     if _are_crowded(shown_sets):
@@ -799,26 +926,31 @@ def _draw_diversity(
 def _draw_diversity_points(
     axes: Axes, row: EvalRow, sets: Sequence[str], metric: Metric, shift: float, label: str, series: int
 ) -> None:
-    """Draw a metric of one row on each data set that has it, ``shift`` beside the place of the set."""
+    """Draw a metric of one row on each data set that has it, ``shift`` to the right of the set's x coordinate."""
     x = []
     y = []
-    for place, name in enumerate(sets):
+    for set_index, name in enumerate(sets):
         value = Column(diversity_place(name), metric).value(row)
         if value is not None:
-            x.append(place + shift)
+            x.append(set_index + shift)
             y.append(value)
     if x:
         axes.plot(x, y, label=label, **point_look(series), **UNCLIPPED)
 
 
 def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None:
-    """Return lines, a panel for each metric: what corruption of the images does, from none to the hardest.
+    """Return lines over the severity of corruptions, with a panel for each metric; severity 0 is uncorrupted.
 
-    None where no row was measured on corrupted images.
+    None if no row was measured on corrupted images.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        names: their labels.
     """
     x_title = f"severity, 0: uncorrupted ({corrupted_sizes(rows)})"
     panels = []
     for metric in CORRUPTION_METRICS:
+        # A line for each row with at least two severities, uncorrupted data included.
         lines = []
         for index, row in enumerate(rows):
             points = _severity_points(row, metric)
@@ -835,7 +967,7 @@ def corruptions(rows: Sequence[EvalRow], names: Sequence[str]) -> Picture | None
 
 
 def _severity_points(row: EvalRow, metric: Metric) -> list[tuple[int, float]]:
-    """Return each severity of corruptions where a metric is known, with its value; uncorrupted data are severity 0."""
+    """Return each severity of corruptions with the metric's value, if it is known; uncorrupted data are severity 0."""
     places = [IN_DISTRIBUTION]
     for severity_text in _SEVERITIES:
         places.append(severity_place(severity_text))

@@ -1,4 +1,4 @@
-"""Means of several answers of eval, over seeds or over data sets, as an answer of the same form."""
+"""Means of several answers of eval, over seeds or over data sets, in the form of an answer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hydractl.files.model_records import DataSetRecord
 from hydractl.report.eval_tables import distinct_entries
 
 Answers = Mapping[str, EvalAnswer]
-"""Answers of eval by the name of their file."""
+"""Answers of eval, by the names of their files."""
 
 Figures = Mapping[str, object]
-"""A part of a row as JSON: numbers, and objects of them."""
+"""A part of a row as JSON: numbers, and objects that hold numbers."""
 
 
 class Run(NamedTuple):
-    """One run of a row: its file, and the row as it stands there."""
+    """One run of a row: the name of its file, and the row in it."""
 
     path: str
     row: EvalRow
 
 
 _FACTS = ("ood_score", "heads", "cost", "cascade", "fitted_on", "mc_dropout", "probe")
-"""Keys of a row that are kept where all runs have the same."""
+"""Keys of a row that are kept if all runs have the same value."""
 
 _FIGURES = (
     "id",
@@ -47,23 +47,24 @@ _FIGURES = (
 
 
 def means(answers: Answers, over: str) -> EvalAnswer:
-    """Return the answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
+    """Return an answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
 
-    Over seeds, the runs of a row are the rows of all answers with the same name before ``#``; the same model measured
-    again, with equal figures, is the same run. Over data sets, they are the rows of the same name. Counts and facts
-    that differ between runs are left out, as are members, curves, intervals and paired differences.
+    Over seeds, the runs of a row are the rows of all answers that have the same name before ``#``. A model that was
+    measured again, with equal figures, is the same run. Over data sets, the runs are the rows of the same name. Counts
+    and facts that differ between runs are left out, and so are members, curves, intervals and paired differences.
 
     Args:
-        answers: of eval, by file.
-        over: ``seed``, where all answers have the same test sets, or ``data``, where each has other ID data.
+        answers: the answers of eval, by file.
+        over: ``seed`` if all answers have the same test sets, ``data`` if each has other ID data.
 
     Returns:
-        An answer with ``over``, and for each row ``runs``, their number, and ``std`` by dotted key; a row of one run
-        has no deviation.
+        An answer with ``over``. Each row has ``runs``, the number of runs, and ``std``, the deviations by dotted key; a
+        row of one run has no deviations.
 
     Raises:
         InputError: the answers do not belong together, or no row has two runs.
     """
+    # Check that the answers and the runs of each row belong together.
     if over == "seed":
         _check_same_data(answers)
     else:
@@ -75,6 +76,7 @@ def means(answers: Answers, over: str) -> EvalAnswer:
     if most_runs == 1:
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
+
     rows = []
     for name, runs in runs_by_name.items():
         rows.append(mean_row(name, [run.row for run in runs]))
@@ -95,7 +97,7 @@ def means(answers: Answers, over: str) -> EvalAnswer:
 
 
 def _set_names(answers: Answers) -> list[str]:
-    """Return the test sets of all answers, in order."""
+    """Return the names of the test sets of all answers, in order."""
     tests = [answer.test for answer in answers.values()]
     return distinct_entries(tests)
 
@@ -103,8 +105,13 @@ def _set_names(answers: Answers) -> list[str]:
 def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
     """Return the fingerprint of a test set of an answer.
 
+    Args:
+        answer: the answer.
+        path: its file, for the message.
+        name: the name of the test set.
+
     Raises:
-        InputError: the answer in the file ``path`` has not the set, or holds means over data sets.
+        InputError: the answer does not have the set, or holds means over data sets.
     """
     data = answer.test.get(name)
     if data is not None and data.fingerprint is not None:
@@ -116,10 +123,10 @@ def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
 
 
 def _check_same_data(answers: Answers) -> None:
-    """Check that all answers have the same test sets, and that none holds means.
+    """Check that all answers have the same test sets, and that no answer holds means.
 
     Raises:
-        InputError: a test set is missing or another in some answer, or an answer holds means over runs.
+        InputError: a test set is missing or different in some answer, or an answer holds means over runs.
     """
     first, *others = answers
     for name in dict.fromkeys(["id", *_set_names(answers)]):
@@ -135,13 +142,13 @@ def _check_same_data(answers: Answers) -> None:
 
 
 def _check_other_data(answers: Answers) -> None:
-    """Check that each answer has other ID data, and that all have rows of the same names.
+    """Check that each answer has other ID data, and that all answers have rows of the same names.
 
     Raises:
         InputError: two answers have the same ID data, or rows of different names.
     """
     first, *_ = answers
-    names = [row.name for row in answers[first].models]
+    names_in_first = [row.name for row in answers[first].models]
     path_of_data: dict[str, str] = {}
     for path, answer in answers.items():
         fingerprint = _fingerprint(answer, path, "id")
@@ -151,20 +158,25 @@ def _check_other_data(answers: Answers) -> None:
             raise InputError(f"{path} and {earlier} have the same ID data", hint=hint)
         path_of_data[fingerprint] = path
         names_here = [row.name for row in answer.models]
-        if set(names_here) != set(names):
+        if set(names_here) != set(names_in_first):
             rows_here = ", ".join(names_here)
-            rows_there = ", ".join(names)
+            rows_there = ", ".join(names_in_first)
             raise InputError(f"the rows of {path} are {rows_here}, and those of {first} {rows_there}")
 
 
 def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
-    """Return the runs of each row, by the name that they have in common; over seeds each run once."""
+    """Return the runs of each row, by the name that the runs share; over seeds, a repeated run counts once.
+
+    Args:
+        answers: the answers of eval, by file.
+        over: ``seed`` or ``data``.
+    """
     runs_by_name: dict[str, list[Run]] = {}
     for path, answer in answers.items():
         for row in answer.models:
             name = _shared_name(row.name, over)
             runs = runs_by_name.setdefault(name, [])
-            # Over data sets the same model is measured on other data, and every row is a run.
+            # Over seeds, the same model with the same figures is the same run. Over data sets, every row is a run.
             is_repeated = over == "seed" and any(_is_same_run(row, run.row) for run in runs)
             if not is_repeated:
                 runs.append(Run(path, row))
@@ -172,24 +184,29 @@ def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
 
 
 def _shared_name(name: str, over: str) -> str:
-    """Return the name that the runs of a row have in common: over seeds what stands before ``#``."""
+    """Return the name that the runs of a row share: over seeds the part before ``#``, else the whole name."""
     if over == "seed":
         return name.partition("#")[0]
     return name
 
 
 def _is_same_run(row: EvalRow, other: EvalRow) -> bool:
-    """Return whether two rows are of the same files and have equal figures."""
+    """Return whether two rows belong to the same files and have equal figures."""
     if row.sha256 != other.sha256:
         return False
     return _figures_as_json(row) == _figures_as_json(other)
 
 
 def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
-    """Refuse to average figures that do not mean the same.
+    """Check that the figures of all runs of a row mean the same, so that they can be averaged.
+
+    Args:
+        name: the name of the row.
+        runs: its runs.
+        over: ``seed`` or ``data``.
 
     Raises:
-        InputError: two runs of the row of this name differ in one of :func:`_settings_to_agree_on`.
+        InputError: two runs differ in one of :func:`_settings_to_agree_on`.
     """
     first, *others = runs
     settings_of_first = _settings_to_agree_on(first.row, over)
@@ -198,10 +215,10 @@ def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
         for key, value in settings_of_first.items():
             if settings[key] == value:
                 continue
-            here = f"{settings[key]!r} in {run.path}"
-            there = f"{value!r} in {first.path}"
+            value_in_run = f"{settings[key]!r} in {run.path}"
+            value_in_first = f"{value!r} in {first.path}"
             hint = "measure all runs with the same options of eval"
-            raise InputError(f"{name}: {key} is {here}, and {there}", hint=hint)
+            raise InputError(f"{name}: {key} is {value_in_run}, and {value_in_first}", hint=hint)
 
 
 _SETTINGS = (
@@ -216,24 +233,31 @@ _SETTINGS = (
     "mc_dropout.passes",
     "fitted_on.knn_k",
 )
-"""Dotted keys of what must be the same in all runs of a row."""
+"""Dotted keys of the settings that must be the same in all runs of a row."""
 
 _SETTINGS_OF_SEEDS = (
     "calibration.fitted_on.fingerprint",
     "fitted_on.fingerprint",
     "probe.fitted_on.fingerprint",
 )
-"""Dotted keys of what must be the same as well where runs differ in their seed."""
+"""Dotted keys of further settings that must be the same in runs over seeds."""
 
 
 def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
-    """Return what must be the same in all runs of a row, by what a message calls it; None for what a run has not."""
+    """Return the settings that must be the same in all runs of a row, by their names in messages.
+
+    A setting that a run does not have is None.
+
+    Args:
+        row: one run of the row.
+        over: ``seed`` or ``data``, what the runs differ in.
+    """
     document = row.to_json()
     settings: dict[str, object] = {}
     for key in _SETTINGS:
         settings[key] = _value_at(document, key)
 
-    # A temperature that was fitted is a figure of the run; one that was given is a setting.
+    # A given temperature is a setting; a fitted temperature is a figure of the run and may differ.
     temperature = None
     was_fitted = _value_at(document, "calibration.fitted_on") is not None
     if not was_fitted:
@@ -244,7 +268,7 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
     if over == "data":
         return settings
 
-    # Runs over seeds measure the same data sets; runs over data sets do not.
+    # Runs over seeds must also have been fitted and measured on the same data sets.
     for key in _SETTINGS_OF_SEEDS:
         settings[key] = _value_at(document, key)
     groups = {name: measured.group for name, measured in row.detection.ood.items()}
@@ -253,7 +277,7 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
 
 
 def _value_at(document: object, dotted_key: str) -> object:
-    """Return the value of a dotted key, such as ``probe.name``; None where it is not there."""
+    """Return the value of a dotted key, such as ``probe.name``, in a JSON document; None if it does not exist."""
     value = document
     for key in dotted_key.split("."):
         if not isinstance(value, Mapping):
@@ -266,9 +290,9 @@ def _value_at(document: object, dotted_key: str) -> object:
 
 
 def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
-    """Return one row whose figures are the means over runs, as JSON has it.
+    """Return one row, as JSON, whose figures are the means over runs.
 
-    ``std`` has the sample standard deviation of each figure by its dotted key.
+    ``std`` holds the sample standard deviation of each figure by its dotted key.
     """
     averages = _averages([_figures_as_json(run) for run in runs])
     row: dict[str, object] = {
@@ -286,7 +310,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> dict[str, object]:
 
 
 def _digests_of_files(runs: Sequence[EvalRow]) -> list[str | None]:
-    """Return the SHA-256 of the files of all runs; a run of several files may not know that of each."""
+    """Return the SHA-256 digests of the files of all runs; None for a file whose digest is not known."""
     digests: list[str | None] = []
     for run in runs:
         if isinstance(run.sha256, list):
@@ -297,7 +321,7 @@ def _digests_of_files(runs: Sequence[EvalRow]) -> list[str | None]:
 
 
 def _figures_as_json(run: EvalRow) -> dict[str, object]:
-    """Return the parts of a row that hold figures, as JSON has them."""
+    """Return the parts of a row that hold figures, as JSON."""
     document = run.to_json()
     figures = {}
     for key in _FIGURES:
@@ -307,7 +331,7 @@ def _figures_as_json(run: EvalRow) -> dict[str, object]:
 
 
 def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
-    """Return the facts that the first run states and all others state alike."""
+    """Return the facts that the first run states, if all other runs state the same."""
     documents = [run.to_json() for run in runs]
     first = documents[0]
     facts = {}
@@ -321,7 +345,7 @@ def _facts_in_common(runs: Sequence[EvalRow]) -> dict[str, object]:
 
 
 def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
-    """Return, for each data set, the most samples that any run had seen before."""
+    """Return, for each data set, the largest number of its samples that any run had seen before."""
     most: dict[str, int] = {}
     for run in runs:
         for name, count in run.seen.items():
@@ -331,16 +355,16 @@ def _most_seen(runs: Sequence[EvalRow]) -> dict[str, int]:
 
 
 class _Averages(NamedTuple):
-    """Means of figures in the objects in which the figures stood, and their deviations by dotted key."""
+    """Means, in objects nested as the figures are, and standard deviations by dotted key."""
 
     means: dict[str, object]
     deviations: dict[str, float]
 
 
 def _averages(runs: Sequence[Figures]) -> _Averages:
-    """Average every figure that all runs have, in objects within objects too.
+    """Average every figure that all runs have; figures may be nested in objects.
 
-    What is no fraction is kept where it is the same in all runs, and left out where it differs. A single run has no
+    A value that is no fraction is kept if it is the same in all runs, and left out otherwise. A single run has no
     deviations.
     """
     averages = _Averages({}, {})
@@ -349,6 +373,8 @@ def _averages(runs: Sequence[Figures]) -> _Averages:
             continue
         values = [run[key] for run in runs]
         first = values[0]
+
+        # An object: average what it holds.
         objects = [value for value in values if isinstance(value, Mapping)]
         if len(objects) == len(values):
             inner = _averages(objects)
@@ -356,10 +382,14 @@ def _averages(runs: Sequence[Figures]) -> _Averages:
             for inner_key, deviation in inner.deviations.items():
                 averages.deviations[f"{key}.{inner_key}"] = deviation
             continue
+
+        # A text, a count or None that is the same in all runs.
         are_equal = all(value == first for value in values)
         if are_equal and not isinstance(first, float):
             averages.means[key] = first
             continue
+
+        # A fraction. Counts and texts that differ are left out.
         if not _are_fractions(values):
             continue
         numbers = [value for value in values if isinstance(value, (int, float))]
@@ -370,7 +400,7 @@ def _averages(runs: Sequence[Figures]) -> _Averages:
 
 
 def _are_fractions(values: Sequence[object]) -> bool:
-    """Return whether all are numbers, and one at least is no whole number by its type: counts are not averaged."""
+    """Return whether all values are numbers and at least one is a float: counts are not averaged."""
     has_fraction = False
     for value in values:
         if not isinstance(value, (int, float)):
@@ -384,7 +414,7 @@ def _are_fractions(values: Sequence[object]) -> bool:
 
 
 def _test_sets(answers: Answers) -> dict[str, DataSetRecord]:
-    """Return the test sets of all answers by name; those of one name that differ have a number behind it."""
+    """Return the test sets of all answers by name; different sets of one name become ``NAME#0``, ``NAME#1``, ..."""
     sets: dict[str, DataSetRecord] = {}
     for name in _set_names(answers):
         entries = [answer.test[name] for answer in answers.values() if name in answer.test]
@@ -393,13 +423,13 @@ def _test_sets(answers: Answers) -> dict[str, DataSetRecord]:
         if are_the_same:
             sets[name] = entries[0]
             continue
-        for place, entry in enumerate(entries):
-            sets[f"{name}#{place}"] = entry
+        for index, entry in enumerate(entries):
+            sets[f"{name}#{index}"] = entry
     return sets
 
 
 def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
-    """Return the sentences that all answers have alike, on rows by the names that these have now."""
+    """Return the conventions that are the same in all answers; row names in them become the names that runs share."""
     renamed = [_with_shared_names(answer.conventions, over) for answer in answers.values()]
     first, *others = renamed
     shared = {}
@@ -410,7 +440,7 @@ def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
 
 
 def _with_shared_names(conventions: Conventions, over: str) -> dict[str, object]:
-    """Return the sentences of an answer, those on single rows by the names that their runs have in common."""
+    """Return the conventions of an answer, with the row names in them replaced by the names that runs share."""
     renamed: dict[str, object] = {}
     for key, said in conventions.items():
         if isinstance(said, Mapping):
@@ -421,7 +451,7 @@ def _with_shared_names(conventions: Conventions, over: str) -> dict[str, object]
 
 
 def _all_warnings(answers: Answers) -> list[str]:
-    """Return the warnings of all answers, and which test sets are missing where."""
+    """Return the warnings of all answers, and a warning for each test set that is missing in some answers."""
     warnings = []
     for path, answer in answers.items():
         for text in answer.warnings or ():

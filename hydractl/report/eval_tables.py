@@ -1,4 +1,4 @@
-"""The numbers of an eval as columns and tables, described once: terminal, page, card and pictures only show them."""
+"""The numbers of an eval as columns and tables, described once; terminal, page, card and pictures only show them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hydractl.report.texts import count_text, number, params_text, shown_name
 BEST = "best"
 SECOND = "second"
 SIGNIFICANT = "*"
-"""The mark behind a difference whose interval excludes 0."""
+"""The mark after a difference whose interval excludes 0."""
 
 ID_METRICS = table_metrics("id")
 OOD_METRICS = table_metrics("ood")
@@ -41,7 +41,7 @@ CORRUPTION_METRICS = tuple(metric for metric in ID_METRICS if metric.by_severity
 
 
 def single_number(value: MetricValue) -> float | None:
-    """Return the value of a metric of one number; None for one of several parts, and where there is none."""
+    """Return the value of a metric of one number; None for a metric of several parts, or without a value."""
     if isinstance(value, Mapping):
         return None
     return value
@@ -52,12 +52,12 @@ def single_number(value: MetricValue) -> float | None:
 
 @dataclass(frozen=True)
 class Column:
-    """A metric at one place of a row.
+    """A metric at one place of a row, e.g. accuracy on ID data or AUROC on one OOD set.
 
     Attributes:
-        place: where it stands.
-        metric: which.
-        words: what a person calls it there.
+        place: the place in the row that holds the metric.
+        metric: the metric.
+        words: its name there, in a sentence.
     """
 
     place: Place
@@ -66,12 +66,12 @@ class Column:
 
     @property
     def key(self) -> str:
-        """The name among the intervals and differences of a row: ``id.accuracy``."""
+        """The key of the intervals and differences of a row, e.g. ``id.accuracy``."""
         place = self.place.key
         return f"{place}.{self.metric.key}"
 
     def value(self, row: EvalRow) -> float | None:
-        """Return the number in this row; None where there is none."""
+        """Return the number in a row; None if it has none."""
         values = self.place.metrics(row)
         value = values.get(self.metric.key)
         return single_number(value)
@@ -81,12 +81,12 @@ class Column:
         return row.std.get(self.key)
 
     def interval(self, row: EvalRow) -> tuple[float, float] | None:
-        """Return the confidence interval in this row; None where none was made."""
+        """Return the confidence interval in a row; None if it has none."""
         interval = row.ci.get(self.key)
         return known_interval(interval)
 
     def difference(self, row: EvalRow) -> tuple[float, tuple[float, float] | None] | None:
-        """Return this row minus the first one, measured on the same samples, and the interval of that."""
+        """Return the row's number minus the first row's, on the same samples, and the interval; None if not known."""
         paired = row.difference.get(self.key)
         if paired is None or paired.value is None:
             return None
@@ -95,7 +95,7 @@ class Column:
 
 
 def known_interval(interval: Interval | None) -> tuple[float, float] | None:
-    """Return both ends of an interval; None where one of them is not known."""
+    """Return both ends of an interval; None if one of them is not known."""
     if not interval:
         return None
     low, high = interval
@@ -105,21 +105,22 @@ def known_interval(interval: Interval | None) -> tuple[float, float] | None:
 
 
 def columns(metrics: Sequence[Metric], place: Place, words: str = "") -> tuple[Column, ...]:
-    """Return the columns of these metrics at one place; ``words`` go behind the name of each."""
-    of_metrics = []
+    """Return a column for each of the metrics at one place; ``words`` are added to the name of each."""
+    metric_columns = []
     for metric in metrics:
         column_words = metric.words + words
-        of_metrics.append(Column(place, metric, column_words))
-    return tuple(of_metrics)
+        metric_columns.append(Column(place, metric, column_words))
+    return tuple(metric_columns)
 
 
 def _metric_of_key(metrics: Sequence[Metric], key: str) -> Metric:
-    """Return the metric of this key; KeyError where none of them has it."""
+    """Return the metric with this key; KeyError if none has it."""
     by_key = {metric.key: metric for metric in metrics}
     return by_key[key]
 
 
 def _id_column(key: str) -> Column:
+    """Return the column of a metric on ID data."""
     metric = _metric_of_key(ID_METRICS, key)
     return Column(IN_DISTRIBUTION, metric, metric.words)
 
@@ -134,7 +135,7 @@ DIVERSITY = columns(DIVERSITY_METRICS, diversity_place("id"))
 
 
 def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
-    """Return the columns of the main table; the averages over OOD sets only where there are such sets."""
+    """Return the columns of the main table; averages over OOD sets are among them only if there are OOD sets."""
     if not ood_names(rows):
         return [*ID_COLUMNS, *DIVERSITY]
     return [*ID_COLUMNS, *OOD_AVERAGE, *DIVERSITY]
@@ -142,10 +143,10 @@ def main_columns(rows: Sequence[EvalRow]) -> list[Column]:
 
 def set_columns(name: str) -> list[Column]:
     """Return the columns of one OOD set: the metrics of detection, and the mutual information of the members."""
-    of_detection = columns(OOD_METRICS, ood_set_place(name))
+    detection_columns = columns(OOD_METRICS, ood_set_place(name))
     place = diversity_place(name)
     mutual_information = Column(place, DIVERSITY_METRICS[0])
-    return [*of_detection, mutual_information]
+    return [*detection_columns, mutual_information]
 
 
 # --- facts of rows ----------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def distinct_entries(lists: Iterable[Iterable[str]]) -> list[str]:
 
 
 def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
-    """Return ``near``, ``far`` or None, as the first row says that has the set."""
+    """Return the group of an OOD set, ``near``, ``far`` or None, from the first row that has the set."""
     for row in rows:
         measured = row.detection.ood.get(name)
         if measured is not None:
@@ -175,9 +176,9 @@ def ood_group(rows: Sequence[EvalRow], name: str) -> str | None:
 
 
 def sizes_of_sets(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> str:
-    """Return how many samples the named data sets have in these rows, as text.
+    """Return the number of samples of the named data sets in these rows, as text.
 
-    ``n = 497``, or ``n = 100 to 120`` where data sets or rows do not have equally many.
+    For example ``n = 497``, or ``n = 100 to 120`` if data sets or rows have different numbers.
     """
     sizes = []
     for row in rows:
@@ -187,7 +188,7 @@ def sizes_of_sets(rows: Sequence[EvalRow], names: Sequence[str] = ("id",)) -> st
 
 
 def sample_count_of(row: EvalRow, name: str) -> int | None:
-    """Return the number of samples of a data set in a row; None where it is not known."""
+    """Return the number of samples of a data set in a row; None if it is not known."""
     if name == "id":
         return row.id.n
     measured = row.detection.ood.get(name)
@@ -197,7 +198,7 @@ def sample_count_of(row: EvalRow, name: str) -> int | None:
 
 
 def sizes_text(sizes: Iterable[int | None]) -> str:
-    """Return ``n = 497`` where all known sizes are equal, ``n = 100 to 120`` where not, ``n unknown`` without any."""
+    """Return sizes as text: ``n = 497``; ``n = 100 to 120`` if they differ; ``n unknown`` if none is known."""
     known = {size for size in sizes if size is not None}
     if not known:
         return "n unknown"
@@ -207,9 +208,9 @@ def sizes_text(sizes: Iterable[int | None]) -> str:
 
 
 def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
-    """Return the name of the OOD score of a row.
+    """Return the name of the OOD score of a row; None if the document names none.
 
-    Documents of earlier versions name a score for all rows, among their conventions; None where they name none.
+    Documents of earlier versions name one score for all rows, among their conventions.
     """
     if row.ood_score:
         return row.ood_score
@@ -217,14 +218,14 @@ def score_name(answer: EvalAnswer, row: EvalRow) -> str | None:
 
 
 def set_title(name: str) -> str:
-    """Return the name of a data set as people read it: ``ID``, or that of an OOD set."""
+    """Return the name of a data set for people: ``ID``, or the name of an OOD set."""
     if name == "id":
         return "ID"
     return shown_name(name)
 
 
 def seen_text(row: EvalRow) -> str:
-    """Say how many samples of each data set the row had seen before; empty where it had seen none."""
+    """Return how many samples of each data set the row had seen before, as text; empty if it had seen none."""
     seen = []
     for name, count in row.seen.items():
         if count:
@@ -233,7 +234,7 @@ def seen_text(row: EvalRow) -> str:
 
 
 def level_text(answer: EvalAnswer) -> str:
-    """Return ``95 %``, or what else the intervals of this answer cover; empty where it does not say."""
+    """Return the level of the intervals, e.g. ``95 %``; empty if the answer does not tell it."""
     bootstrap = answer.bootstrap
     if bootstrap is None or bootstrap.level is None:
         return ""
@@ -245,7 +246,7 @@ _RUNS_OVER = {"seed": "seeds", "data": "data sets"}
 
 
 def runs_text(answer: EvalAnswer) -> str:
-    """Say what figures are means of, and how many runs each row has; empty where they are no means."""
+    """Return words on what the figures are means of, with the number of runs of each row; empty for no means."""
     if answer.over is None:
         return ""
     counts = []
@@ -262,12 +263,13 @@ def runs_text(answer: EvalAnswer) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
+    """One cell of a table.
 
     Attributes:
         text: plain text.
-        mark: ``best``, ``second`` or nothing; ``text`` where it is no number, ``long`` where that may be wrapped.
-        ends: the interval of the number.
+        mark: ``best``, ``second`` or empty; for a cell without a number ``text``, or ``text long`` if it may be
+            wrapped.
+        ends: the interval of the number; None if there is none.
         signed: whether the number is a difference.
     """
 
@@ -279,11 +281,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a row for each model, or several.
+    """A table with one or several rows for each model.
 
     Attributes:
-        caption: what is in it.
-        heads: the heading of each column behind the names, and which direction is better there.
+        caption: a sentence about the table.
+        heads: the heading of each column, without that of the names, and which direction is better there.
         rows: the name of a model, and its cells.
         title: a short heading.
     """
@@ -295,37 +297,49 @@ class Table:
 
 
 def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
-    """Return for each value ``best``, ``second`` or nothing.
+    """Return the mark of each value: ``best``, ``second`` or empty.
 
-    Values that look the same in the table are the same: all of the best ones are best. Nothing is marked where there is
-    no better and worse: in a single row, among equal values, and where neither direction is better. ``second`` is the
-    next different value, marked among three rows or more.
+    Values that look the same in the table count as the same, so several can be best. ``second`` marks the next
+    different value, if three rows or more have a value. Nothing is marked if there is no better or worse: in a single
+    row, among equal values, and for a metric without a better direction.
+
+    Args:
+        values: the values of a metric, one for each row; None if not known.
+        metric: the metric, which says which direction is better.
     """
     unmarked = [""] * len(values)
     if not metric.direction:
         return unmarked
-    shown = [_rounded_as_shown(value, metric) for value in values]
-    known = [value for value in shown if value is not None]
+
+    # Compare the numbers as the table shows them, rounded.
+    rounded = [_rounded_as_shown(value, metric) for value in values]
+    known = [value for value in rounded if value is not None]
     higher_is_better = metric.direction == "higher"
-    best_first = sorted(set(known), reverse=higher_is_better)
-    if len(best_first) < 2:
+    distinct_best_first = sorted(set(known), reverse=higher_is_better)
+    if len(distinct_best_first) < 2:
         return unmarked
-    best, second, *_ = best_first
+
+    best, second, *_ = distinct_best_first
     mark_of: dict[float | None, str] = {best: BEST}
     if len(known) > 2:
         mark_of[second] = SECOND
-    return [mark_of.get(value, "") for value in shown]
+    return [mark_of.get(value, "") for value in rounded]
 
 
 def _rounded_as_shown(value: float | None, metric: Metric) -> float | None:
-    """Return the number that a reader of the table sees; None where there is none."""
+    """Return the number that a reader of the table sees; None if there is none."""
     if value is None:
         return None
     return float(number(value, metric.digits))
 
 
 def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
-    """Return the column's number in every row, with its deviation over runs and its interval, the best marked."""
+    """Return the column's number in every row, with its deviation over runs and its interval; the best is marked.
+
+    Args:
+        rows: the rows of the models.
+        column: a metric at one place of a row, e.g. AUROC on one OOD set.
+    """
     digits = column.metric.digits
     values = [column.value(row) for row in rows]
     marks_of_rows = marks(values, column.metric)
@@ -341,8 +355,15 @@ def metric_cells(rows: Sequence[EvalRow], column: Column) -> list[Cell]:
 
 
 def metric_table(rows: Sequence[EvalRow], shown: Sequence[Column], caption: str, title: str = "") -> Table:
-    """Make a table of one line for each model and one column for each number, the best of each column marked."""
-    # Column by column, for the marks compare the rows; then the cells of a row are put together.
+    """Return a table with one line for each model and one column for each number; the best of each column is marked.
+
+    Args:
+        rows: the rows of the models.
+        shown: the columns.
+        caption: a sentence about the table.
+        title: its heading.
+    """
+    # Make the cells column by column, because marks compare the rows of a column. Then collect the cells of each row.
     cells_of_columns = [metric_cells(rows, column) for column in shown]
     lines = []
     for index, row in enumerate(rows):
@@ -369,7 +390,7 @@ def _plain_headings(*labels: str) -> list[tuple[str, str]]:
 
 
 def _unmarked_cells(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
-    """Return the numbers of these metrics as cells that bear no mark; a dash where there is none."""
+    """Return the numbers of these metrics as cells without marks; a dash for a missing number."""
     cells = []
     for metric in metrics:
         value = single_number(values.get(metric.key))
@@ -382,12 +403,12 @@ def _unmarked_cells(values: Metrics, metrics: Sequence[Metric]) -> list[Cell]:
 
 
 def main_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of every row with its numbers on ID data and its means over OOD sets."""
-    about_groups = ""
+    """Return the table of every row with its numbers on ID data and its means over OOD sets."""
+    words_on_groups = ""
     if ood_names(rows):
-        about_groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;"
-    about_members = " mi (nats) and disagr on ID data."
-    caption = f"ID {sizes_of_sets(rows)}.{about_groups}{about_members} ↑ higher is better, ↓ lower is better."
+        words_on_groups = " acc to aurc on ID data; auroc, fpr95, aupr: mean over OOD sets;"
+    words_on_members = " mi (nats) and disagr on ID data."
+    caption = f"ID {sizes_of_sets(rows)}.{words_on_groups}{words_on_members} ↑ higher is better, ↓ lower is better."
     return metric_table(rows, main_columns(rows), caption)
 
 
@@ -399,17 +420,17 @@ _AVERAGES: tuple[tuple[OodAverage, str, str], ...] = (
 
 
 def ood_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
-    """Yield one table for each OOD set, then one for each average over a group that any row has."""
+    """Yield one table for each OOD set, and then one for each average over a group that any row has."""
     for name in ood_names(rows):
         caption = sizes_of_sets(rows, [name])
         group = ood_group(rows, name)
         if group:
             caption = f"{group} OOD, {caption}"
         yield metric_table(rows, set_columns(name), caption, shown_name(name))
-    for average, title, which in _AVERAGES:
+    for average, title, sets in _AVERAGES:
         if any(_has_average(row, average) for row in rows):
-            shown = columns(OOD_METRICS, average_place(average))
-            yield metric_table(rows, shown, f"unweighted mean over {which}", title)
+            average_columns = columns(OOD_METRICS, average_place(average))
+            yield metric_table(rows, average_columns, f"unweighted mean over {sets}", title)
 
 
 def _has_average(row: EvalRow, average: OodAverage) -> bool:
@@ -419,17 +440,20 @@ def _has_average(row: EvalRow, average: OodAverage) -> bool:
 
 
 def every_set_table(rows: Sequence[EvalRow]) -> Table:
-    """Make a table of a line for each OOD set of each row; marks compare the rows within a set."""
+    """Return a table with a line for each OOD set of each row; marks compare the rows within a set."""
+    # A table of each set marks the best row. Its cells are then put into one table, below each other row by row.
     marked_table_of_set = {}
     for name in ood_names(rows):
         marked_table_of_set[name] = metric_table(rows, set_columns(name), "")
     lines = []
     for index, row in enumerate(rows):
         for name, measured in row.detection.ood.items():
+            # The line of a set has its name, group and size, and the marked cells of this row in its table.
             about_set = _cells_about_set(name, measured)
             marked_table = marked_table_of_set[name]
             _, numbers = marked_table.rows[index]
             lines.append((row.name, [*about_set, *numbers]))
+
     headings_about_set = _plain_headings("OOD set", "group", "n")
     metrics = [*OOD_METRICS, DIVERSITY_METRICS[0]]
     headings_of_numbers = _headings(metrics)
@@ -437,7 +461,7 @@ def every_set_table(rows: Sequence[EvalRow]) -> Table:
 
 
 def _cells_about_set(name: str, measured: OodSetMetrics) -> list[Cell]:
-    """Return name, group and size of an OOD set; dashes for what is not known."""
+    """Return the name, group and size of an OOD set; a dash for what is not known."""
     group = measured.group or "-"
     size = "-"
     if measured.n is not None:
@@ -446,36 +470,37 @@ def _cells_about_set(name: str, measured: OodSetMetrics) -> list[Cell]:
 
 
 def score_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of mean OOD AUROC of every row by each OOD score that was asked for; marks are within a row."""
+    """Return the table of the mean OOD AUROC of every row by each OOD score; marks compare the scores within a row."""
     return _table_by_score(rows, score_average_place, AUROC, "mean auroc by OOD score; bold: best of the row")
 
 
 def error_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of the AUROC of wrong answers of every row by each OOD score; marks are within a row."""
+    """Return the table of the AUROC of wrong answers of every row by each OOD score; marks compare within a row."""
     labelled = [row for row in rows if errors_of(row.detection)]
     title = "auroc of wrong answers by OOD score; bold: best of the row"
     return _table_by_score(labelled, score_errors_place, ERROR_AUROC, title)
 
 
 def _table_by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], metric: Metric, title: str) -> Table:
-    """Make a table of one metric of every row by each OOD score that was asked for; marks are within a row.
+    """Return a table of one metric: a line for each row, a column for each OOD score; marks compare within a row.
 
     Args:
-        rows: those of the table.
-        place_of: returns the place of the metric by a score, from its name.
-        metric: what is shown.
-        title: that of the table.
+        rows: the rows of the table.
+        place_of: returns the place of the metric by a score, from the name of the score.
+        metric: the metric.
+        title: the title of the table.
     """
     scores = _names_of_scores(rows)
     if not scores:
         return Table("", [], [], title)
-    shown = [Column(place_of(score), metric) for score in scores]
+    score_columns = [Column(place_of(score), metric) for score in scores]
     lines = []
     for row in rows:
-        values = [column.value(row) for column in shown]
+        values = [column.value(row) for column in score_columns]
         marks_within_row = marks(values, metric)
+        # The cells of one row, with marks that compare the scores and not the rows.
         cells = []
-        for column, mark in zip(shown, marks_within_row, strict=True):
+        for column, mark in zip(score_columns, marks_within_row, strict=True):
             (cell,) = metric_cells([row], column)
             cells.append(replace(cell, mark=mark))
         lines.append((row.name, cells))
@@ -483,7 +508,7 @@ def _table_by_score(rows: Sequence[EvalRow], place_of: Callable[[str], Place], m
 
 
 def _names_of_scores(rows: Sequence[EvalRow]) -> list[str]:
-    """Return the OOD scores that stand beside those of the rows, in the order of the row that has most of them."""
+    """Return the OOD scores that are reported beside the leading one, in the order of the row that has most of them."""
 
     def number_of_scores(row: EvalRow) -> int:
         return len(row.scores)
@@ -493,25 +518,26 @@ def _names_of_scores(rows: Sequence[EvalRow]) -> list[str]:
 
 
 def difference_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of every row minus the first, on the same samples: the numbers of the main table.
+    """Return the table of the differences of every row to the first row, measured on the same samples.
 
-    It has the rows that have differences, and the columns that are among the differences of any row.
+    It has the rows that have differences, and those columns of the main table in which any row has one.
     """
     keys_with_difference = distinct_entries(row.difference for row in rows)
-    shown = [column for column in main_columns(rows) if column.key in keys_with_difference]
+    columns_with_difference = [column for column in main_columns(rows) if column.key in keys_with_difference]
+
     lines = []
     for row in rows:
-        if not row.difference or not shown:
+        if not row.difference or not columns_with_difference:
             continue
-        cells = [_difference_cell(column, row) for column in shown]
+        cells = [_difference_cell(column, row) for column in columns_with_difference]
         lines.append((row.name, cells))
     caption = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
-    headings = _headings(column.metric for column in shown)
+    headings = _headings(column.metric for column in columns_with_difference)
     return Table(caption, headings, lines)
 
 
 def _difference_cell(column: Column, row: EvalRow) -> Cell:
-    """Return the difference of a row to the first with its interval and sign, marked where it is significant."""
+    """Return the difference of a row to the first row, with its interval and sign, and a mark if it is significant."""
     difference = column.difference(row)
     if difference is None:
         return Cell("-")
@@ -523,7 +549,7 @@ def _difference_cell(column: Column, row: EvalRow) -> Cell:
 
 
 def excludes_zero(ends: tuple[float, float] | None) -> bool:
-    """Return whether a difference with this interval is significant; one without an interval is not."""
+    """Return whether the interval of a difference excludes 0, so that it is significant; False without an interval."""
     if ends is None:
         return False
     low, high = ends
@@ -543,7 +569,7 @@ def signed_number(value: float) -> str:
 
 
 def members_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of the members of each row: first all together, then each alone; no line for a single model."""
+    """Return the table of the members of each row: first all together, then each alone; a single model has no lines."""
     lines = []
     for row in rows:
         if not row.members:
@@ -558,39 +584,43 @@ def members_table(rows: Sequence[EvalRow]) -> Table:
 
 
 def _member_cells(title: str, metrics: Metrics) -> list[Cell]:
-    """Return the cells of a line with this title and the metrics on ID data."""
+    """Return the cells of a line: its title, and the metrics on ID data."""
     numbers = _unmarked_cells(metrics, ID_METRICS)
     return [Cell(title, "text"), *numbers]
 
 
 def selective_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of accuracy among the most confident samples, by their share; without rows where none is known."""
+    """Return the table of the accuracy among the most confident samples, by their share; empty if none is known."""
     caption = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
     place = parts_place("accuracy_at")
-    levels = sorted(distinct_entries(place.metrics(row) for row in rows))
-    if not levels:
+    shares = sorted(distinct_entries(place.metrics(row) for row in rows))
+    if not shares:
         return metric_table([], [AURC], caption)
-    shown = []
-    for level in levels:
-        metric = replace(ACCURACY.metric, key=level, label=f"acc at {level}")
-        shown.append(Column(place, metric))
-    return metric_table(rows, [*shown, AURC], caption)
+
+    # A column for each share, e.g. "acc at 0.80", and one for the area under the risk-coverage curve.
+    share_columns = []
+    for share in shares:
+        metric = replace(ACCURACY.metric, key=share, label=f"acc at {share}")
+        share_columns.append(Column(place, metric))
+    return metric_table(rows, [*share_columns, AURC], caption)
 
 
 def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
-    """Return mult-adds of every row over a reference's, None where not known, and what the reference is.
+    """Return the mult-adds of every row relative to a reference, None if not known, and the name of the reference.
 
-    The reference is the row's own single model with all heads where every row that has a cost names it, else the first
-    row that has one.
+    The reference is each row's own single model with all heads, if every row with a cost has it. Otherwise it is the
+    first row with a cost.
     """
     with_cost = [row for row in rows if row.macs]
     if not with_cost:
         return [None] * len(rows), ""
+
     ratios = []
     if all(row.single_macs for row in with_cost):
         for row in rows:
             ratios.append(_ratio(row.macs, row.single_macs))
         return ratios, "the single model, all heads"
+
     reference = with_cost[0]
     for row in rows:
         ratios.append(_ratio(row.macs, reference.macs))
@@ -598,13 +628,14 @@ def cost_ratio(rows: Sequence[EvalRow]) -> tuple[list[float | None], str]:
 
 
 def _ratio(macs: int | None, reference_macs: int | None) -> float | None:
+    """Return the mult-adds relative to a reference; None if one of the two is not known."""
     if not macs or not reference_macs:
         return None
     return macs / reference_macs
 
 
 def cost_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of what every row costs for one sample; without lines where no row has a cost."""
+    """Return the table of what every row costs for one sample; without lines if no row has a cost."""
     ratios, reference = cost_ratio(rows)
     caption = f"Parameters of all members, mult-adds for one sample, and these over those of {shown_name(reference)}"
     headings = _plain_headings("parameters", "mult-adds", "ratio")
@@ -614,7 +645,7 @@ def cost_table(rows: Sequence[EvalRow]) -> Table:
     for row, ratio in zip(rows, ratios, strict=True):
         cost = row.cost
         if cost is None:
-            cost = CostRecord()  # of which nothing is known: the line is dashes
+            cost = CostRecord()  # nothing is known, so the line has dashes
         parameters = params_text(cost.params, cost.params_nonzero)
         mult_adds = count_text(cost.macs)
         cells = [Cell(parameters), Cell(mult_adds), Cell(number(ratio, 3))]
@@ -623,7 +654,7 @@ def cost_table(rows: Sequence[EvalRow]) -> Table:
 
 
 def diversity_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of how much the members differ on each set, all together and pair by pair."""
+    """Return the table of how much the members differ on each data set, all together and pair by pair."""
     lines = []
     for row in rows:
         for name, measured in row.diversity.items():
@@ -638,9 +669,9 @@ def diversity_table(rows: Sequence[EvalRow]) -> Table:
 
 
 def _metrics_of_members(row: EvalRow, measured: MemberDiversity) -> Iterator[tuple[str, Metrics]]:
-    """Yield which members, in words, and how much they differ: all of them, then each pair.
+    """Yield which members are compared, in words, and their metrics: first all members, then each pair.
 
-    A single model has mutual information of its passes but no members that differ: it has no line of all.
+    A single model has mutual information of its passes but no members that differ, so it has no line of all.
     """
     disagreement = measured.metrics.get("disagreement")
     if row.members or disagreement is not None:
@@ -653,8 +684,10 @@ def _metrics_of_members(row: EvalRow, measured: MemberDiversity) -> Iterator[tup
 
 
 def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
-    """Yield accuracy, Brier score and ECE under every corruption, by severity; the mean over corruptions last."""
+    """Yield tables of accuracy, Brier score and ECE by severity: one for each corruption, and at last their mean."""
     caption = f"by severity; {corrupted_sizes(rows)}"
+
+    # Each corruption, with the severities at which any row was measured.
     for kind in distinct_entries(row.corruptions for row in rows):
         severities_of_kind = distinct_entries(row.corruptions.get(kind, {}) for row in rows)
         places_of_kind = {severity: corruption_place(kind, severity) for severity in sorted(severities_of_kind)}
@@ -662,6 +695,7 @@ def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
         if columns_of_kind:
             yield metric_table(rows, columns_of_kind, caption, shown_name(kind))
 
+    # The mean over corruptions.
     severities = distinct_entries(row.corruption_avg for row in rows)
     places_of_mean = {severity: severity_place(severity) for severity in sorted(severities)}
     columns_of_mean = _severity_columns(places_of_mean)
@@ -670,7 +704,7 @@ def corruption_tables(rows: Sequence[EvalRow]) -> Iterator[Table]:
 
 
 def _severity_columns(place_of_severity: Mapping[str, Place]) -> list[Column]:
-    """Return the columns of each metric at each severity: first all of accuracy, then those of the next metric."""
+    """Return the columns of each metric at each severity: all severities of one metric, then of the next one."""
     shown = []
     for metric in CORRUPTION_METRICS:
         for severity, place in place_of_severity.items():
@@ -680,7 +714,7 @@ def _severity_columns(place_of_severity: Mapping[str, Place]) -> list[Column]:
 
 
 def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of accuracy under corruptions: a line for each corruption of each row, a column for each severity.
+    """Return the table of accuracy under corruptions: a line for each corruption of each row, a column by severity.
 
     A corruption under which no accuracy of a row is known has no line.
     """
@@ -700,7 +734,7 @@ def corrupted_accuracy(rows: Sequence[EvalRow]) -> Table:
 
 
 def _severities(rows: Sequence[EvalRow]) -> list[str]:
-    """Return the severities that any corruption of any row was measured at, in order."""
+    """Return the severities at which any corruption of any row was measured, in order."""
     severities: set[str] = set()
     for row in rows:
         for by_severity in row.corruptions.values():
@@ -709,16 +743,16 @@ def _severities(rows: Sequence[EvalRow]) -> list[str]:
 
 
 def _accuracy_under(row: EvalRow, kind: str, severity: str) -> float | None:
-    """Return the accuracy of a row under a corruption at a severity; None where it was not measured there."""
+    """Return the accuracy of a row under a corruption at a severity; None if it was not measured there."""
     place = corruption_place(kind, severity)
     column = Column(place, ACCURACY.metric)
     return column.value(row)
 
 
 def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
-    """Return ``n = 497 each``: how many samples every corruption is measured on at every severity.
+    """Return the number of samples of every corruption at every severity, as text, e.g. ``n = 497 each``.
 
-    Without ``each`` where the sizes differ or are not known.
+    Without ``each`` if the sizes differ or are not known.
     """
     sizes: list[int | None] = []
     for row in rows:
@@ -737,7 +771,7 @@ def corrupted_sizes(rows: Sequence[EvalRow]) -> str:
 
 
 def settings_table(rows: Sequence[EvalRow]) -> Table:
-    """Make the table of MC dropout, probe, calibration, conformal sets and threshold of rows that have them."""
+    """Return the table of MC dropout, probe, calibration, conformal sets and threshold, for rows that have them."""
     lines = []
     for row in rows:
         facts = {
@@ -747,16 +781,16 @@ def settings_table(rows: Sequence[EvalRow]) -> Table:
             "conformal sets": _conformal_words(row),
             "threshold": _threshold_words(row),
         }
-        for what, text in facts.items():
+        for name, text in facts.items():
             if text:
-                cells = [Cell(what, "text"), Cell(text, "text long")]
+                cells = [Cell(name, "text"), Cell(text, "text long")]
                 lines.append((row.name, cells))
     headings = _plain_headings("what", "facts")
     return Table("Fitted on other samples, or given", headings, lines)
 
 
 def _dropout_words(row: EvalRow) -> str:
-    """Say how a row was measured by MC dropout; empty where it was not."""
+    """Return words on how a row was measured by MC dropout; empty if it was not."""
     dropout = row.mc_dropout
     if dropout is None:
         return ""
@@ -764,7 +798,7 @@ def _dropout_words(row: EvalRow) -> str:
 
 
 def probe_words(row: EvalRow) -> str:
-    """Return the classifier of features that a row was measured by; empty for its own."""
+    """Return words on the classifier of features by which a row was measured; empty if it used its own classifier."""
     probe = row.probe
     if probe is None:
         return ""
@@ -777,7 +811,7 @@ def probe_words(row: EvalRow) -> str:
 
 
 def _fitted_on_words(data: DataSetRecord | None) -> list[str]:
-    """Return the samples that something was fitted to, as a part of a text; no part where they are not known."""
+    """Return a list with words on the samples that something was fitted to; an empty list if they are not known."""
     if data is None or not data.spec:
         return []
     size = ""
@@ -787,7 +821,7 @@ def _fitted_on_words(data: DataSetRecord | None) -> list[str]:
 
 
 def _calibration_words(row: EvalRow) -> str:
-    """Say how the logits of a row were calibrated; empty where they were not."""
+    """Return words on how the logits of a row were calibrated; empty if they were not."""
     calibration = row.calibration
     if calibration is None:
         return ""
@@ -805,7 +839,7 @@ def _calibration_words(row: EvalRow) -> str:
 
 
 def _conformal_words(row: EvalRow) -> str:
-    """Say how well the conformal sets of a row keep to what was wanted; empty where it has none."""
+    """Return words on how well the conformal sets of a row reach what was wanted; empty if it has none."""
     sets = row.conformal
     if sets is None:
         return ""
@@ -824,7 +858,7 @@ def _conformal_words(row: EvalRow) -> str:
 
 
 def _threshold_words(row: EvalRow) -> str:
-    """Say what the threshold of a row is, and which share of each data set it flags; empty where it has none."""
+    """Return words on the threshold of a row, and the share of each data set that it flags; empty if it has none."""
     threshold = row.threshold
     if threshold is None:
         return ""
@@ -841,6 +875,7 @@ def _threshold_words(row: EvalRow) -> str:
 
 
 def _percent(share: float | None) -> str:
+    """Return a share in percent with one decimal; a dash for None."""
     if share is None:
         return "-"
     percent = 100 * share

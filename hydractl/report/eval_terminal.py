@@ -16,17 +16,18 @@ from hydractl.report.rich_parts import known_columns, table
 from hydractl.report.texts import drawn_names
 
 _STYLES = {tables.BEST: "bold", tables.SECOND: "underline"}
-_LETTERS_OF_NAME = (40, 24, 14)  # the more the better
-_BESIDE_NAMES = 47  # characters of a line of the OOD sets' table without its names
+_LETTERS_OF_NAME = (40, 24, 14)  # of which the largest that fits is taken
+_BESIDE_NAMES = 47  # width of the table of OOD sets without the names of models and sets
 _ANY_WIDTH = Console(width=10**4)
 _Part = tuple[str, Sequence[tables.Column]]
-"""A table of the main numbers: its title, and the columns under it."""
+"""A table of main numbers: its title and its columns."""
 
 
 def eval_table(answer: EvalAnswer, width: int) -> RenderableType:
-    """Return the tables of an eval: all numbers of a row beside each other, or in groups where they do not fit.
+    """Return the tables of an eval for a terminal of this width.
 
-    Intervals are below their numbers where they fit.
+    All main numbers of a row are in one table if they fit, else in several. Intervals are below their numbers if they
+    fit.
     """
     rows = answer.models
     main = _main_tables(rows, width)
@@ -34,6 +35,8 @@ def eval_table(answer: EvalAnswer, width: int) -> RenderableType:
     if tables.ood_names(rows):
         shown.append(_ood_table(rows, width))
     shown += _optional_tables(rows, width)
+
+    # Put an empty line after each table, and explain marks and intervals at the end.
     parts: list[RenderableType] = []
     for part in shown:
         parts += [part, Text("")]
@@ -45,9 +48,9 @@ class _Layout(NamedTuple):
     """A way to lay out the main numbers.
 
     Attributes:
-        parts: of each table its title and its columns.
+        parts: the title and the columns of each table.
         intervals: whether numbers have their intervals below them.
-        letters: of the longest name.
+        letters: the most letters of a name.
     """
 
     parts: Sequence[_Part]
@@ -56,8 +59,9 @@ class _Layout(NamedTuple):
 
 
 def _main_tables(rows: Sequence[EvalRow], width: int) -> list[Table]:
-    """Return the main numbers in the best layout that fits the width; in the narrowest where none does."""
+    """Return the main numbers in the best layout that fits the width; in the narrowest layout if none fits."""
     drawn: list[Table] = []
+    # Layouts come from the best to the narrowest; the last one is kept if none fits.
     for layout in _layouts(_parts_together(rows), _parts_apart(rows)):
         drawn = []
         for title, columns in layout.parts:
@@ -77,7 +81,7 @@ def _parts_together(rows: Sequence[EvalRow]) -> list[_Part]:
 
 
 def _parts_apart(rows: Sequence[EvalRow]) -> list[_Part]:
-    """Return the main columns as two parts: the metrics of ID data, and the rest."""
+    """Return the main columns as two parts: the metrics of ID data, and all others."""
     in_distribution: _Part = (_in_distribution_title(rows), tables.ID_COLUMNS)
     rest: _Part = ("diversity in distribution", tables.DIVERSITY)
     if tables.ood_names(rows):
@@ -86,6 +90,7 @@ def _parts_apart(rows: Sequence[EvalRow]) -> list[_Part]:
 
 
 def _in_distribution_title(rows: Sequence[EvalRow]) -> str:
+    """Return the title of the columns on ID data, with the number of samples."""
     size = rows[0].id.n
     if size is None:
         return "in distribution (n = -)"
@@ -93,10 +98,14 @@ def _in_distribution_title(rows: Sequence[EvalRow]) -> str:
 
 
 def _layouts(together: Sequence[_Part], apart: Sequence[_Part]) -> Iterator[_Layout]:
-    """Yield the ways to lay the columns out, the best first.
+    """Yield the ways to lay the columns out, from the best to the narrowest.
 
-    Intervals are worth more than one table, and one table more than long names; only without intervals may names be
-    cut to the shortest.
+    A layout with intervals is better than one table without them, and one table is better than long names. Names are
+    cut to the shortest length only without intervals.
+
+    Args:
+        together: all columns as one part.
+        apart: all columns as two parts.
     """
     for parts in (together, apart):
         for letters in _LETTERS_OF_NAME[:2]:
@@ -107,13 +116,13 @@ def _layouts(together: Sequence[_Part], apart: Sequence[_Part]) -> Iterator[_Lay
 
 
 def _fit(drawn: Iterable[Table], width: int) -> bool:
-    """Return whether none of the tables would be cut at this width."""
+    """Return whether all tables fit this width without being cut."""
     widths = [_ANY_WIDTH.measure(part).maximum for part in drawn]
     return max(widths, default=0) <= width
 
 
 def _shows_intervals(drawn: Sequence[Table]) -> bool:
-    """Return whether any cell has a second line."""
+    """Return whether any cell of these tables has a second line."""
     for part in drawn:
         for column in part.columns:
             if any("\n" in str(cell) for cell in column.cells):
@@ -122,7 +131,13 @@ def _shows_intervals(drawn: Sequence[Table]) -> bool:
 
 
 def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
-    """Yield scores, paired differences, corruptions, and what was fitted or given: each where a row has it."""
+    """Yield tables of scores, paired differences, corruptions, and fitted or given settings, if any row has them.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        width: the width of the terminal in characters.
+    """
+    # OOD detection, and wrong answers, by each score.
     scores = tables.score_table(rows)
     if scores.rows:
         yield from _in_parts(scores, width)
@@ -130,18 +145,21 @@ def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[Renderable
     if errors.rows:
         yield from _in_parts(errors, width)
 
+    # Differences to the first row, which is named in the title.
     differences = tables.difference_table(rows)
     if differences.rows:
         (first,) = drawn_names([rows[0].name], _LETTERS_OF_NAME[-1])
         titled = replace(differences, title=f"paired difference to {first}")
         yield from _in_parts(titled, width)
 
+    # Accuracy under each corruption, and the means over corruptions, which are the last table.
     corrupted = tables.corrupted_accuracy(rows)
     if corrupted.rows:
         yield _terminal_table(corrupted, _LETTERS_OF_NAME[-1], left=2)
         *_, mean = tables.corruption_tables(rows)
         yield from _in_parts(mean, width)
 
+    # What was fitted or given: a name, a fact and its text in each line.
     fitted = []
     for name, cells in tables.settings_table(rows).rows:
         texts = _texts(cells)
@@ -151,10 +169,10 @@ def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[Renderable
 
 
 def _in_parts(shown: tables.Table, width: int) -> list[Table]:
-    """Split a table with its intervals into as many parts of its columns as the width asks for, one below another."""
+    """Split a table, with its intervals, into parts of its columns that fit the width and stand below each other."""
     drawn: list[Table] = []
     columns = len(shown.heads)
-    # As many columns a part as fit; where not even one does, each stands alone and is cut.
+    # Try the most columns a part first. If not even one column fits, each is a part and will be cut.
     for columns_of_part in range(columns, 0, -1):
         drawn = []
         for start in range(0, columns, columns_of_part):
@@ -166,7 +184,7 @@ def _in_parts(shown: tables.Table, width: int) -> list[Table]:
 
 
 def _some_columns(shown: tables.Table, start: int, stop: int) -> tables.Table:
-    """Return a table of some of the columns; the title stays with the first of them."""
+    """Return a table with the columns from ``start`` to ``stop``; only the part with the first one has the title."""
     title = ""
     if start == 0:
         title = shown.title
@@ -177,21 +195,24 @@ def _some_columns(shown: tables.Table, start: int, stop: int) -> tables.Table:
 
 
 def _terminal_table(shown: tables.Table, letters: int, intervals: bool = False, left: int = 1) -> Table:
-    """Make a table for the terminal; columns of dashes alone are left out.
+    """Return a table for the terminal; columns that hold only dashes are left out.
 
     Args:
         shown: the table.
-        letters: that a name may have; longer ones are cut.
+        letters: the most letters of a name; longer ones are cut.
         intervals: whether numbers have their intervals below them.
-        left: columns, that of the names among them, that are aligned to the left.
+        left: the number of columns, including the names, that are aligned to the left.
     """
     short_names = _short_names(shown, letters)
     texts = [_texts(cells) for _, cells in shown.rows]
     known = known_columns(texts, len(shown.heads))
+
+    # The names of the models, and the known columns.
     titles = ["model"]
     for index in known:
         label, _ = shown.heads[index]
         titles.append(label)
+
     drawn = table(shown.title, titles, [], left=left)
     for name, cells in shown.rows:
         short_name = Text(short_names[name])
@@ -201,9 +222,9 @@ def _terminal_table(shown: tables.Table, letters: int, intervals: bool = False, 
 
 
 def _short_names(shown: tables.Table, letters: int) -> dict[str, str]:
-    """Return each name of a table as it is drawn with so many letters, different from the others."""
-    different_names = dict.fromkeys(name for name, _ in shown.rows)
-    names = list(different_names)
+    """Return the names of a table, each with a unique short form of at most ``letters`` letters."""
+    distinct_names = dict.fromkeys(name for name, _ in shown.rows)
+    names = list(distinct_names)
     short_names = drawn_names(names, letters)
     return dict(zip(names, short_names, strict=True))
 
@@ -213,11 +234,17 @@ def _texts(cells: Sequence[tables.Cell]) -> list[str]:
 
 
 def _cell_text(cell: tables.Cell, intervals: bool) -> Text:
-    """Return a number in the style of its mark, with its interval on a second line where that is wanted and known."""
-    deviation_below = cell.text.replace(" ± ", "\n± ")  # for the width
+    """Return a number in the style of its mark; its interval is on a second line if that is wanted and known.
+
+    Args:
+        cell: the cell, with its text, mark and interval.
+        intervals: whether intervals are wanted.
+    """
+    deviation_below = cell.text.replace(" ± ", "\n± ")  # on a line of its own, which saves width
     text = Text(deviation_below, _STYLES.get(cell.mark, ""))
     if not intervals or cell.ends is None:
         return text
+
     low, high = map(_short_number, cell.ends)
     between = "-"
     if cell.signed:
@@ -227,7 +254,7 @@ def _cell_text(cell: tables.Cell, intervals: bool) -> Text:
 
 
 def _short_number(value: float) -> str:
-    """Format to three decimals with no nought before the point: an interval is read beside its number."""
+    """Return a number with three decimals and without a zero before the point: an interval stands beside its number."""
     text = f"{value:.3f}"
     if -1 < value < 1:
         return text.replace("0.", ".", 1)
@@ -235,20 +262,27 @@ def _short_number(value: float) -> str:
 
 
 def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
-    """Return the table of every OOD set of every row, with names of models as long as the width leaves room for."""
-    every = tables.every_set_table(rows)
+    """Return the table of every OOD set of every row; names of models are as long as the width allows.
+
+    Args:
+        rows: all rows of an eval, one for each model.
+        width: the width of the terminal in characters.
+    """
+    table_of_sets = tables.every_set_table(rows)
     sets = tables.ood_names(rows)
     short_names = drawn_names(sets, 16)
     short_name_of_set = dict(zip(sets, short_names, strict=True))
+
+    # Put a short name in place of each set's name, which is the first cell after the model's name.
     lines = []
-    for model_name, (set_cell, *cells) in every.rows:
+    for model_name, (set_cell, *cells) in table_of_sets.rows:
         short_name = short_name_of_set[set_cell.text]
         short_cell = tables.Cell(short_name)
         lines.append((model_name, [short_cell, *cells]))
-    with_short_names = tables.Table("", every.heads, lines, every.title)
+    with_short_names = tables.Table("", table_of_sets.heads, lines, table_of_sets.title)
 
     longest_set = max(map(len, short_names))
-    # Between the fewest and the most letters that names of models may have.
+    # The names of models get what is left of the width, within their limits.
     left_for_models = width - _BESIDE_NAMES - longest_set
     most_letters = _LETTERS_OF_NAME[0]
     fewest_letters = _LETTERS_OF_NAME[-1]
@@ -257,22 +291,30 @@ def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
 
 
 class _Footnote:
-    """The meaning of the marks and second lines, or where intervals are to be had; of marks only where they show."""
+    """The explanation of marks and of second lines, or of how to see intervals.
+
+    Marks are explained only if they show.
+    """
 
     def __init__(self, answer: EvalAnswer, with_intervals: bool) -> None:
+        """Collect the sentences that the footnote may need."""
         rows = answer.models
         self.marks = ""
         if len(rows) > 1:
             self.marks = "bold: best of the column, underlined: second best"
+
         self.intervals = ""
         if any(_has_interval(row) for row in rows):
             self.intervals = _interval_words(answer, with_intervals)
+
         self.runs = tables.runs_text(answer)
         self.significant = ""
         if any(row.difference for row in rows):
             self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Without a terminal, text has no styles, and so no marks.
+        """Yield up to three lines: the runs, marks and intervals, and the sign of significance."""
         shows_marks = console.is_terminal and not console.is_dumb_terminal
         meaning = []
         if shows_marks and self.marks:
@@ -286,7 +328,7 @@ class _Footnote:
 
 
 def _interval_words(answer: EvalAnswer, are_shown: bool) -> str:
-    """Say where the intervals stand, or where they are to be had if they are not shown."""
+    """Return words on where the intervals stand, or on how to see them if they are not shown."""
     interval = "interval"
     level = tables.level_text(answer)
     if level:
@@ -297,6 +339,6 @@ def _interval_words(answer: EvalAnswer, are_shown: bool) -> str:
 
 
 def _has_interval(row: EvalRow) -> bool:
-    """Return whether both ends of any interval of a row are known."""
+    """Return whether any interval of a row has both ends."""
     intervals = map(tables.known_interval, row.ci.values())
     return any(interval is not None for interval in intervals)

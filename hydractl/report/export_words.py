@@ -1,4 +1,4 @@
-"""What ``export`` found, in sentences, from its answer alone."""
+"""Sentences about what ``export`` found, from its answer alone."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from hydractl.report.texts import number
 
 
 def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
-    """Say what rounding the weights of an exported file does to answers, and whether it costs too much.
+    """Return words on what rounding the weights of an exported file changes, and whether that is too much.
 
-    None instead of words for a file whose weights are not rounded. It costs too much where accuracy or an AUROC falls
-    by more than ``LOST``; that is known only where data were given to measure it on.
+    The words are None if the weights are not rounded. It is too much if accuracy or an AUROC falls by more than
+    ``LOST``, which is known only if data were given to measure it on.
     """
     check = file.check
     if check is None or check.tolerance is not None:
         return None, False
+
+    # Without data, only random inputs were compared.
     data = check.on_data
     if data is None:
         moved = f"probabilities of random inputs move by up to {check.probabilities_max_abs:.2g}"
         return f"{file.path}: {moved}; --test SPEC, with --ood, measures what that does", False
+
+    # With data: what changes in accuracy and AUROC, in flagged samples, and in the answers.
     changes = _changes(data)
     words = [change.in_words() for change in changes]
     flags_of_sets = data.flags or {}
@@ -33,14 +37,14 @@ def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
 
 
 class _Change(NamedTuple):
-    """A figure before and after rounding; None where it is not known."""
+    """A figure before and after rounding; None if it is not known."""
 
     what: str
     before: float | None
     after: float | None
 
     def in_words(self) -> str:
-        """Return what changes from what to what."""
+        """Return the change as words, e.g. ``accuracy from 0.9 to 0.8``."""
         before = number(self.before)
         after = number(self.after)
         return f"{self.what} from {before} to {after}"
@@ -54,7 +58,7 @@ class _Change(NamedTuple):
 
 
 def _changes(data: RoundedOnData) -> list[_Change]:
-    """Return the accuracy on the data, and the AUROC of each OOD set."""
+    """Return the changes of the accuracy, and of the AUROC of each OOD set."""
     before = data.before
     after = data.after
     changes = [_Change("accuracy", before.accuracy, after.accuracy)]

@@ -1,4 +1,4 @@
-"""What ``fuse`` found, in sentences, from its answer alone."""
+"""Sentences about what ``fuse`` found, from its answer alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydractl.files.fuse_answer import (
 from hydractl.report.texts import count_text, number
 
 LOST = 0.02
-"""Accuracy, or AUROC, that averaging, and rounding of exported files, may cost before it is a warning."""
+"""The largest loss of accuracy or AUROC, by averaging or by rounding exported weights, without a warning."""
 
 _WHOLE = "--merge none keeps members whole"
 
@@ -21,7 +21,7 @@ _WHOLE = "--merge none keeps members whole"
 
 
 def averaging_words(answer: FuseAnswer) -> str | None:
-    """Say what ``--merge auto`` decided, why and at what cost; None for a fusion that was told what to do."""
+    """Return words on what ``--merge auto`` decided, why, and at what cost; None if the user decided."""
     averaging = answer.averaging
     if averaging is None or averaging.asked != "auto":
         return None
@@ -29,12 +29,15 @@ def averaging_words(answer: FuseAnswer) -> str | None:
     are_equal = not max(averaging.distance)
     if are_equal:
         return f"--merge auto averages {parts}, which are equal in all members: nothing changes"
+
     if averaging.done:
         advice = ""
         if answer.on_data is None:
             advice = "; --val SPEC measures it on data"
         effect = _effect_words(averaging, "moves")
         return f"--merge auto averages {parts}: {effect}{advice}"
+
+    # Not averaged, because that would move the answers too much.
     effect = _effect_words(averaging, "would move")
     kept_whole = count_text(answer.cost.fused.params)
     averaged = count_text(averaging.parameters)
@@ -43,8 +46,10 @@ def averaging_words(answer: FuseAnswer) -> str | None:
 
 
 def warnings_of(answer: FuseAnswer) -> list[str]:
-    """Warn of averaging that was asked for and harms, and of the accuracy of what came out."""
+    """Return warnings: averaging that was asked for and harms, lower accuracy of the fused model, a useless cascade."""
     warnings = []
+
+    # What averaging does on random inputs, on data, and what the cascade does.
     averaging = answer.averaging
     if averaging is not None and averaging.done and averaging.harmful:
         parts = ",".join(averaging.parts)
@@ -63,20 +68,24 @@ def warnings_of(answer: FuseAnswer) -> list[str]:
 
 
 def _effect_words(averaging: AveragingRecord, moves: str) -> str:
-    """Say how far apart the weights of members lie, and what averaging does to answers on random inputs.
+    """Return words on how far apart the members' weights are, and what averaging does to answers on random inputs.
 
     Args:
-        averaging: the parts that are, or would be, averaged; the shift of features is known of all models, those of
-            log probabilities and answers only of models that classify.
-        moves: ``moves``, or ``would move`` for averaging that was not done.
+        averaging: the record of the parts that are, or would be, averaged. Every model has the shift of its features;
+            only models that classify have those of log probabilities and answers.
+        moves: ``moves``, or ``would move`` if averaging was not done.
     """
     limits = averaging.limits
     largest_distance = max(averaging.distance)
     distance = f"{largest_distance:.2g} of their size from their mean (limit {limits.distance:g})"
     start = f"weights lie up to {distance}, and averaging {moves}"
+
+    # A model that does not classify.
     if averaging.merge_log_p is None or averaging.merge_agreement is None:
         largest_shift = max(averaging.merge_max_abs)
         return f"{start} features on random inputs by up to {largest_shift:.2g}"
+
+    # A model that classifies.
     largest_shift = max(averaging.merge_log_p)
     shift = f"{largest_shift:.2g} nats (limit {limits.log_p:g})"
     lowest_agreement = min(averaging.merge_agreement)
@@ -85,7 +94,7 @@ def _effect_words(averaging: AveragingRecord, moves: str) -> str:
 
 
 def data_words(data: OnDataRecord) -> str:
-    """Return the accuracy before and after averaging, in words."""
+    """Return words on the accuracy before and after averaging."""
     before = _accuracies(data.before)
     after = _accuracies(data.after)
     text = f"accuracy on {data.n} samples: {before}"
@@ -95,7 +104,7 @@ def data_words(data: OnDataRecord) -> str:
 
 
 def _accuracies(answers: AnswersRecord) -> str:
-    """Return the accuracy of each member and of the ensemble, in words."""
+    """Return words on the accuracy of each member and of the ensemble."""
     members = ", ".join(map(number, answers.members))
     ensemble = number(answers.ensemble)
     return f"members {members}, ensemble {ensemble}"
@@ -105,11 +114,12 @@ def _accuracies(answers: AnswersRecord) -> str:
 
 
 def cascade_words(cascade: FittedCascadeRecord) -> str:
-    """Say who answers alone, for how many samples, and what that saves and loses on the validation data."""
+    """Return words on a cascade: which member answers alone and when; what it saves and loses on validation data."""
     rule = f"its {cascade.score} is below {cascade.value:.4g}"
     answering = f"member {cascade.member} answers alone where {rule}"
     samples = cascade.fitted_on.n
     going_on = f"{cascade.share:.1%} of {samples} samples go on"
+
     cost = _cascade_cost_words(cascade)
     losses = []
     for name, loss in cascade.losses.items():
@@ -121,7 +131,7 @@ def cascade_words(cascade: FittedCascadeRecord) -> str:
 
 
 def _cascade_cost_words(cascade: FittedCascadeRecord) -> str:
-    """Say what a sample costs, over the first member alone: in the mean, and if every sample went on."""
+    """Return words on the mult-adds of a sample relative to the first member: on average, and if all samples go on."""
     first = cascade.first_macs
     if_all_go_on = first + cascade.rest_macs
     mean_ratio = cascade.macs / first
@@ -130,7 +140,7 @@ def _cascade_cost_words(cascade: FittedCascadeRecord) -> str:
 
 
 def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
-    """Warn of a cascade that makes no ensemble."""
+    """Return a warning if all validation samples stop at the first member, so that the cascade makes no ensemble."""
     warnings = []
     if not cascade.share:
         warnings.append("in the cascade no validation sample goes on: the first member alone is as good on them")
@@ -141,7 +151,7 @@ def cascade_warnings(cascade: FittedCascadeRecord) -> list[str]:
 
 
 def sharing_words(answer: FuseAnswer) -> str:
-    """Say what is stored and run once, and the cost against one model and against the members run separately."""
+    """Return words on what is stored and run once, and on the cost relative to one model and to separate members."""
     stored = _stored_once_words(answer)
     parts_run_once = [_once_words(tower) for tower in answer.shared]
     run = "; ".join(parts_run_once)
@@ -152,7 +162,7 @@ def sharing_words(answer: FuseAnswer) -> str:
 
 
 def _stored_once_words(answer: FuseAnswer) -> str:
-    """Say which share of the parameters is stored once: those that are averaged, and those equal in all members."""
+    """Return words on the share of the parameters stored once: averaged ones, and those equal in all members."""
     all_parameters = answer.cost.fused.params
     assert all_parameters is not None  # known of a checkpoint
     averaged = answer.parameters["averaged"]
@@ -162,7 +172,7 @@ def _stored_once_words(answer: FuseAnswer) -> str:
 
 
 def _once_words(tower: SharedTower) -> str:
-    """Name the parts of a tower, an encoder of the model, that run once for all members."""
+    """Return words on the parts of a tower (an encoder of the model) that run once for all members."""
     once = ", ".join(tower.once) or "nothing"
     if tower.tower == "main":
         return once
@@ -170,7 +180,7 @@ def _once_words(tower: SharedTower) -> str:
 
 
 def _ratios_words(fused: int | None, single: int | None, members: int | None) -> str:
-    """Return a cost of the fused model over that of the single model, and over that of the separate members."""
+    """Return words on a cost of the fused model relative to the single model, and to the separate members."""
     assert fused is not None and single is not None and members is not None  # all are counted of a checkpoint
     over_single = fused / single
     over_members = fused / members

@@ -1,6 +1,6 @@
-"""What all pictures share: their looks, their layout, and how they become PNG, SVG, or SVG inside a page.
+"""What all pictures share: their style, their layout, and their conversion to PNG, SVG, or SVG inside a page.
 
-The same document gives the same bytes, with the same version of matplotlib.
+The same document gives the same bytes with the same version of matplotlib.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; yellow for last, because it is faint
-# on white, and black left for what is drawn on bars. Every series differs by its marker and its dashes too, so a
-# picture can be read without any colour.
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart. Yellow is last, because it is
+# faint on white; black is kept for what is drawn on bars. Series also differ in their markers and dashes, so that a
+# picture can be read without colours.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.3, 1.3)), (0, (5.3, 2, 1.3, 2)))
@@ -33,7 +33,7 @@ SOFT = "#59636e"
 
 
 class PointLook(TypedDict):
-    """The looks of points, as matplotlib's ``plot`` takes them."""
+    """The style of points, as arguments of matplotlib's ``plot``."""
 
     color: str
     marker: str
@@ -42,7 +42,7 @@ class PointLook(TypedDict):
 
 
 class LineLook(TypedDict):
-    """The looks of a line with markers, as ``plot`` takes them: ``markevery`` has the points that bear one."""
+    """The style of a line with markers, as arguments of ``plot``; ``markevery`` lists the points that have a marker."""
 
     color: str
     marker: str
@@ -54,7 +54,7 @@ class LineLook(TypedDict):
 
 
 class GuideLook(TypedDict):
-    """The looks of a thin line, as ``plot`` and ``axvline`` take them."""
+    """The style of a thin line, as arguments of ``plot`` and ``axvline``."""
 
     color: str
     linestyle: Any
@@ -62,20 +62,20 @@ class GuideLook(TypedDict):
 
 
 class Unclipped(TypedDict):
-    """What has ``plot`` draw over the edge of the axes."""
+    """Arguments with which ``plot`` draws beyond the edge of the axes."""
 
     clip_on: bool
     in_layout: bool
 
 
 GUIDE = GuideLook(color=SOFT, linestyle=(0, (4, 3)), linewidth=0.9)
-"""The looks of a thin line that is no measurement."""
+"""The style of a thin line that shows no measurement, e.g. a diagonal."""
 
 UNCLIPPED = Unclipped(clip_on=False, in_layout=False)
-"""For markers on the edge of the axes, which are drawn whole."""
+"""The arguments for markers on the edge of the axes, so that they are drawn whole."""
 
-WIDTH = 4.4  # inches of a panel
-_ACROSS = 3  # panels side by side
+WIDTH = 4.4  # of a panel, in inches
+_ACROSS = 3  # the most panels side by side
 INCHES_A_LETTER = 0.075
 _STYLE = Path(__file__).with_name("hydractl.mplstyle")
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -86,9 +86,9 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        draw: draws everything on them.
-        words: what they show, for those who hear a page.
-        width, height: in inches, with everything around them but the legend.
+        draw: draws everything on the axes that it is given.
+        words: what the panel shows, for people who hear a page.
+        width, height: the size in inches, with everything around the axes except the legend.
     """
 
     draw: Callable[[Axes], None]
@@ -102,10 +102,10 @@ class Picture:
     """One picture.
 
     Attributes:
-        kind: what it shows, as in the names of files: ``roc``, ``heads``, ...
+        kind: what it shows, as in file names: ``roc``, ``heads``, ...
         title: its heading.
-        panels: side by side where there is room.
-        stacked: whether panels stand one above the other, because they share their x axis.
+        panels: its panels, side by side if there is room.
+        stacked: whether the panels stand below each other, because they share their x axis.
     """
 
     kind: str
@@ -115,15 +115,19 @@ class Picture:
 
 
 def colour(index: int) -> str:
-    """Return the colour of the series of this number; after the last one they start again."""
+    """Return the colour of the series of this index; after the last colour they start again."""
     turn = index % len(COLOURS)
     return COLOURS[turn]
 
 
 def line_look(index: int, count: int) -> LineLook:
-    """Return colour, dashes and markers of the line of this number, which has ``count`` points.
+    """Return the style of a line: colour, dashes and markers.
 
-    Every point of a short line bears a marker, and five points of a long one.
+    Every point of a short line has a marker; of a long line only five points have one.
+
+    Args:
+        index: the index of the series.
+        count: the number of points of the line.
     """
     marked = list(range(count))
     if count > 12:
@@ -141,8 +145,12 @@ def line_look(index: int, count: int) -> LineLook:
 
 
 def _five_points(index: int, count: int) -> list[int]:
-    """Return five of ``count`` points, evenly spread, and others for the next line so that its markers stand apart."""
+    """Return the indices of five of ``count`` points, evenly spread.
+
+    Each series gets others, so that markers differ.
+    """
     last = count - 1
+    # Move the first point by up to 0.18 of the line; 7 and 18 have no common factor, so neighbouring series differ.
     first_share = (index * 7 % 18) / 100 + 0.02
     points = []
     for step in range(5):
@@ -152,29 +160,36 @@ def _five_points(index: int, count: int) -> list[int]:
 
 
 def point_look(index: int) -> PointLook:
-    """Return colour and marker of the points of the series of this number, which no line joins."""
+    """Return the style of points that no line joins: the colour and the marker of the series of this index."""
     turn = index % len(_MARKERS)
     return PointLook(color=colour(index), marker=_MARKERS[turn], linestyle="", zorder=3)
 
 
 def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] | None], index: int) -> None:
-    """Draw the interval at each place as a line between two bars, in the colour of a series; None is left out."""
-    places = []
+    """Draw intervals as vertical lines with a bar at each end, in the colour of a series.
+
+    Args:
+        axes: the axes to draw on.
+        x: the x coordinate of each interval.
+        ends: the two ends of each interval; None is left out.
+        index: the index of the series.
+    """
+    xs = []
     lows = []
     highs = []
-    for place, interval in zip(x, ends, strict=True):
+    for x_of_interval, interval in zip(x, ends, strict=True):
         if interval is None:
             continue
         low, high = interval
-        places.append(place)
+        xs.append(x_of_interval)
         lows.append(low)
         highs.append(high)
-    if not places:
+    if not xs:
         return
     color = colour(index)
-    axes.vlines(places, lows, highs, color=color, linewidth=1.1)
+    axes.vlines(xs, lows, highs, color=color, linewidth=1.1)
     axes.plot(
-        [*places, *places],
+        [*xs, *xs],
         [*lows, *highs],
         marker="_",
         markersize=6,
@@ -189,11 +204,15 @@ def whiskers(axes: Axes, x: Sequence[float], ends: Sequence[tuple[float, float] 
 
 @contextmanager
 def styled(salt: str = "hydractl") -> Iterator[None]:
-    """Draw and save in the one style; the identifiers inside an SVG are made of the salt and of what they name."""
+    """Draw and save in the house style, within a ``with`` block.
+
+    Args:
+        salt: makes the identifiers inside an SVG reproducible, together with what they name.
+    """
     import matplotlib
 
-    # Over matplotlib's own defaults: a matplotlibrc, which it takes from the working folder too, could have another
-    # program (TeX) run for the texts, and the same document would not give the same bytes.
+    # Start from matplotlib's own defaults. A matplotlibrc file, which may lie in the working folder, could run another
+    # program (TeX) for texts, and the same document would not give the same bytes. Keep the backend as it is.
     defaults = dict(matplotlib.rcParamsDefault)
     for key in matplotlib.rcParamsDefault:
         if key.startswith("backend"):
@@ -201,34 +220,37 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
     with matplotlib.rc_context(defaults), warnings.catch_warnings():
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
         matplotlib.rcParams["svg.hashsalt"] = salt
-        # A name in a script that the font lacks is drawn as boxes, and absurd numbers leave no room: nothing to mend.
+        # Warnings are about names that the font cannot draw and numbers that leave no room; nothing can be done.
         warnings.simplefilter("ignore")
         yield
 
 
 def add_legend(figure: Figure, wide: float) -> None:
-    """Add one entry for each label of all axes, below them, and make the figure taller by as much.
+    """Add a legend below all axes, with one entry for each label, and make the figure taller by its height.
 
-    The entries stand in columns that are as evenly filled as they can be. A figure without labels stays as it is.
+    The entries stand in columns that are filled as evenly as possible. A figure without labels stays as it is.
 
     Args:
-        figure: with everything drawn.
-        wide: inches that the columns have.
+        figure: the figure, with everything drawn.
+        wide: the width, in inches, for the columns.
     """
     artist_of_label = _labelled_artists(figure)
     if not artist_of_label:
         return
+
+    # As many columns as the width allows give the number of lines.
     count = len(artist_of_label)
     letters_of_line_before_label = 7
     letters_of_entry = max(map(len, artist_of_label)) + letters_of_line_before_label
-    letters = wide / INCHES_A_LETTER
-    most_columns = max(1, int(letters / letters_of_entry))
+    letters_across = wide / INCHES_A_LETTER
+    most_columns = max(1, int(letters_across / letters_of_entry))
     fewest_lines = math.ceil(count / most_columns)
-    # As few columns as do with so many lines, so that the last line is not nearly empty.
+    # Take the fewest columns that need no more lines, so that the last line is not nearly empty.
     columns = math.ceil(count / fewest_lines)
     lines = math.ceil(count / columns)
     labels = list(artist_of_label)
     figure.legend(artist_of_label.values(), labels, loc="outside lower center", ncols=columns)
+
     width, height = figure.get_size_inches()
     height_of_legend = 0.19 * lines
     with_legend = height + height_of_legend + 0.1
@@ -236,7 +258,7 @@ def add_legend(figure: Figure, wide: float) -> None:
 
 
 def _labelled_artists(figure: Figure) -> dict[str, Artist]:
-    """Return what bears each label: of several that bear the same one, the first."""
+    """Return the artist of each label; if several artists have the same label, the first."""
     artist_of_label: dict[str, Artist] = {}
     for axes in figure.axes:
         artists, labels = axes.get_legend_handles_labels()
@@ -246,7 +268,7 @@ def _labelled_artists(figure: Figure) -> dict[str, Artist]:
 
 
 def lay_out(figure: Figure) -> None:
-    """Compute the place of everything in the figure now, and keep it whenever the figure is drawn."""
+    """Compute the layout of the figure now, and keep it each time the figure is drawn."""
     engine = figure.get_layout_engine()
     assert engine is not None  # constrained
     engine.execute(figure)
@@ -254,33 +276,42 @@ def lay_out(figure: Figure) -> None:
 
 
 def compose(panels: Sequence[Panel], across: int, title: str = "") -> Figure:
-    """Return a figure with these panels drawn, ``across`` of them side by side in each row, and one legend below."""
+    """Return a figure with these panels drawn in rows of ``across`` panels, and one legend below.
+
+    Args:
+        panels: the panels.
+        across: the number of panels side by side.
+        title: the title of the figure; empty means none.
+    """
     from matplotlib.figure import Figure
 
-    heights = _heights_of_rows(panels, across)
+    row_heights = _heights_of_rows(panels, across)
     widest = max(panel.width for panel in panels)
-    wide = across * widest
-    tall = sum(heights)
+    figure_width = across * widest
+    figure_height = sum(row_heights)
     if title:
-        tall += 0.3
-    figure = Figure(figsize=(wide, tall), layout="constrained")
-    grid = figure.subplots(len(heights), across, squeeze=False, gridspec_kw={"height_ratios": heights})
-    places = list(grid.flat)
-    for axes, panel in zip(places, panels, strict=False):
+        figure_height += 0.3
+    figure = Figure(figsize=(figure_width, figure_height), layout="constrained")
+    grid = figure.subplots(len(row_heights), across, squeeze=False, gridspec_kw={"height_ratios": row_heights})
+
+    # Draw each panel on its axes, and hide the axes left over in the last row.
+    all_axes = list(grid.flat)
+    for axes, panel in zip(all_axes, panels, strict=False):
         panel.draw(axes)
-    left_over = places[len(panels) :]
-    for axes in left_over:
+    unused_axes = all_axes[len(panels) :]
+    for axes in unused_axes:
         axes.set_axis_off()
+
     if title:
         (drawn_title,) = drawn_names([title], 70)
         figure.suptitle(drawn_title)
-    add_legend(figure, wide)
+    add_legend(figure, figure_width)
     lay_out(figure)
     return figure
 
 
 def _heights_of_rows(panels: Sequence[Panel], across: int) -> list[float]:
-    """Return the inches of each row of panels: of its tallest panel."""
+    """Return the height, in inches, of each row of panels, which is that of its tallest panel."""
     heights = []
     for start in range(0, len(panels), across):
         side_by_side = panels[start : start + across]
@@ -299,11 +330,12 @@ def save_png(picture: Picture, handle: IO[bytes]) -> None:
 
 
 def inline_svgs(picture: Picture, salt: str) -> list[str]:
-    """Return the panels of a picture as SVG elements for a page, one each; those that are stacked are one together.
+    """Return the panels of a picture as SVG elements for a page: one element each, or one for all if they are stacked.
 
     Args:
-        picture: what to draw.
-        salt: different for each picture of a page, so that no two elements of the page have the same identifier.
+        picture: the picture to draw.
+        salt: a text that differs for each picture of a page, so that no two elements of the page have the same
+            identifier.
     """
     groups: list[tuple[Panel, ...]] = [(panel,) for panel in picture.panels]
     if picture.stacked:
@@ -321,11 +353,11 @@ def inline_svgs(picture: Picture, salt: str) -> list[str]:
 
 
 def _svg_element(svg_file: bytes, label: str) -> str:
-    """Return an SVG file as an element of a page: without what belongs to a file, names of groups, needless digits.
+    """Return an SVG file as an element for a page, without style sheets, group names and needless digits.
 
     Args:
-        svg_file: as matplotlib writes it.
-        label: what a reader of the page hears of it.
+        svg_file: the file as matplotlib writes it.
+        label: a description for people who hear the page.
     """
     root = ElementTree.fromstring(svg_file)
     for element in root.iter():
@@ -342,14 +374,14 @@ def _svg_element(svg_file: bytes, label: str) -> str:
 
 
 def _remove_style_sheets(element: ElementTree.Element) -> None:
-    """Remove the style sheets in an element: they would hold for the whole page, whose own says the same."""
+    """Remove the style sheets in an element: they would apply to the whole page, which has the same rules itself."""
     sheets = [child for child in element if child.tag.endswith("}style")]
     for sheet in sheets:
         element.remove(sheet)
 
 
 def _short_attributes(element: ElementTree.Element) -> dict[str, str]:
-    """Return the attributes of an element without namespaces, their values short; a group loses its identifier."""
+    """Return the attributes of an element without namespaces and with short values; a group loses its identifier."""
     attributes = {}
     for name, value in element.attrib.items():
         attributes[_without_namespace(name)] = _short_value(value)
@@ -359,7 +391,7 @@ def _short_attributes(element: ElementTree.Element) -> dict[str, str]:
 
 
 def _without_namespace(name: str) -> str:
-    """Return a name of XML without its namespace: ``href`` of ``{http://...}href``."""
+    """Return an XML name without its namespace, e.g. ``href`` for ``{http://...}href``."""
     return name.rpartition("}")[2]
 
 
@@ -368,14 +400,14 @@ _LONG_FRACTION = re.compile(r"\d+\.\d{3,}")
 
 
 def _short_value(value: str) -> str:
-    """Return an attribute with coordinates to a hundredth, on one line, and in the page's font."""
+    """Return the value of an attribute on one line, with coordinates rounded to a hundredth, and without a font."""
     in_one_line = " ".join(value.split())
     without_font = _FONT.sub("", in_one_line)
     return _LONG_FRACTION.sub(_to_a_hundredth, without_font)
 
 
 def _to_a_hundredth(match: re.Match[str]) -> str:
-    """Return the fraction of a match rounded to two decimals, without noughts at its end."""
+    """Return the matched fraction rounded to two decimals, without zeros at its end."""
     rounded = f"{float(match[0]):.2f}"
     without_zeros = rounded.rstrip("0")
     return without_zeros.rstrip(".")

@@ -1,6 +1,6 @@
-"""Counts as Prometheus reads them: plain text, written without a library.
+"""Counts in the text format of Prometheus, written without a library.
 
-The labels are names of classes of the checkpoint and fixed words: nothing that comes with an input.
+The labels are class names of the checkpoint and fixed words; nothing that comes with an input is a label.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/, text format 0.0.4.
 """
@@ -14,18 +14,18 @@ from hydractl.files.watching_records import WatchedWindowRecord
 from hydractl.metrics.watching import Watch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""What the answer of a service that is asked for its metrics says of itself."""
+"""The content type of a service's answer to a request for its metrics."""
 
 _FIGURES = ("share", "auroc", "classes")
 
 
 class MetricSample(NamedTuple):
-    """A number.
+    """One number.
 
     Attributes:
         value: the number.
-        labels: tell it from others of the same name.
-        suffix: what its name has beside that of its family, such as ``_sum`` of a histogram.
+        labels: tell it from other numbers of the same name.
+        suffix: what follows the name of the family, such as ``_sum`` for a histogram.
     """
 
     value: float
@@ -37,10 +37,10 @@ class MetricFamily(NamedTuple):
     """All numbers of one name.
 
     Attributes:
-        name: without ``hydractl_``.
+        name: the name without ``hydractl_``.
         kind: ``counter``, ``gauge`` or ``histogram``.
-        about: what they say, in a sentence.
-        samples: the numbers; without any, the name is left out.
+        about: a sentence on what the numbers say.
+        samples: the numbers; without any, the family is left out of the text.
     """
 
     name: str
@@ -50,7 +50,7 @@ class MetricFamily(NamedTuple):
 
 
 def prometheus_text(families: Iterable[MetricFamily]) -> str:
-    """Return metrics, a line each, with a line break at the end; a family without samples is left out."""
+    """Return metrics as text, a line each, with a line break at the end; families without samples are left out."""
     lines = []
     for family in families:
         if not family.samples:
@@ -66,13 +66,15 @@ def prometheus_text(families: Iterable[MetricFamily]) -> str:
 
 
 def watch_families(watch: Watch) -> Iterator[MetricFamily]:
-    """Yield the counters of a watch, and the gauges of its last complete window where there is one."""
+    """Yield the counters of a watch, and the gauges of its last complete window if there is one."""
     yield _single("inputs_total", "counter", "Inputs that were predicted.", watch.inputs)
     yield _single("flagged_total", "counter", "Inputs that were flagged as OOD.", watch.flagged)
+
     predicted = []
     for name, count in sorted(watch.classes.items()):
         predicted.append(MetricSample(count, {"class": name}))
     yield MetricFamily("predicted_total", "counter", "Inputs by predicted class.", predicted)
+
     yield _single("windows_total", "counter", "Windows compared with the reference.", watch.windows)
     yield _single("alarms_total", "counter", "Windows that raised an alarm.", watch.alarms)
     reference = watch.reference
@@ -88,20 +90,23 @@ def _single(name: str, kind: str, about: str, value: float) -> MetricFamily:
 
 
 def _families_of_window(window: WatchedWindowRecord) -> Iterator[MetricFamily]:
-    """Yield the gauges of a window, each figure that was computed with the ends of its 95 % interval."""
+    """Yield the gauges of a window; each figure that was computed has the ends of its 95 % interval."""
     yield _single("window_inputs", "gauge", "Inputs of the last complete window.", window.n)
     alarms = [MetricSample(name in window.alarms, {"figure": name}) for name in _FIGURES]
     yield MetricFamily("alarm", "gauge", "1 where a figure of the last window raises an alarm.", alarms)
+
     share = window.share
     if share is not None:
         about = "Share flagged in the last window less that of the reference."
         samples = _with_ends(share.difference, share.ci)
         yield MetricFamily("flagged_share_difference", "gauge", about, samples)
+
     auroc = window.auroc
     if auroc is not None:
         about = "AUROC of OOD scores of the last window against the reference."
         samples = _with_ends(auroc.auroc, auroc.ci)
         yield MetricFamily("score_shift_auroc", "gauge", about, samples)
+
     classes = window.classes
     if classes is not None:
         about = "Total variation of predicted classes of the last window from the reference."
@@ -110,7 +115,7 @@ def _families_of_window(window: WatchedWindowRecord) -> Iterator[MetricFamily]:
 
 
 def _with_ends(value: float, ends: Sequence[float | None]) -> list[MetricSample]:
-    """Return a figure and the known ends of its interval, told apart by the label ``bound``."""
+    """Return a figure and the known ends of its interval as samples that differ in the label ``bound``."""
     samples = [MetricSample(value, {"bound": "estimate"})]
     for bound, end in zip(("low", "high"), ends, strict=True):
         if end is not None:
@@ -119,7 +124,7 @@ def _with_ends(value: float, ends: Sequence[float | None]) -> list[MetricSample]
 
 
 def _labels_text(labels: Mapping[str, str]) -> str:
-    """Return labels in braces, their values escaped; nothing where there are none."""
+    """Return labels in braces with their values escaped; empty if there are none."""
     if not labels:
         return ""
     pairs = []
@@ -130,7 +135,7 @@ def _labels_text(labels: Mapping[str, str]) -> str:
 
 
 def _number_text(value: float) -> str:
-    """Return a number as short as it can be read back."""
+    """Return the shortest text of a number that reads as the same number."""
     if value == int(value):
         return str(int(value))
     return repr(float(value))

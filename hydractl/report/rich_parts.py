@@ -1,4 +1,4 @@
-"""What tables on a terminal are put together of: tables of text in one style, and maps of the heads of a model."""
+"""Parts of the output on a terminal: tables of text in one style, and maps of the heads of a model."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ from hydractl.report.texts import number, short_names
 
 _WIDEST_TITLE = 40
 UNKNOWN = "-"
-"""What stands in the place of a number that was not measured."""
+"""The text for a number that was not measured."""
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """Return a table without lines; the first ``left`` columns are aligned to the left, the rest to the right.
+    """Return a table without lines; columns in which no row has a value are left out.
 
-    A column of which no row knows anything is left out.
+    Args:
+        title: the title; empty means none.
+        columns: the headings.
+        rows: the texts of the cells; ``-`` for no value.
+        left: the number of first columns that are aligned to the left; all others are aligned to the right.
     """
     drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    drawn.min_width = min(len(title), _WIDEST_TITLE)  # a title is wrapped where its table ends
+    drawn.min_width = min(len(title), _WIDEST_TITLE)  # rich would wrap a title at the width of its table
     known = known_columns(rows, len(columns))
     for index in known:
         if index < left:
             drawn.add_column(columns[index], justify="left", no_wrap=False)
         else:
             drawn.add_column(columns[index], justify="right", no_wrap=True)
+
     for row in rows:
         cells = [Text(row[index]) for index in known]
         drawn.add_row(*cells)
@@ -41,7 +46,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lef
 
 
 def known_columns(rows: Sequence[Sequence[str]], count: int) -> list[int]:
-    """Return which of ``count`` columns to show: all but those that hold nothing but dashes; all of an empty table."""
+    """Return the indices of the columns to show: those with a value other than a dash; all if there are no rows."""
     if not rows:
         return list(range(count))
     known = []
@@ -56,8 +61,8 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
     return table("", ("", ""), rows, left=2)
 
 
-# The colour map viridis (Smith and van der Walt, 2015) at ten even places: lightness grows from end to end, so the
-# order shows without hue as well.
+# Ten evenly spaced colours of the map viridis (Smith and van der Walt, 2015). Lightness grows from end to end, so that
+# the order shows without hue, too.
 _VIRIDIS = (
     (0x44, 0x01, 0x54), (0x48, 0x28, 0x78), (0x3E, 0x4A, 0x89), (0x31, 0x68, 0x8E), (0x26, 0x82, 0x8E),
     (0x1F, 0x9E, 0x89), (0x35, 0xB7, 0x79), (0x6E, 0xCE, 0x58), (0xB5, 0xDE, 0x2B), (0xFD, 0xE7, 0x25),
@@ -70,16 +75,16 @@ _LEAST_NAME = 12
 _LEGEND_CELLS = 20
 
 _LONGEST_SITE = 100
-"""Characters that the names of all sites are filled up to, however long one of them is."""
+"""The most characters to which the names of sites are padded; one longer name does not widen the others."""
 
 
 class _MapLayout(NamedTuple):
-    """Widths of a map of heads, in characters.
+    """The layout of a map of heads; widths are in characters.
 
     Attributes:
-        label: of the names of sites.
-        cell: of one head.
-        heads_of_part: how many heads stand side by side.
+        label: the width of the names of sites.
+        cell: the width of one head.
+        heads_of_part: the number of heads side by side; further heads stand in another part below.
     """
 
     label: int
@@ -89,18 +94,19 @@ class _MapLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A rich renderable: one shaded cell per head, the site on its left, the number of the head on top.
+    """A map for the terminal: one shaded cell per head, the site on the left, the index of the head on top.
 
-    Shades follow the rank of a value among all values, because a few heads often outdo the rest by far. In 256 colours
-    or more a cell is a patch of colour; with fewer or none it is the tenth of the ranks it belongs to, as a digit.
+    A site is an attention module of the model. Shades follow the rank of a value among all values, because a few heads
+    often outdo the rest by far. With 256 colours or more a cell is a patch of colour. With fewer it is a digit, the
+    tenth of all ranks to which the value belongs.
 
     Attributes:
         title: the first line.
-        rows: for each site its name and one value per head of the original numbering: a number is shaded; infinity is
-            a head that stays for good (``■``), None one that is not there (``·``).
-        low, high: what to call the two ends of the scale, before their values.
+        rows: for each site its name and one value per head, by the original indices of the heads. A finite number is
+            shaded, infinity is a head that stays for good (``■``), and None is a head that is not there (``·``).
+        low, high: the words for the two ends of the scale, before their values.
         form: writes a value in the legend.
-        gone: what ``·`` means.
+        gone: the meaning of ``·`` in the legend.
     """
 
     title: str
@@ -111,36 +117,50 @@ class HeatMap:
     gone: str = "removed"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of the map for a console, in colour if it has 256 colours or more."""
         has_colors = console.color_system in ("256", "truecolor")
         colored = has_colors and not console.no_color
         lines = self._lines(options.max_width, colored)
         yield from _cropped(lines, options)
 
     def _lines(self, width: int, colored: bool) -> Iterator[Text]:
-        """Yield title, legend and the map, in parts one below another where a line has no room for all heads."""
+        """Yield the title, the legend and the map.
+
+        If the heads do not fit a line, the map has several parts below each other.
+        """
         values = self._values_to_shade()
         yield Text(self.title)
         yield self._legend(values, colored)
+
         heads = 0
         for _, row in self.rows:
             heads = max(heads, len(row))
+
+        # Split the heads into parts that fit a line.
         layout = self._layout(width, heads)
         ranks = _rank_of_values(values)
         step = layout.heads_of_part
-        for start in range(0, max(heads, 1), step):  # one part without any head too
+        for start in range(0, max(heads, 1), step):  # a map without heads has one part, too
             stop = min(start + step, heads)
             yield from self._map_part(start, stop, layout, ranks, colored)
 
     def _layout(self, width: int, heads: int) -> _MapLayout:
-        """Return how a map of so many heads is laid out in lines of this width."""
+        """Return the layout of a map of this many heads in lines of this width.
+
+        Args:
+            width: the width of a line in characters.
+            heads: the largest number of heads of a site.
+        """
         longest_name = max((len(name) for name, _ in self.rows), default=0)
 
-        # Two characters a head where they fit beside names of a few letters, else one.
+        # A head takes two characters if all heads then fit beside names of a few letters, else one.
         shortest_label = min(longest_name, _LEAST_NAME)
         needed_for_two = 2 * heads + _GAP + shortest_label
         cell = 1
         if needed_for_two <= width:
             cell = 2
+
+        # Names get the rest of the line, but at least a few letters. Then as many heads as fit beside them.
         room_for_label = max(width - _GAP - cell * heads, _LEAST_NAME)
         label = min(longest_name, room_for_label)
         room_for_heads = width - _GAP - label
@@ -150,13 +170,22 @@ class HeatMap:
     def _map_part(
         self, start: int, stop: int, layout: _MapLayout, ranks: Mapping[float, float], colored: bool
     ) -> Iterator[Text]:
-        """Yield the numbers of the heads before ``stop``, then a line for each site with its name and those heads."""
+        """Yield the lines of a part of the map: the indices of its heads, then each site with its name and these heads.
+
+        Args:
+            start, stop: the part shows the heads from ``start`` up to, but not including, ``stop``.
+            layout: the layout of the map.
+            ranks: the rank of each value, from 0 to 1.
+            colored: whether shades are colours; else they are digits.
+        """
+        # The indices of the heads stand above their cells, behind the width of the names.
         cell = layout.cell
         letters_before_heads = layout.label + _GAP
         margin = " " * letters_before_heads
         for digits in _column_numbers(start, stop):
             cells = "".join(digit.ljust(cell) for digit in digits)
             yield Text(margin + cells)
+
         names = [name for name, _ in self.rows]
         labels = short_names(names, layout.label)
         for label, (_, values) in zip(labels, self.rows, strict=True):
@@ -167,7 +196,7 @@ class HeatMap:
             yield line
 
     def _values_to_shade(self) -> list[float]:
-        """Return the values that are shaded, ascending, each once."""
+        """Return the distinct finite values in rising order."""
         values = set()
         for _, row in self.rows:
             for value in row:
@@ -176,7 +205,12 @@ class HeatMap:
         return sorted(values)
 
     def _legend(self, values: Sequence[float], colored: bool) -> Text:
-        """Return the scale between its ends, if there are values to shade, and the meaning of the marks in the map."""
+        """Return the scale between its two ends, if values are shaded, and the meaning of the marks in the map.
+
+        Args:
+            values: the distinct shaded values, in rising order.
+            colored: whether shades are colours; else they are digits.
+        """
         line = Text()
         if values:
             lowest = self.form(values[0])
@@ -185,6 +219,8 @@ class HeatMap:
             _append_scale(line, colored)
             line.append(f" {self.high} {highest}")
             line.append("   ")
+
+        # Explain a mark only if the map has it.
         marks = []
         rows = [row for _, row in self.rows]
         if any(math.inf in row for row in rows):
@@ -196,28 +232,28 @@ class HeatMap:
 
 
 def _rank_of_values(values: Sequence[float]) -> dict[float, float]:
-    """Return the place of each value among all, from 0 for the lowest to 1 for the highest.
+    """Return the rank of each value, from 0 for the lowest to 1 for the highest.
 
     Args:
-        values: ascending, each once.
+        values: distinct values in rising order.
     """
     if len(values) == 1:
         return {values[0]: 0.5}
     last = len(values) - 1
     ranks = {}
-    for place, value in enumerate(values):
-        ranks[value] = place / last
+    for index, value in enumerate(values):
+        ranks[value] = index / last
     return ranks
 
 
 def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], cell: int, colored: bool) -> None:
-    """Append one head to a line: a mark for one that is gone or stays for good, else a shade for the rank of its value.
+    """Append one head to a line: a mark if it is gone or stays for good, else a shade by the rank of its value.
 
     Args:
-        line: what is appended to.
-        value: of the head; None where it is gone, infinity where it stays for good.
-        ranks: of each value, from 0 to 1.
-        cell: characters of a head.
+        line: the line that is appended to.
+        value: the value of the head; None if it is gone, infinity if it stays for good.
+        ranks: the rank of each value, from 0 to 1.
+        cell: the number of characters of a head.
         colored: whether a shade is a colour; else it is a digit.
     """
     if value is None:
@@ -232,34 +268,38 @@ def _append_cell(line: Text, value: float | None, ranks: Mapping[float, float], 
 
 
 def _append_scale(line: Text, colored: bool) -> None:
-    """Append all shades from the lowest to the highest to a line."""
+    """Append all shades, from the lowest to the highest, to a line."""
     if not colored:
         line.append(_DIGITS)
         return
     last = _LEGEND_CELLS - 1
-    for place in range(_LEGEND_CELLS):
-        line.append(" ", _background(place / last))
+    for index in range(_LEGEND_CELLS):
+        line.append(" ", _background(index / last))
 
 
 def _background(place: float) -> Style:
-    """Return the background for a place on the scale, from 0 to 1: mixed of the two nearest colours of the map."""
+    """Return the background colour for a position on the scale, 0 to 1.
+
+    It is mixed from the two nearest of the ten colours.
+    """
+    # The position lies between two colours of the list; the fraction is the weight of the next one.
     last = len(_VIRIDIS) - 1
     steps, weight_of_next = divmod(place * last, 1)
     index = int(steps)
-    here = _VIRIDIS[index]
+    nearest_below = _VIRIDIS[index]
     next_index = min(index + 1, last)
-    there = _VIRIDIS[next_index]
+    nearest_above = _VIRIDIS[next_index]
     mixed = []
-    for level_here, level_there in zip(here, there, strict=True):
-        difference = level_there - level_here
-        level = level_here + difference * weight_of_next
+    for level_below, level_above in zip(nearest_below, nearest_above, strict=True):
+        difference = level_above - level_below
+        level = level_below + difference * weight_of_next
         mixed.append(round(level))
     color = Color.from_rgb(*mixed)
     return Style(bgcolor=color)
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
-    """Return the numbers of the columns, each written from top to bottom: one list of digits per line."""
+    """Return the column numbers from ``start`` to ``stop``, each written downwards: a list of digits per line."""
     numbers = list(map(str, range(start, stop)))
     most_digits = max(map(len, numbers), default=0)
     right_aligned = [number.rjust(most_digits) for number in numbers]
@@ -270,7 +310,7 @@ def _column_numbers(start: int, stop: int) -> list[list[str]]:
 
 
 def _cropped(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
-    """Yield lines that are never wrapped but cut at the width, in ASCII where the terminal can do no more."""
+    """Yield lines that are cut at the width and never wrapped; in ASCII if the terminal can show nothing else."""
     for line in lines:
         if options.ascii_only:
             line.plain = line.plain.translate(_ASCII)
@@ -281,7 +321,7 @@ def _cropped(lines: Iterable[Text], options: ConsoleOptions) -> RenderResult:
 
 @dataclass(frozen=True)
 class KeptMap:
-    """A rich renderable: one line per site, a mark for each kept and each removed head, and their counts."""
+    """A map for the terminal: a line per site (attention module), a mark per kept or removed head, and their counts."""
 
     sites: Sequence[KeptSite]
 
@@ -290,7 +330,7 @@ class KeptMap:
         yield from _cropped(lines, options)
 
     def _lines(self) -> Iterator[Text]:
-        """Yield the line of each site: its name, its marks, and how many heads of how many are kept."""
+        """Yield the line of each site: its name, the marks of its heads, and the numbers of kept and of all heads."""
         longest_name = max((len(site.site) for site in self.sites), default=0)
         letters = min(_LONGEST_SITE, longest_name)
         for site in self.sites:
@@ -305,7 +345,7 @@ class KeptMap:
 
 
 def _marks(heads: int, kept: Collection[int]) -> str:
-    """Return a mark for each head: whether it is kept or removed."""
+    """Return the marks of all heads of a site; ``kept`` holds the indices of the kept heads."""
     marks = ""
     for head in range(heads):
         if head in kept:

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal of a run that took its time: a training, a bench, a study."""
+"""The output on a terminal of runs that took their time: trainings, benches and studies."""
 
 from __future__ import annotations
 
@@ -46,11 +46,13 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
     if answer.grid:
         trials = _trials_table(answer.grid, answer.lr)
         parts += [trials, Text("")]
+
     epochs = _epochs_table(answer.epochs, answer.kept_epoch)
     parts.append(epochs)
     if answer.plan.snapshots:
         snapshots = _snapshots_table(answer.plan.snapshots)
         parts += [Text(""), snapshots]
+
     curve = answer.loss_curve
     if curve:
         first = number(curve[0])
@@ -61,7 +63,7 @@ def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
 
 
 def _epochs_table(epochs: Sequence[EpochRecord], kept: int | None) -> RenderableType:
-    """Return a line for each epoch, the one whose weights were kept marked."""
+    """Return a table with a line for each epoch; the epoch whose weights were kept is marked."""
     rows = []
     for epoch in epochs:
         mark = ""
@@ -72,7 +74,7 @@ def _epochs_table(epochs: Sequence[EpochRecord], kept: int | None) -> Renderable
 
 
 def _epoch_figures(epoch: EpochRecord) -> list[str]:
-    """Return loss, validation accuracy and validation NLL as text; dashes for those that were not measured."""
+    """Return the loss, the validation accuracy and the validation NLL of an epoch as text; a dash if not measured."""
     figures = (epoch.loss, epoch.val_accuracy, epoch.val_nll)
     return [number(figure) for figure in figures]
 
@@ -83,11 +85,11 @@ _NUMBERS_OF_FILES: Mapping[str, Callable[[TrainedFile], int | None]] = {
     "cycle": lambda file: file.cycle,
     "steps": lambda file: file.steps,
 }
-"""What a column says of each file of a training, by the title of the column."""
+"""The function that reads a column's number from a file of a training, by the title of the column."""
 
 
 def _snapshots_table(files: Sequence[TrainedFile]) -> RenderableType:
-    """Return the files of one training: of members, of draws, or of the cycles of its learning rate."""
+    """Return a table of the files of one training, which are members, draws of a posterior, or snapshots of cycles."""
     first = files[0]
     title = "members"
     if first.draw is not None:
@@ -97,6 +99,7 @@ def _snapshots_table(files: Sequence[TrainedFile]) -> RenderableType:
     else:
         title = "snapshots"
         columns = ["cycle", "steps"]
+
     rows = []
     for file in files:
         numbers = [_NUMBERS_OF_FILES[column](file) for column in columns]
@@ -105,34 +108,38 @@ def _snapshots_table(files: Sequence[TrainedFile]) -> RenderableType:
 
 
 def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
-    """Return several finished trainings, a row each."""
+    """Return a table of several finished trainings, one line each."""
     columns = ("", "seed", "kept epoch", "loss", "val accuracy", "val nll", "loss by step")
     rows = [_member_cells(member) for member in answer.members]
     return table("", columns, rows)
 
 
 def _member_cells(member: TrainedMember) -> list[str]:
-    """Return the row of one of several trainings: the figures are those of the epoch whose weights were kept."""
+    """Return the cells of one of several trainings; its figures are those of the epoch whose weights were kept."""
     training = member.training
-    number_kept = training.kept_epoch or len(training.epochs)  # of snapshots none is chosen
-    kept = EpochRecord()  # of which nothing is known
+    kept_number = training.kept_epoch or len(training.epochs)  # the last epoch if none was chosen, as for snapshots
+    kept_epoch = EpochRecord()  # nothing is known unless it is found
     for epoch in training.epochs:
-        if epoch.epoch == number_kept:
-            kept = epoch
+        if epoch.epoch == kept_number:
+            kept_epoch = epoch
             break
-    kept_of_all = f"{number_kept} of {len(training.epochs)}"
+
+    kept_of_all = f"{kept_number} of {len(training.epochs)}"
     bars = ""
     if training.loss_curve:
         every_third = training.loss_curve[::3]
         bars = sparkline(every_third)
-    return [member.name, str(member.seed), kept_of_all, *_epoch_figures(kept), bars]
+    return [member.name, str(member.seed), kept_of_all, *_epoch_figures(kept_epoch), bars]
 
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return numbers as a row of bars, the lowest of them an eighth of the highest; all the lowest if all are equal."""
+    """Return numbers as a row of bars of eight heights, from the lowest number to the highest.
+
+    If all are equal, all bars have the lowest height.
+    """
     low = min(values)
     span = max(values) - low
     if not span:
@@ -147,7 +154,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _trials_table(trials: Sequence[LearningRateTrial], kept: float | None) -> RenderableType:
-    """Return a line for each learning rate that was tried, the one that was taken marked."""
+    """Return a table with a line for each learning rate that was tried; the rate that was taken is marked."""
     rows = []
     for trial in trials:
         mark = ""
@@ -159,11 +166,12 @@ def _trials_table(trials: Sequence[LearningRateTrial], kept: float | None) -> Re
 
 
 def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
-    """Return the plan of several trainings: their recipe, a line for each, and where they would run."""
+    """Return the plan of several trainings: their recipe, a line for each, and the devices they would run on."""
     recipe = _recipe_table(plan.recipe)
     rows = [_planned_member_cells(member) for member in plan.members]
     titles = ("", "model", "seed", "steps", "samples", "output", "")
     members = table("", titles, rows, left=2)
+
     at_a_time = len(plan.devices)
     devices = ", ".join(plan.devices)
     places = f"{at_a_time} at a time, on {devices}"
@@ -174,7 +182,7 @@ def planned_trainings(plan: PlannedTrainings, width: int) -> RenderableType:
 
 
 def _planned_member_cells(member: PlannedMember) -> list[str]:
-    """Return the row of one of several planned trainings, marked where its file is there already."""
+    """Return the cells of one of several planned trainings; it is marked if its file exists already."""
     training = member.plan
     mark = ""
     if member.finished:
@@ -184,7 +192,7 @@ def _planned_member_cells(member: PlannedMember) -> list[str]:
 
 
 def planned_training(planned: PlannedTraining, width: int) -> RenderableType:
-    """Return the plan of one training."""
+    """Return the plan of one training: its recipe, its number of steps, and the files it would write."""
     plan = planned.plan
     outputs = [plan.output]
     if plan.snapshots is not None:
@@ -196,7 +204,7 @@ def planned_training(planned: PlannedTraining, width: int) -> RenderableType:
 
 
 def _recipe_table(settings: Mapping[str, RecipeSetting]) -> RenderableType:
-    """Return each option in effect, its value, and where that comes from."""
+    """Return a table of the options in effect, each with its value and the source of the value."""
     rows = []
     for name, setting in settings.items():
         value = _setting_text(setting.value)
@@ -206,7 +214,7 @@ def _recipe_table(settings: Mapping[str, RecipeSetting]) -> RenderableType:
 
 
 def _setting_text(value: object) -> str:
-    """Return the value of an option as a person writes it; a dash for none."""
+    """Return the value of an option as a person would write it; a dash for None and for an empty list."""
     if isinstance(value, bool):
         if value:
             return "on"
@@ -227,7 +235,7 @@ _NOISY = "~"
 
 
 def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
-    """Return the tables of a bench: of times, one for each dtype and batch size; then of the models and the machine."""
+    """Return the tables of a bench: one of times for each dtype and batch size, one of the models, and the machine."""
     rows = answer.results
     parts: list[RenderableType] = []
     for comparable_rows in _by_dtype_and_batch_size(rows):
@@ -236,13 +244,14 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
         explanation = f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"
         parts += [Text(explanation), Text("")]
 
-    # Of each model its last row, whose batches are the largest.
+    # Costs and memory of each model come from its last row, whose batches are the largest.
     costs = {}
     memory = {}
     for row in rows:
         costs[row.model] = row.cost
         memory[row.model] = row.peak_memory_bytes
     parts.append(_models_table(costs, memory))
+
     if answer.machine is not None:
         machine = _machine_words(answer.machine)
         parts += [Text(""), Text(machine)]
@@ -250,7 +259,7 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
 
 
 def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
-    """Return the rows whose times compare as lists, each dtype and batch size in the order of its first row."""
+    """Return the rows in groups of equal dtype and batch size, whose times can be compared."""
     groups: dict[tuple[str, float], list[BenchRow]] = {}
     for row in rows:
         key = (row.dtype, row.batch_size)
@@ -260,7 +269,7 @@ def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
 
 
 def planned_bench(plan: PlannedBench, width: int) -> RenderableType:
-    """Return the plan of a bench: its models, how many calls it would make, and the files it would write."""
+    """Return the plan of a bench: its models, the number of calls, and the files it would write."""
     costs = {row.model: row.cost for row in plan.results}
     models = _models_table(costs, {})
     parts = [models, Text(f"\nwould make {plan.calls} calls")]
@@ -271,7 +280,7 @@ def planned_bench(plan: PlannedBench, width: int) -> RenderableType:
 
 
 def _times_table(rows: Sequence[BenchRow]) -> RenderableType:
-    """Return the times of the rows of one batch size and dtype."""
+    """Return the table of the times of rows with the same batch size and dtype."""
     columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
     title = _times_title(rows)
     cells = [_time_cells(row) for row in rows]
@@ -300,12 +309,13 @@ def _time_cells(row: BenchRow) -> list[str]:
 
 
 def _times_title(rows: Sequence[BenchRow]) -> str:
-    """Say what the rows of one batch size and dtype have in common: batch, input, dtype and device, rounds."""
+    """Return what the rows of one batch size and dtype have in common: batch, input, dtype and device, rounds."""
     first = rows[0]
     parts = [f"batch {first.batch_size}"]
     costs = [row.cost for row in rows]
     if first.cost.input is not None and not _inputs_differ(costs):
         parts.append(input_text(first.cost.input))
+
     device = first.device or ""
     where = f"{first.dtype}, {device}"
     if first.compile:
@@ -313,33 +323,38 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
         if first.compile_mode not in (None, "default"):
             where += f" ({first.compile_mode})"
     parts.append(where)
+
     rounds = len(first.timing.latency_ms.runs)
     parts.append(f"{rounds} rounds")
     return ", ".join(parts)
 
 
 def _inputs_differ(costs: Sequence[BenchCost]) -> bool:
+    """Return whether the models have different inputs."""
     first = costs[0].input
     return any(cost.input != first for cost in costs)
 
 
 def _models_table(costs: Mapping[str, BenchCost], memory: Mapping[str, int | None]) -> RenderableType:
-    """Return what each model is and holds, whatever the batch size.
+    """Return the table of what does not depend on the batch size: kind, members, parameters, mult-adds, file size.
 
-    Inputs have a column where models differ in theirs, and memory has one where it is known of any.
+    There is a column of inputs if models have different ones, and a column of memory if it is known for any model.
 
     Args:
-        costs: of each model, by its name.
-        memory: in bytes at the peak, by the name of the model.
+        costs: the cost of each model, by its name.
+        memory: the peak memory in bytes, by the name of the model.
     """
     has_inputs = _inputs_differ(list(costs.values()))
     has_memory = any(size is not None for size in memory.values())
+
+    # The titles and the cells of a row must have the same order.
     titles = ["", "kind", "members"]
     if has_inputs:
         titles.append("input")
     titles += ["params", "mult-adds", "file"]
     if has_memory:
         titles.append("memory")
+
     rows = []
     for name, cost in costs.items():
         kind = cost.kind or "model"
@@ -362,7 +377,7 @@ def _members_text(cost: BenchCost) -> str:
 
 
 def _machine_words(machine: MachineRecord) -> str:
-    """Say where it ran, and the peak that the shares are of, in one or two lines."""
+    """Return words on the machine, and on the peak that the shares relate to, in one or two lines."""
     device = machine.device_name or machine.processor or "an unknown machine"
     text = f"on {device}"
     if machine.threads == 1:
@@ -370,17 +385,17 @@ def _machine_words(machine: MachineRecord) -> str:
     elif machine.threads:
         text += f", {machine.threads} threads"
     peaks = machine.peak_macs_per_s or {}
-    shown = []
+    peak_words = []
     for dtype, peak in peaks.items():
         if peak:
-            shown.append(f"{dtype} {count_text(round(peak))}")
-    if shown:
-        text += f"\npeak, mult-adds a second: {', '.join(shown)}"
+            peak_words.append(f"{dtype} {count_text(round(peak))}")
+    if peak_words:
+        text += f"\npeak, mult-adds a second: {', '.join(peak_words)}"
     return text
 
 
 def three_digits(value: float) -> str:
-    """Format to three digits that count, with all digits before the point."""
+    """Return a number with three significant digits, and with all digits before the point."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:#.3g}"
@@ -390,17 +405,18 @@ def three_digits(value: float) -> str:
 
 
 _OF_COST_AND_ID = 5
-"""Columns of the first table of a study that stay with the names where it has to be cut in two."""
+"""The number of first columns of a study's table that go into the first part if it has to be cut in two."""
 
 
 def study_table(answer: FinishedStudy, width: int) -> RenderableType:
-    """Return the verdict, then the rows on the test data, the time of the best, and the commands to go on with."""
+    """Return a finished study: the verdict, the rows on test data, the time of the best, and the next commands."""
     verdict = answer.verdict
     parts: list[RenderableType] = [Text(line) for line in verdict.lines]
     for study in study_tables(answer):
         for part in _in_parts(study, width):
             parts += [Text(""), part]
     parts += [Text(""), Text(verdict.footnote)]
+
     for timing in answer.latency:
         ratio = f"{timing.ratio:.2f} times the single model's"
         line = f"time of best.st, batches of {timing.batch_size}: {ratio}"
@@ -412,7 +428,7 @@ def study_table(answer: FinishedStudy, width: int) -> RenderableType:
 
 
 def _next_lines(steps: Sequence[NextCommandRecord], width: int) -> list[Text]:
-    """Return what each step is for, in one line, then the command of each as it is typed."""
+    """Return a line with the purposes of the next steps, and then the command of each step as it is typed."""
     purposes = ", ".join(step.purpose for step in steps)
     lines = [Text(f"what now: {purposes}")]
     program = program_words()
@@ -423,10 +439,17 @@ def _next_lines(steps: Sequence[NextCommandRecord], width: int) -> list[Text]:
 
 
 def _in_parts(shown: StudyTable, width: int) -> list[RenderableType]:
-    """Return a table; where the terminal is too narrow for it, in two parts that both begin with the names."""
+    """Return a table; if the terminal is too narrow for it, two parts that both begin with the names.
+
+    Args:
+        shown: the table.
+        width: the width of the terminal in characters.
+    """
     left = 1
     if "score" in shown.columns:
         left = 2
+
+    # Measure the table without its title, which may be wrapped.
     titles = _in_two_lines(shown.columns)
     without_title = table("", titles, shown.rows, left=left)
     wide = Console(width=10**4)
@@ -434,6 +457,7 @@ def _in_parts(shown: StudyTable, width: int) -> list[RenderableType]:
         whole = table(shown.title, titles, shown.rows, left=left)
         return [whole]
 
+    # The first part has the first columns, the second one the names and all others.
     cut = _OF_COST_AND_ID
     first_rows = []
     second_rows = []
@@ -447,15 +471,15 @@ def _in_parts(shown: StudyTable, width: int) -> list[RenderableType]:
 
 
 def _in_two_lines(columns: Sequence[str]) -> list[str]:
-    """Return titles of columns in two lines where they are of two words."""
+    """Return the titles of columns with a line break between their words."""
     return [column.replace(" ", "\n") for column in columns]
 
 
 def planned_study(plan: PlannedStudy, width: int) -> RenderableType:
-    """Return the commands of a study, numbered, what the budget cuts, and how long it would take."""
+    """Return the plan of a study: its numbered commands, what is cut to stay within the time, and how long it takes."""
     lines = []
-    for place, argv in enumerate(plan.steps, 1):
-        words = [f"{place}.", "hydractl", *argv]
+    for step_number, argv in enumerate(plan.steps, 1):
+        words = [f"{step_number}.", "hydractl", *argv]
         lines.append(_command_as_typed(words, width))
     for text in plan.cut:
         lines.append(f"to stay within the budget, {text}")
@@ -465,16 +489,20 @@ def planned_study(plan: PlannedStudy, width: int) -> RenderableType:
 
 
 def _command_as_typed(words: Sequence[str], width: int) -> str:
-    """Return a command as it is typed in a shell: quoted, and in lines of at most ``width`` that the shell joins.
+    """Return a command as it is typed in a shell: quoted, in lines of at most ``width`` that end in a backslash.
 
-    A word that is longer than a line has one to itself.
+    A word that is longer than a line has a line of its own.
+
+    Args:
+        words: the words of the command.
+        width: the width of the terminal in characters.
     """
     lines = []
     line = ""
     for word in map(shlex.quote, words):
-        width_with_word = len(line) + len(word) + 3  # a space before the word, and one with a backslash at the end
-        has_word = line.strip() != ""
-        if has_word and width_with_word > width:
+        width_with_word = len(line) + len(word) + 3  # a space before the word, and " \" at the end
+        line_has_word = line.strip() != ""
+        if line_has_word and width_with_word > width:
             lines.append(line)
             line = "   "
         if line:

@@ -1,4 +1,4 @@
-"""The two tables of a study, described once: terminal, report and pages show the same cells."""
+"""The two tables of a study, described once; terminal, report and pages show the same cells."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hydractl.report.texts import number
 
 DIGITS = 3
 _OF_ID = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece"}
-"""The titles of the columns on ID data, and the metrics under them."""
+"""The metric of each column on ID data, by the title of the column."""
 _OF_OOD: dict[str, tuple[OodAverage, str]] = {
     "near AUROC": ("near_avg", "auroc"),
     "far AUROC": ("far_avg", "auroc"),
     "AUROC": ("ood_avg", "auroc"),
     "FPR95": ("ood_avg", "fpr95"),
 }
-"""The titles of the columns on OOD data, and the averages over sets and metrics under them."""
+"""The average over sets and the metric of each column on OOD data, by the title of the column."""
 
 
 @dataclass(frozen=True)
 class StudyTable:
-    """One table: its title, its columns, and for each row its cells, the name first."""
+    """One table: its title, its columns, and the cells of each row, beginning with its name."""
 
     title: str
     columns: Sequence[str]
@@ -32,12 +32,15 @@ class StudyTable:
 
 
 def study_tables(study: StudyAnswer) -> list[StudyTable]:
-    """Return the table of all rows under one score, then that of each row under its own."""
+    """Return the table of all rows under one common score, and the table of each row under its own score."""
     return [_table_under_one_score(study), _table_under_own_scores(study)]
 
 
 def _table_under_one_score(study: StudyAnswer) -> StudyTable:
-    """Return all rows under the score of the single model, behind that model as it is, the row to use marked."""
+    """Return the table of the unchanged single model and all rows, under the single model's score.
+
+    The row to use is marked.
+    """
     baseline = study.baseline
     figures_of_baseline = [*_id_cells(baseline.id), *_ood_cells(baseline.detection)]
     rows = [["single, MSP, no temperature", "1.00", *figures_of_baseline]]
@@ -45,18 +48,20 @@ def _table_under_one_score(study: StudyAnswer) -> StudyTable:
         ratio = "-"
         if row.mac_ratio is not None:
             ratio = f"{row.mac_ratio:.2f}"
-        detection = OodDetection()  # dashes for a row that has not the score
+
+        detection = OodDetection()  # empty, shown as dashes, if the row does not have the common score
         if row.common is not None:
             detection = row.common.detection
         figures = [*_id_cells(row.test.id), *_ood_cells(detection)]
         rows.append([_marked_name(row), ratio, *figures])
+
     score = study.common_score
     title = f"test data, all rows with their temperature and under the score of the single model, {score}; * is best.st"
     return StudyTable(title, ["", "mult-adds", *_OF_ID, *_OF_OOD], rows)
 
 
 def _table_under_own_scores(study: StudyAnswer) -> StudyTable:
-    """Return each row under the score that validation data gave it."""
+    """Return the table of each row under its own score, which was chosen on validation data."""
     rows = []
     for row in study.rows:
         auroc = _validation_auroc(row, study.choice.telling)
@@ -68,12 +73,12 @@ def _table_under_own_scores(study: StudyAnswer) -> StudyTable:
 
 
 def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
-    """Return the mean AUROC of a row under its own score over some OOD validation sets; None without any."""
+    """Return the mean AUROC of a row under its own score over these OOD validation sets; None if there are no sets."""
     auroc_of_sets = row.validation.auroc[row.score]
     aurocs: list[float] = []
     for name in sets:
         auroc = auroc_of_sets[name]
-        assert auroc is not None  # else the set would have had no vote
+        assert auroc is not None  # a set without an AUROC is not among those that choose
         aurocs.append(auroc)
     if not aurocs:
         return None
@@ -81,14 +86,14 @@ def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:
 
 
 def _marked_name(row: StudyRowRecord) -> str:
-    """Return the name of a row, with a mark behind that of the row to use."""
+    """Return the name of a row; the row to use has a mark after it."""
     if row.used:
         return f"{row.name} *"
     return row.name
 
 
 def _id_cells(measured: SampleMetrics) -> list[str]:
-    """Return accuracy, NLL and ECE; dashes for data without labels."""
+    """Return the accuracy, the NLL and the ECE as cells; dashes for data without labels."""
     cells = []
     for key in _OF_ID.values():
         value = single_number(measured.metrics.get(key))
@@ -97,7 +102,7 @@ def _id_cells(measured: SampleMetrics) -> list[str]:
 
 
 def _ood_cells(detection: OodDetection) -> list[str]:
-    """Return near, far and mean AUROC and mean FPR95; dashes for what was not measured."""
+    """Return the near, far and mean AUROC and the mean FPR95 as cells; a dash for what was not measured."""
     cells = []
     for average, key in _OF_OOD.values():
         means = average_of(detection, average)

@@ -1,4 +1,4 @@
-"""Tables for a terminal: what draws each kind of document, and the tables of all but evals and long runs."""
+"""Tables for a terminal: which function draws each kind of document, and the tables of all but evals and long runs."""
 
 from __future__ import annotations
 
@@ -67,17 +67,18 @@ Fact = tuple[str, str]
 
 _PRUNE = "hydractl.prune/1"
 _PRUNE_WEIGHTS = f"{_PRUNE} of weights"
-"""What stands for answers of prune with ``--weights``, which have the schema of those that remove heads."""
+"""A name for answers of ``prune --weights``, to tell them from answers of the same schema that remove heads."""
 
 
 def render(document: Mapping[str, object], width: int) -> RenderableType | None:
-    """Return what a person sees of a document, or None when there is no special form for it."""
+    """Return what a person sees of a document in lines of this width; None if its kind has no table."""
     drawings = _ANSWERS
     if document.get("dry_run"):
         drawings = _PLANS
     kind = str(document.get("schema"))
     if kind == _PRUNE and "weights" in document:
         kind = _PRUNE_WEIGHTS
+
     drawing = drawings.get(kind)
     if drawing is None:
         return None
@@ -90,14 +91,14 @@ Answer = TypeVar("Answer", bound=Record)
 
 @dataclass(frozen=True)
 class _Drawing(Generic[Answer]):
-    """How documents of a kind are shown: the record that they are read into, and what draws that for a width."""
+    """How documents of a kind are shown: the record they are read into, and the function that draws it for a width."""
 
     record: type[Answer]
     draw: Callable[[Answer, int], RenderableType]
 
 
 def _spaced(parts: Iterable[RenderableType]) -> Group:
-    """Return parts one below another, an empty line between two."""
+    """Return the parts below each other, with an empty line between two."""
     spaced: list[RenderableType] = []
     for part in parts:
         if spaced:
@@ -110,7 +111,12 @@ def _spaced(parts: Iterable[RenderableType]) -> Group:
 
 
 def _cost_table(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> Table:
-    """Return what two models take, and how that changes; a size that is not known of both has no line."""
+    """Return a table of the sizes of two models and the change; a size that is not known of both has no line.
+
+    Args:
+        before, after: the sizes of the two models.
+        names: the headings of their columns.
+    """
     sizes = (
         ("parameters", before.params, after.params, count_text),
         ("of these not zero", before.params_nonzero, after.params_nonzero, count_text),
@@ -127,7 +133,7 @@ def _cost_table(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> 
 
 
 def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
-    """Return which heads are kept, as a map where the mask is known, and what that saves."""
+    """Return which heads are kept, as a map if the mask is known, and what pruning saves."""
     parts: list[RenderableType] = []
     if answer.mask is not None:
         kept_map = _map_of_mask(answer.mask)
@@ -141,7 +147,7 @@ def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
 
 
 def _map_of_mask(mask: MaskRecord) -> KeptMap:
-    """Return the map of the heads that a mask keeps."""
+    """Return a map of the heads that a mask keeps."""
     sites = []
     for path, site in mask.sites.items():
         sites.append(KeptSite(site=path, heads=site.heads, kept=site.kept))
@@ -149,6 +155,7 @@ def _map_of_mask(mask: MaskRecord) -> KeptMap:
 
 
 def _prune_weights_view(answer: PruneWeightsAnswer, width: int) -> RenderableType:
+    """Return how many weights are removed, and what pruning saves."""
     weights = answer.weights
     counts = (
         f"{count_text(weights.parameters)} parameters",
@@ -159,7 +166,7 @@ def _prune_weights_view(answer: PruneWeightsAnswer, width: int) -> RenderableTyp
 
 
 def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
-    """Return what pruning saves, as far as that is known, and of a plan the files."""
+    """Return what pruning saves, if it is known, and for a plan the files it would write."""
     parts: list[RenderableType] = []
     if answer.cost is not None:
         parts.append(_cost_table(answer.cost.before, answer.cost.after, ("before", "after")))
@@ -170,24 +177,33 @@ def _savings(answer: PruneAnswer | PruneWeightsAnswer) -> list[RenderableType]:
 
 
 def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
+    """Return the members, how they are fused, and what that saves."""
     return _fusion_view(answer, note=None)
 
 
 def _planned_fusion_view(answer: PlannedFusion, width: int) -> RenderableType:
+    """Return the plan of a fusion: the members, how they would be fused, and what that would save."""
     return _fusion_view(answer, answer.note)
 
 
 def _fusion_view(answer: FuseAnswer, note: str | None) -> RenderableType:
-    """Return the members, how they are fused, and what that saves."""
+    """Return the members, how they are fused, and what that saves.
+
+    Args:
+        answer: the answer of fuse, or its plan.
+        note: a note of the plan; None if there is none.
+    """
     members = []
     for member in answer.members:
         heads_of_sites = ", ".join(map(str, member.heads))
         members.append((member.name, heads_of_sites))
+
     facts = [*_averaging_facts(answer), *_sharing_facts(answer), *_check_facts(answer)]
     if answer.cascade is not None:
         facts.append(_cascade_fact(answer.cascade))
     if note is not None:
         facts.append(("note", note))
+
     sizes = answer.cost
     return _spaced(
         [
@@ -199,7 +215,7 @@ def _fusion_view(answer: FuseAnswer, note: str | None) -> RenderableType:
 
 
 def _averaging_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return which parameters are averaged, equal in all members, and each member's own."""
+    """Return how many parameters are averaged, are equal in all members, and belong to each member alone."""
     counts = answer.parameters
     parts = ", ".join(answer.merge) or "nothing"
     averaged = count_text(counts["averaged"])
@@ -213,9 +229,9 @@ def _averaging_facts(answer: FuseAnswer) -> list[Fact]:
 
 
 def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return what runs once for all members, why no more of it, and what the whole costs.
+    """Return what runs once for all members, why no more of it does, and the cost of the whole.
 
-    A tower is an encoder of the model: ``main``, or those of images and of texts.
+    A tower is an encoder of the model: ``main``, or the towers of images and of texts.
     """
     facts = []
     for tower in answer.shared:
@@ -227,6 +243,7 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
         if tower.parts_at:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
             facts.append((f"to part later{where}", str(tower.hint)))
+
     sizes = answer.cost
     fused = sizes.fused.macs
     members = sizes.members.macs
@@ -239,7 +256,7 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
 
 
 def _check_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return how far the fused model agrees with its members; of a plan, the file that it would write."""
+    """Return how well the fused model agrees with its members; for a plan, the file that it would write."""
     facts = []
     check = answer.self_check
     if check is None:
@@ -255,6 +272,7 @@ def _check_facts(answer: FuseAnswer) -> list[Fact]:
 
 
 def _cascade_view(answer: CascadeAnswer, width: int) -> RenderableType:
+    """Return the model, and its cascade in words."""
     model = _model_fact(answer.model, answer.arch)
     cascade = _cascade_fact(answer.cascade)
     return fact_table([model, cascade])
@@ -265,14 +283,14 @@ def _model_fact(name: str, arch: str) -> Fact:
 
 
 def _cascade_fact(cascade: FittedCascadeRecord) -> Fact:
-    """Return how a cascade works, without the word that its sentence opens with: that is the name of the fact."""
+    """Return how a cascade works; the first word of its sentence is left out, because it is the name of the fact."""
     sentence = cascade_words(cascade)
     _, _, words = sentence.partition(": ")
     return "cascade", words
 
 
 def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
-    """Return each exported file, its size and how well it agrees with the model; of a plan, the files to write."""
+    """Return each exported file, its size and how well it agrees with the model; for a plan, the files to write."""
     facts = [_model_fact(answer.model, answer.arch), ("members", str(answer.members))]
     for file in answer.exports:
         check = file.check
@@ -287,7 +305,7 @@ def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
 
 
 def _exported_words(file: ExportedFileRecord) -> str:
-    """Say how large a file is, and how well it agrees with the model: rounded weights are not held to agree."""
+    """Return words on the size of a file, and on how well it agrees with the model; rounded weights need not agree."""
     check = file.check
     assert check is not None and file.bytes is not None  # the file was written
     size = _megabytes(file.bytes)
@@ -301,7 +319,7 @@ def _megabytes(size: int) -> str:
 
 
 def _push_view(answer: PushAnswer, width: int) -> RenderableType:
-    """Return the repository, and of each file its size and what became, or would become, of it."""
+    """Return the repository, and the size of each file and what happened, or would happen, to it."""
     facts = [("repository", answer.repository)]
     for file in answer.files:
         size = _megabytes(file.bytes)
@@ -316,7 +334,7 @@ def _push_view(answer: PushAnswer, width: int) -> RenderableType:
 
 
 def _upload_words(answer: PushAnswer, file: PushedFile) -> str:
-    """Say what became, or would become, of a file that is pushed."""
+    """Return what happened, or would happen, to a file that is pushed."""
     if answer.dry_run:
         return "would be uploaded"
     if file.path in (answer.uploaded or ()):
@@ -325,15 +343,17 @@ def _upload_words(answer: PushAnswer, file: PushedFile) -> str:
 
 
 def _list_view(answer: ListAnswer, width: int) -> RenderableType:
-    """Return a line for each entry: name, what it is, and what it needs or how many of its kind there are."""
+    """Return a line for each entry: its name, what it is, and what it needs or how many of its kind there are."""
     rows = []
     for entry in answer.entries:
         last = entry.needs if entry.count is None else str(entry.count)
         rows.append([entry.name, entry.about, last])
-    if answer.kind is None:  # a list of the kinds that there are
+    if answer.kind is None:  # the entries are kinds
         titles = ("kind", "", "number")
     else:
         titles = ("name", "", "needs")
+
+    # Long texts are wrapped and not cut.
     drawn = plain_table("", titles, rows, left=3)
     for column in drawn.columns:
         column.overflow = "fold"
@@ -345,26 +365,26 @@ def _list_view(answer: ListAnswer, width: int) -> RenderableType:
 
 
 def _three_digits(value: float | None) -> str:
-    """Format to three digits that count: scores of one model may all be large, or all be small."""
+    """Return a number with three significant digits: the scores of a model may all be large, or all be small."""
     if value is None:
         return "-"
     return f"{value:#.3g}"
 
 
 def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
-    """Return the importance of the heads as a picture, and as numbers where these fit the width."""
+    """Return the importance of the heads as a map, and as numbers if these fit the width."""
     title = f"importance ({answer.method or 'given'}), shaded by rank"
     picture = HeatMap(title, list(answer.sites.items()))
     numbers = _score_numbers(answer.sites)
     needed = _needed_width(numbers)
     if needed > width:
-        # Cut numbers say nothing, and twice the lines would push the picture off the screen.
+        # Numbers that are cut say nothing, and wrapped ones would push the map off the screen.
         return Group(picture, Text(f"\nThe numbers: --json, or a terminal of {needed} columns."))
     return _spaced([picture, numbers])
 
 
 def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
-    """Return a table of a line for each site, an attention module, and a column for each head."""
+    """Return a table of scores: a line for each site (attention module), and a column for each head."""
     most_heads = max(map(len, sites.values()), default=0)
     rows = []
     for site, values in sites.items():
@@ -377,12 +397,12 @@ def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
         rows.append(cells)
     titles = [f"head {head}" for head in range(most_heads)]
     table = plain_table("higher = keep", ("site", *titles), rows)
-    table.padding = (0, 1, 0, 0)  # twelve heads then fit 120 columns
+    table.padding = (0, 1, 0, 0)  # so that twelve heads fit 120 columns
     return table
 
 
 def _needed_width(drawn: Table) -> int:
-    """Return the columns of a terminal that a table takes where nothing is cut."""
+    """Return the width of terminal that a table needs, in characters, without being cut."""
     wide = Console(width=10**4)
     return wide.measure(drawn).maximum
 
@@ -407,7 +427,7 @@ def _planned_search_view(plan: PlannedSearch, width: int) -> RenderableType:
 
 
 def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
-    """Return when each head was removed, as a map where the sites are known, and the steps where they fit the width."""
+    """Return a map of when each head was removed, if the sites are known, and the steps if they fit the width."""
     steps = _steps_table(answer)
     needed = _needed_width(steps)
     shown: RenderableType = steps
@@ -419,7 +439,7 @@ def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
 
 
 def _steps_table(answer: CircuitAnswer) -> Table:
-    """Return score, accuracy and AUROC of a search before its first removal and after each."""
+    """Return the table of score, accuracy and AUROC before the first removal of a search and after each removal."""
     rows = []
     if answer.base is not None:
         figures = _step_figures(answer.base)
@@ -434,10 +454,11 @@ def _steps_table(answer: CircuitAnswer) -> Table:
 
 
 def _step_figures(counts: SearchCounts) -> list[str]:
-    """Return score, accuracy and AUROC of one step as text; a dash for the AUROC of a search without OOD samples."""
+    """Return the score, accuracy and AUROC of one step as text; the AUROC is a dash without OOD samples."""
     accuracy = counts.correct / counts.n_id
     auroc = None
     if counts.two_u is not None and counts.n_ood is not None:
+        # `two_u` is twice the number of pairs (ID, OOD) in which the OOD sample scores higher, so this is their share.
         pairs = counts.n_id * counts.n_ood
         auroc = counts.two_u / (2 * pairs)
     return [number(counts.score), number(accuracy), number(auroc)]
@@ -446,15 +467,16 @@ def _step_figures(counts: SearchCounts) -> list[str]:
 def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
     """Return a map of the step at which each head was removed.
 
-    Infinity stands for a head that was never removed, None for one that was gone when the search began.
+    The value of a head is infinity if it was never removed, and None if it was gone before the search began.
 
     Args:
-        answer: of a search.
-        sites: the number of heads of each site, an attention module, by its path.
+        answer: the answer of a search.
+        sites: the number of heads of each site (attention module), by the path of the site.
     """
     step_of_head = {}
     for removal in answer.removed:
         step_of_head[removal.site, removal.head] = removal.step
+
     rows = []
     for site, heads in sites.items():
         heads_at_start = _heads_at_start(answer, site, heads)
@@ -470,13 +492,14 @@ def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
 
 
 def _heads_at_start(answer: CircuitAnswer, site: str, heads: int) -> Sequence[int]:
-    """Return the heads of a site that a search began with: those that its start mask keeps, else all."""
+    """Return the heads of a site with which a search began: those that its start mask keeps, or all without a mask."""
     if answer.start_mask is None or site not in answer.start_mask.sites:
         return range(heads)
     return answer.start_mask.sites[site].kept
 
 
 def _circuits_view(answer: CircuitsAnswer, width: int) -> RenderableType:
+    """Return the views of several circuits, below each other."""
     circuits = [_circuit_view(circuit, width) for circuit in answer.circuits]
     return _spaced(circuits)
 
@@ -484,13 +507,13 @@ def _circuits_view(answer: CircuitsAnswer, width: int) -> RenderableType:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-_MOST_DRAWN = 100_000  # heads
+_MOST_DRAWN = 100_000  # the most heads that are drawn as maps
 _MOST_ROWS = 200
 _LONGEST_VALUE = 1000  # characters
 _LONGEST_LIST = 12
 
 _DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
-"""Keys of a file that are no lines of its facts."""
+"""Keys of a file that are drawn otherwise than as lines of facts."""
 
 
 def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
@@ -499,6 +522,8 @@ def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
     for key in _DRAWN_APART:
         facts.pop(key, None)
     table = fact_table(_shortened_facts(facts))
+
+    # Maps of heads, the overlap of several masks, and the provenance, as far as the file has them.
     parts: list[RenderableType] = [table]
     parts += _maps_of_members(answer.head_maps)
     if answer.head_map is not None:
@@ -513,7 +538,7 @@ def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
 
 
 def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableType]:
-    """Return the kept heads of each member, as long as they are not too many to draw; then how many more there are."""
+    """Return a map of the kept heads of each member, until too many heads are drawn; then how many members are left."""
     parts: list[RenderableType] = []
     heads_drawn = 0
     for index, sites in enumerate(members):
@@ -527,7 +552,10 @@ def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableTy
 
 
 def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:
-    """Return the first names and values of a file, which may be any, and of each value its beginning."""
+    """Return the names and values in a file as facts: only the first ones if they are many, and long values cut.
+
+    A file may come from anywhere and hold anything, so its output must be limited.
+    """
     rows = []
     first_values = list(values.items())[:_MOST_ROWS]
     for name, value in first_values:
@@ -544,7 +572,7 @@ def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:
 
 
 def _one_line(value: object) -> str:
-    """Return a value of JSON in one line; of a long list its beginning."""
+    """Return a JSON value as one line; of a long list only the beginning."""
     if isinstance(value, dict):
         pairs = []
         for key, inner in value.items():
@@ -562,7 +590,7 @@ def _overlap_view(answer: OverlapAnswer, width: int) -> RenderableType:
     return _overlap_table(answer.pairs)
 
 
-# The overlap of kept heads is left out: it is near 1 wherever most heads are kept.
+# The overlap of kept heads is left out, because it is near 1 whenever most heads are kept.
 _COMPARISONS: tuple[tuple[str, Callable[[ComparedMasks], float | None]], ...] = (
     ("Jaccard\nkept", lambda pair: pair.kept.jaccard),
     ("Jaccard\nremoved", lambda pair: pair.removed.jaccard),
@@ -573,16 +601,17 @@ _COMPARISONS: tuple[tuple[str, Callable[[ComparedMasks], float | None]], ...] = 
 
 
 def _overlap_table(pairs: Sequence[ComparedMasks]) -> RenderableType:
-    """Return how far each two masks keep, and remove, the same heads."""
+    """Return a table of how much each two masks agree on which heads are kept and removed."""
     rows = []
     for pair in pairs:
         figures = [number(figure_of(pair), 3) for _, figure_of in _COMPARISONS]
         rows.append([pair.a, pair.b, *figures])
     titles = [title for title, _ in _COMPARISONS]
+
     drawn = plain_table("", ("", "", *titles), rows, left=2)
     columns_of_names = drawn.columns[:2]
     for column in columns_of_names:
-        column.overflow = "fold"  # a name cut short would be another name
+        column.overflow = "fold"  # a name that is cut could be taken for another one
     heading = Text("overlap of heads (JSD: Jensen-Shannon divergence over the sites, in bits)")
     return Group(heading, drawn)
 
@@ -591,7 +620,7 @@ def _overlap_table(pairs: Sequence[ComparedMasks]) -> RenderableType:
 
 
 def _calibration_view(answer: CalibrateAnswer, width: int) -> RenderableType:
-    """Return what was fitted, and how well each OOD score did where several were compared."""
+    """Return what was fitted, and the AUROC of each OOD score if several were compared."""
     facts = fact_table(_calibration_facts(answer))
     if not answer.compared:
         return facts
@@ -603,7 +632,7 @@ def _calibration_view(answer: CalibrateAnswer, width: int) -> RenderableType:
 
 
 def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
-    """Return each thing that was fitted, and what it came to."""
+    """Return each thing that was fitted, with its value."""
     facts = [("model", answer.model.name)]
     calibration = answer.calibration
     if calibration is not None:
@@ -613,6 +642,7 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
         facts.append(("temperature", temperature))
     if answer.ood_score is not None:
         facts.append(("OOD score", answer.ood_score))
+
     threshold = answer.threshold
     if threshold is not None:
         facts.append(("threshold", f"{number(threshold.value, 6)} of {threshold.score} ({threshold.rule})"))
@@ -627,7 +657,7 @@ def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
 
 
 def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:
-    """Return the first predictions, where the answer holds them, and what all of them come to."""
+    """Return the first predictions, if the answer holds them, and a summary of all predictions."""
     facts = fact_table(_prediction_facts(answer))
     if not answer.first:
         return facts
@@ -641,7 +671,7 @@ def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:
 
 
 def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
-    """Return what was predicted, how sure the model was, and how many inputs are flagged or could not be read."""
+    """Return a summary of predictions: the model, its confidence, and the numbers of inputs flagged and unreadable."""
     model = answer.model
     facts = [("model", model.name), ("inputs", count_text(answer.n))]
     if answer.part is not None:
@@ -650,8 +680,9 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
         confidence = number(answer.confidence, 4)
         facts.append(("mean confidence", confidence))
     if model.threshold is not None:
-        value = number(model.threshold, 6)
-        facts.append(("threshold", f"{value} of {model.ood_score}"))
+        threshold_text = number(model.threshold, 6)
+        facts.append(("threshold", f"{threshold_text} of {model.ood_score}"))
+
     if answer.ood is not None:
         facts += _flagged_facts(answer.ood)
     if answer.skipped is not None:
@@ -665,7 +696,7 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
 
 
 def _flagged_facts(flagged: FlaggedRecord) -> list[Fact]:
-    """Return how many inputs are flagged, with their share and its interval; nothing without any input."""
+    """Return how many inputs are flagged, with their share and its interval; empty without inputs."""
     if flagged.share is None or flagged.ci is None:
         return []
     low, high = flagged.ci
@@ -676,7 +707,7 @@ def _flagged_facts(flagged: FlaggedRecord) -> list[Fact]:
 
 
 def _most_frequent_classes(answer: PredictAnswer) -> str:
-    """Return the classes that were predicted most often, with their counts, and how many more there are."""
+    """Return the classes that were predicted most often, with their counts, and how many more classes there are."""
     words = []
     for entry in answer.classes[:_MOST_CLASSES]:
         words.append(f"{entry.label}: {count_text(entry.n)}")
@@ -687,11 +718,11 @@ def _most_frequent_classes(answer: PredictAnswer) -> str:
 
 
 _MOST_CLASSES = 5
-"""Predicted classes that a table names."""
+"""The most predicted classes that a table names."""
 
 
 def _predictions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a line for each prediction; whether it is flagged only where there is a threshold to flag by."""
+    """Return a line for each prediction; it has a flag only if there is a threshold."""
     has_flags = any("is_ood" in row for row in rows)
     titles = ["input", "predicted", "confidence", "OOD score"]
     if has_flags:
@@ -714,6 +745,7 @@ def _flag(row: Mapping[str, Any]) -> str:
 
 
 def _planned_predictions_view(plan: PlannedPredictions, width: int) -> RenderableType:
+    """Return the plan of predictions: the model, the number of inputs, and the files it would write."""
     files = ", ".join(plan.files)
     facts = [
         ("model", plan.model),

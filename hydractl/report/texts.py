@@ -1,4 +1,4 @@
-"""Numbers as people read them, and names from documents made safe to show."""
+"""Numbers as text for people, and names from documents made safe to show."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """Return a fraction or a small quantity as text; a dash where there is none.
+    """Return a fraction or a small quantity as text; a dash for None.
 
     Args:
         value: the number.
-        digits: behind the point; fewer for large numbers, and a power of ten for those that would be shown as 0.
+        digits: the digits after the point. Numbers from 100 on have one digit; numbers that would look like 0 are
+            written with a power of ten.
     """
     if value is None:
         return "-"
+
+    # A smaller number would be shown as 0, so it is written with a power of ten and fewer digits.
     smallest_shown = 10**-digits
     if value != 0 and abs(value) < smallest_shown:
         digits_of_factor = max(digits - 2, 1)
@@ -38,16 +41,19 @@ def number(value: float | int | None, digits: int = 4) -> str:
 
 
 def program_words() -> list[str]:
-    """Return the words that start this program in a shell: ``hydractl`` where that is found and is this installation.
+    """Return the words that start this program in a shell.
 
-    Else they name the interpreter, from the working directory where it lies below it.
+    They are ``hydractl`` if the shell finds it and it belongs to this installation. Otherwise they name the
+    interpreter, by its path from the working directory if it lies below that: ``.venv/bin/python -m hydractl``.
     """
-    folder = os.path.realpath(os.path.dirname(sys.executable))  # the interpreter itself may be a link out of it
+    # Resolve links in the folder only: the interpreter itself may be a link to one elsewhere.
+    folder = os.path.realpath(os.path.dirname(sys.executable))
     program = shutil.which("hydractl")
     if program is not None:
         folder_of_program = os.path.dirname(os.path.realpath(program))
         if folder_of_program == folder:
             return ["hydractl"]
+
     interpreter = Path(sys.executable)
     here = Path.cwd()
     if interpreter.is_relative_to(here):
@@ -56,7 +62,7 @@ def program_words() -> list[str]:
 
 
 def count_text(value: float | None) -> str:
-    """Return a count with K, M or G for thousands, millions and thousands of millions."""
+    """Return a count with K, M or G for thousands, millions and billions; a dash for None."""
     if value is None:
         return "-"
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "K")):
@@ -66,7 +72,7 @@ def count_text(value: float | None) -> str:
 
 
 def params_text(params: float | None, nonzero: int | None) -> str:
-    """Return a number of parameters, and where they are counted those not zero: ``21.67 M (19.31 M nonzero)``."""
+    """Return a number of parameters as text, e.g. ``21.67 M (19.31 M nonzero)`` if the nonzero ones are counted."""
     text = count_text(params)
     if nonzero is None:
         return text
@@ -74,7 +80,7 @@ def params_text(params: float | None, nonzero: int | None) -> str:
 
 
 def bytes_text(value: int | None) -> str:
-    """Return a size in bytes, in decimal units."""
+    """Return a size in bytes as text in decimal units; a dash for None."""
     if value is None:
         return "-"
     if value < 1000:
@@ -83,7 +89,7 @@ def bytes_text(value: int | None) -> str:
 
 
 def input_text(sample: BenchInput | None) -> str:
-    """Return the shape of one sample of a bench: ``3x224x224``, or ``128 tokens``; a dash where it is not known."""
+    """Return the shape of one sample of a bench, ``3x224x224`` or ``128 tokens``; a dash if it is not known."""
     if sample is None:
         return "-"
     if sample.tokens:
@@ -92,7 +98,7 @@ def input_text(sample: BenchInput | None) -> str:
 
 
 def signed_change(before: int | None, after: int | None) -> str:
-    """Return the change from one count to another, in percent; a dash where one is not known or the first is 0."""
+    """Return the change from one count to another in percent; a dash if one is not known or the first is 0."""
     if not before or after is None:
         return "-"
     change = (after - before) / before
@@ -100,7 +106,7 @@ def signed_change(before: int | None, after: int | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time in the unit that suits it: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    """Return a time in a suitable unit: ``40 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     if seconds < 90 * 60:
@@ -111,7 +117,7 @@ def duration_text(seconds: float) -> str:
 
 
 def short_count(value: float) -> str:
-    """Return a count in four characters or less: 950, 1.2k, 48k, 1.3M."""
+    """Return a count in at most four characters: 950, 1.2k, 48k, 1.3M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value < size * 0.9995:  # 999.4 is shown as 999, 999.5 as 1k
             continue
@@ -122,15 +128,15 @@ def short_count(value: float) -> str:
     return f"{value:g}"
 
 
-# Marks that reorder the text around them, and line ends that are none to most programs.
+# Characters that reorder the text around them, and line ends that most programs do not know.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
 _UNSAFE = re.compile(r"[^\w.+-]+")
-_LONGEST_FILE_PART = 80  # in bytes: file systems take 255 for a whole name
+_LONGEST_FILE_PART = 80  # in bytes: file systems allow 255 for a whole name
 _LONGEST_SHOWN = 80
 
 
 def visible(text: object) -> str:
-    """Return the text with what cannot be seen or stored, such as control characters, as ``\\u202e``."""
+    r"""Return a text in which what cannot be seen or stored, e.g. control characters, is written as ``\u202e``."""
     characters = map(_visible_character, str(text))
     return "".join(characters)
 
@@ -145,7 +151,7 @@ _UNSEEN_CATEGORIES = ("Cc", "Cs", "Co", "Cn")
 
 
 def _is_unseen(character: str) -> bool:
-    """Return whether a character reorders text, controls a terminal, is half of one, or stands for nothing."""
+    """Return whether a character reorders text, controls a terminal, is half of a pair, or has no meaning."""
     if character in _REORDERING:
         return True
     return unicodedata.category(character) in _UNSEEN_CATEGORIES
@@ -156,10 +162,15 @@ def _escaped(character: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Return a name for a table: visible; a very long one cut in its middle, with a mark to tell it from others."""
+    """Return a name for a table, with unseen characters escaped.
+
+    A very long name is cut in its middle, and gets the start of its hash to tell it from others.
+    """
     text = visible(name)
     if len(text) <= _LONGEST_SHOWN:
         return text
+
+    # Each half gives up five letters: for "…" between them, and for " #" and six digits of the hash behind them.
     letters_of_mark = 5
     half = _LONGEST_SHOWN // 2 - letters_of_mark
     beginning = text[:half]
@@ -169,59 +180,65 @@ def shown_name(name: str) -> str:
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Return names of at most ``width`` characters that still differ from each other.
+    """Return names of at most ``width`` characters that are still different from each other.
 
-    First the dotted parts go that all names end with, then those they begin with; then a name is cut on its left, and
-    where that makes two names one, all are numbered.
+    First, dotted parts that all names end with are removed, then dotted parts that all begin with. Then names are cut
+    on their left. If two names become equal by that, all names are numbered.
+
+    Args:
+        names: the names, e.g. "blocks.0.attn" and "blocks.1.attn".
+        width: the largest number of characters.
     """
+    # Take away what all names share at their end and at their beginning, and cut what is still too long.
     names_without_ending = _without_shared_parts(names, width, _LAST)
     distinct_parts = _without_shared_parts(names_without_ending, width, _FIRST)
-    cut = [_end_of(name, width) for name in distinct_parts]
-    still_differ = len(set(cut)) == len(set(distinct_parts))
+    cut_names = [_end_of(name, width) for name in distinct_parts]
+    still_differ = len(set(cut_names)) == len(set(distinct_parts))
     if still_differ:
-        return cut
+        return cut_names
+
     numbered = []
     for index, name in enumerate(distinct_parts):
-        number = f"{index} "
-        letters_left = width - len(number)
-        numbered.append(number + _end_of(name, letters_left))
+        prefix = f"{index} "
+        letters_left = width - len(prefix)
+        numbered.append(prefix + _end_of(name, letters_left))
     return numbered
 
 
 _FIRST, _LAST = 0, -1
-"""Places of the part of a name that :func:`_without_shared_parts` takes away."""
+"""The index of the part of a name that :func:`_without_shared_parts` removes."""
 
 
 def _longest_length(parts_of_names: Sequence[Sequence[str]]) -> int:
-    """Return the length of the longest of names that are split at their dots; 0 without any name."""
+    """Return the length of the longest name; names are given as their dotted parts; 0 if there are none."""
     lengths = [len(".".join(parts)) for parts in parts_of_names]
     return max(lengths, default=0)
 
 
 def _without_shared_parts(names: Sequence[str], width: int, side: int) -> list[str]:
-    """Return names without the dotted parts that all have on one side, as many of them as it takes to fit.
+    """Return names without dotted parts that all share on one side, until the longest name fits ``width``.
 
-    Every name keeps one part at least.
+    Every name keeps at least one part.
 
     Args:
-        names: any.
-        width: characters that the longest of them shall have.
-        side: ``_FIRST`` or ``_LAST``: where parts are taken away.
+        names: the names, e.g. "blocks.0.attn" and "blocks.1.attn", which share "attn" at the end.
+        width: the number of characters that the longest name should have at most.
+        side: the end where parts are removed: ``_FIRST`` or ``_LAST``.
     """
     parts_of_names = [name.split(".") for name in names]
     while _longest_length(parts_of_names) > width:
         parts_on_side = {parts[side] for parts in parts_of_names}
         if len(parts_on_side) > 1:
-            break  # they differ there
+            break  # the names differ on this side
         if any(len(parts) < 2 for parts in parts_of_names):
-            break
+            break  # a name would lose its last part
         for parts in parts_of_names:
             del parts[side]
     return [".".join(parts) for parts in parts_of_names]
 
 
 def _end_of(name: str, width: int) -> str:
-    """Return a name of at most ``width`` characters: its end behind a mark, where it is longer."""
+    """Return the last ``width`` characters of a longer name, with "…" as the first of them; a shorter name as it is."""
     if len(name) <= width:
         return name
     start = len(name) - width + 1
@@ -229,32 +246,36 @@ def _end_of(name: str, width: int) -> str:
 
 
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
-    """Return names for a picture: visible, at most ``width`` characters, and different from each other."""
+    """Return names for a picture: visible, at most ``width`` characters long, and different from each other."""
     names_to_draw = [visible(name) for name in names]
     return short_names(names_to_draw, width)
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Return a part of a file name for each name: letters, digits and ``.+-_`` only, different from each other.
+    """Return a part of a file name for each name: only letters, digits and ``.+-_``, all different.
 
-    Two that differ in capitals only are told apart too, because some file systems do not.
+    Names that differ only in capitals get different parts, too, because some file systems ignore capitals.
     """
     parts: list[str] = []
-    taken: set[str] = set()
+    used_parts: set[str] = set()
     for name in names:
         safe = _safe_part(name)
         part = safe
+        # Add -2, -3 and so on until the part is new.
         count = 1
-        while part.lower() in taken:
+        while part.lower() in used_parts:
             count += 1
             part = f"{safe}-{count}"
-        taken.add(part.lower())
+        used_parts.add(part.lower())
         parts.append(part)
     return parts
 
 
 def _safe_part(name: str) -> str:
-    """Return a name without accents, a dash in the place of what a file name should not hold; ``model`` if empty."""
+    """Return a name without accents and with a dash for characters that a file name should not have.
+
+    ``model`` if empty.
+    """
     decomposed = unicodedata.normalize("NFKD", name)
     without_accents = decomposed.encode("ascii", "ignore").decode()
     without_unsafe = _UNSAFE.sub("-", without_accents).strip(".-")
@@ -263,7 +284,7 @@ def _safe_part(name: str) -> str:
 
 @cache
 def _template_environment(show: Callable[[object], str], **options: Any) -> Environment:
-    """Return the templates of this package, in which ``show`` writes everything that is no markup already."""
+    """Return the environment of this package's templates; ``show`` writes every value that is not yet markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -279,7 +300,14 @@ def _template_environment(show: Callable[[object], str], **options: Any) -> Envi
 def template(
     name: str, show: Callable[[object], str], filters: Mapping[str, Callable[..., object]], **options: Any
 ) -> Template:
-    """Return a template in which every text is written by ``show``, so that no text of a document becomes markup."""
+    """Return a template in which ``show`` writes every text, so that a text of a document cannot become markup.
+
+    Args:
+        name: the file of the template.
+        show: returns a value as text, escaped for the language of the template.
+        filters: further functions that the template may call, by name.
+        options: options of the jinja2 environment.
+    """
     environment = _template_environment(show, **options)
     environment.filters.update(filters)
     return environment.get_template(name)

@@ -1,6 +1,6 @@
 """Inputs over time, from several runs of ``predict``: a table for the terminal, and a picture.
 
-There is no clock in any file: time is the order in which the files are given.
+Files hold no times; the order in which the files are given counts as time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_LINES = 60
-"""Lines of a table that has one for each window; with more windows it has one for each file."""
+"""The most lines of a table with a line for each window; with more windows it has one line for each file."""
 _INCHES_A_WINDOW = 0.12
 _WIDEST = 16.0
-_CALM, _ALARM = 0, 5  # numbers of colours
+_CALM, _ALARM = 0, 5  # indices of colours
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -39,8 +39,8 @@ _CALM, _ALARM = 0, 5  # numbers of colours
 def traffic_table(answer: TrafficAnswer, width: int) -> RenderableType:
     """Return a table with a line for each window of inputs, every figure with its interval.
 
-    A file of several windows has one more line, for all of its inputs. With more windows than ``_MOST_LINES`` in all
-    files together, that line is the only one of each file.
+    A file of several windows has one more line for all of its inputs. If all files together have more than
+    ``_MOST_LINES`` windows, each file has only this line.
     """
     one_line_a_file = _window_count(answer.files) > _MOST_LINES
     rows = []
@@ -56,7 +56,12 @@ def traffic_table(answer: TrafficAnswer, width: int) -> RenderableType:
 
 
 def _windows_to_show(watched: WatchedRecord, one_line_a_file: bool) -> list[WatchedWindowRecord]:
-    """Return the windows of a file that have a line: each, and all inputs as one where there are several."""
+    """Return the windows of a file that have a line: each window and, if there are several, all inputs as one window.
+
+    Args:
+        watched: the windows of the file.
+        one_line_a_file: whether only all inputs as one window are shown.
+    """
     if one_line_a_file:
         return [watched.whole]
     if len(watched.windows) > 1:
@@ -65,15 +70,17 @@ def _windows_to_show(watched: WatchedRecord, one_line_a_file: bool) -> list[Watc
 
 
 def _window_count(files: Sequence[TrafficFileRecord]) -> int:
+    """Return the number of windows of all files."""
     return sum(len(file.watched.windows) for file in files)
 
 
 def _window_cells(window: WatchedWindowRecord) -> list[str]:
-    """Return the cells of one window behind the name of its file; a dash for a figure that was not computed."""
+    """Return the cells of one window after the name of its file; a dash for a figure that was not computed."""
     first = window.first + 1
     last = window.first + window.n
     inputs = f"{first:,}-{last:,}"
 
+    # Each figure with its 95 % interval.
     flagged = difference = UNKNOWN
     share = window.share
     if share is not None:
@@ -104,9 +111,9 @@ def _three_decimals(value: float) -> str:
 
 
 def _with_interval(value: float, ends: Sequence[float | None], text_of: Callable[[float], str]) -> str:
-    """Return a figure and the ends of its interval as text, each written by ``text_of``."""
+    """Return a figure and the ends of its interval as text; ``text_of`` writes each number."""
     low, high = ends
-    assert low is not None and high is not None  # of an interval that was computed
+    assert low is not None and high is not None  # known if the figure was computed
     interval = f"{text_of(low)} to {text_of(high)}"
     return f"{text_of(value)} ({interval})"
 
@@ -115,7 +122,7 @@ def _with_interval(value: float, ends: Sequence[float | None], text_of: Callable
 
 
 class _Figure(NamedTuple):
-    """A figure of a window as it is drawn, and the ends of its interval."""
+    """The value of a quantity in one window, and the ends of its interval."""
 
     value: float
     low: float
@@ -126,10 +133,10 @@ class _Quantity(NamedTuple):
     """A quantity that is drawn over the windows.
 
     Attributes:
-        title: names its axis.
-        words: say what the panel shows, for those who hear a page.
-        figure_of: returns it for a window; None where it was not computed.
-        value_without_shift: returns what it would be if the inputs were as the reference is.
+        title: the title of its axis.
+        words: what the panel shows, for people who hear a page.
+        figure_of: returns its value in a window; None if it was not computed.
+        value_without_shift: returns its value if the inputs are like the reference.
     """
 
     title: str
@@ -139,20 +146,23 @@ class _Quantity(NamedTuple):
 
 
 def draw_traffic(answer: TrafficAnswer, handle: IO[bytes], form: str) -> None:
-    """Draw the share flagged, the AUROC of the shift and the classes by window, with their intervals.
+    """Draw, over the windows, the share of flagged inputs, the AUROC of the shift and the shift of classes.
 
     Args:
-        answer: the runs.
-        handle: where the picture goes.
+        answer: the answers of several runs of ``predict``.
+        handle: the file that the picture is written to.
         form: ``.png`` or ``.svg``.
     """
     width_for_windows = 2.0 + _INCHES_A_WINDOW * _window_count(answer.files)
     width = min(max(6.0, width_for_windows), _WIDEST)
+
+    # One panel for each quantity. A panel draws itself later, when it has its place in the figure.
     panels = []
     for quantity in _quantities():
         draw_on = partial(_draw_quantity, files=answer.files, quantity=quantity)
         panels.append(Panel(draw_on, quantity.words, width, 2.2))
-    # What would differ from one drawing of the same runs to the next.
+
+    # Leave out the metadata that would differ each time the same runs are drawn.
     changing = "Date" if form == ".svg" else "Software"
     with styled():
         figure = compose(panels, 1)
@@ -160,7 +170,7 @@ def draw_traffic(answer: TrafficAnswer, handle: IO[bytes], form: str) -> None:
 
 
 def _quantities() -> list[_Quantity]:
-    """Return what is drawn, from top to bottom."""
+    """Return the quantities that are drawn, from top to bottom."""
     return [
         _Quantity("flagged", "share of inputs that are flagged", _share_figure, _flagged_share_of_reference),
         _Quantity("AUROC of shift", "AUROC of OOD scores against the reference", _auroc_figure, _auroc_of_guessing),
@@ -174,17 +184,24 @@ def _quantities() -> list[_Quantity]:
 
 
 def _draw_quantity(axes: Axes, files: Sequence[TrafficFileRecord], quantity: _Quantity) -> None:
-    """Draw one quantity of every window, those with an alarm in another colour and marker."""
+    """Draw one quantity of every window; windows with an alarm have another colour and marker.
+
+    Args:
+        axes: the axes to draw on.
+        files: the files, each with its windows of inputs.
+        quantity: the quantity, e.g. the share of flagged inputs.
+    """
     calm = []
     alarmed = []
-    for place, window in _numbered(files):
+    for number, window in _numbered(files):
         figure = quantity.figure_of(window)
         if figure is None:
             continue
         if window.verdict == "alarm":
-            alarmed.append((place, figure))
+            alarmed.append((number, figure))
         else:
-            calm.append((place, figure))
+            calm.append((number, figure))
+
     _draw_figures(axes, calm, _CALM, "no alarm")
     _draw_figures(axes, alarmed, _ALARM, "alarm")
     _draw_values_without_shift(axes, files, quantity)
@@ -194,7 +211,14 @@ def _draw_quantity(axes: Axes, files: Sequence[TrafficFileRecord], quantity: _Qu
 
 
 def _draw_figures(axes: Axes, placed_figures: Sequence[tuple[int, _Figure]], colour_number: int, label: str) -> None:
-    """Draw figures at their places, each with its interval; nothing, not in the legend either, where there are none."""
+    """Draw figures with their intervals; if there are none, draw nothing, so that the legend has no entry either.
+
+    Args:
+        axes: the axes to draw on.
+        placed_figures: the x coordinates and the figures.
+        colour_number: the index of the colour.
+        label: the label of the figures.
+    """
     if not placed_figures:
         return
     places = []
@@ -209,7 +233,7 @@ def _draw_figures(axes: Axes, placed_figures: Sequence[tuple[int, _Figure]], col
 
 
 def _numbered(files: Sequence[TrafficFileRecord]) -> Iterator[tuple[int, WatchedWindowRecord]]:
-    """Yield all windows, one after another, each with its number from 1."""
+    """Yield the windows of all files in order, each with its number from 1, which is its x coordinate."""
     number = 0
     for file in files:
         for window in file.watched.windows:
@@ -218,14 +242,14 @@ def _numbered(files: Sequence[TrafficFileRecord]) -> Iterator[tuple[int, Watched
 
 
 class _Span(NamedTuple):
-    """The part of the x axis that the windows of one file take."""
+    """The part of the x axis that holds the windows of one file."""
 
     start: float
     stop: float
 
 
 def _spans(files: Sequence[TrafficFileRecord]) -> list[_Span]:
-    """Return the span of each file; a window has its number as its place, half way between two borders."""
+    """Return the span of each file. Window i is at x = i, so a span begins and ends half way between two windows."""
     spans = []
     start = 0.5
     for file in files:
@@ -236,7 +260,7 @@ def _spans(files: Sequence[TrafficFileRecord]) -> list[_Span]:
 
 
 def _draw_values_without_shift(axes: Axes, files: Sequence[TrafficFileRecord], quantity: _Quantity) -> None:
-    """Draw, file by file, the value of a quantity where nothing has shifted, and a line between two files."""
+    """Draw the value that a quantity has without a shift, for each file, and a vertical line between two files."""
     for file, span in zip(files, _spans(files), strict=True):
         value = quantity.value_without_shift(file.watched.reference)
         axes.hlines(
@@ -264,7 +288,10 @@ def _name_files(axes: Axes, files: Sequence[TrafficFileRecord]) -> None:
 
 
 def _share_figure(window: WatchedWindowRecord) -> _Figure | None:
-    """Return the share flagged: its interval is that of the difference, moved up by the share of the reference."""
+    """Return the share of flagged inputs in a window; None if it was not compared.
+
+    Its interval is that of the difference to the reference, moved up by the share of the reference.
+    """
     share = window.share
     if share is None:
         return None
@@ -274,7 +301,7 @@ def _share_figure(window: WatchedWindowRecord) -> _Figure | None:
 
 
 def _auroc_figure(window: WatchedWindowRecord) -> _Figure | None:
-    """Return the AUROC of the OOD scores of a window against those of the reference."""
+    """Return the AUROC of the OOD scores of a window against those of the reference; None if it was not compared."""
     if window.auroc is None:
         return None
     low, high = window.auroc.ci
@@ -283,7 +310,7 @@ def _auroc_figure(window: WatchedWindowRecord) -> _Figure | None:
 
 
 def _variation_figure(window: WatchedWindowRecord) -> _Figure | None:
-    """Return the total variation of the predicted classes of a window from those of the reference."""
+    """Return the total variation of the predicted classes of a window from the reference; None if not compared."""
     if window.classes is None:
         return None
     low, high = window.classes.ci
@@ -292,7 +319,7 @@ def _variation_figure(window: WatchedWindowRecord) -> _Figure | None:
 
 
 def _flagged_share_of_reference(reference: ReferenceRecord) -> float:
-    """Return the share of the reference that is flagged; 0 where there is no threshold to flag by."""
+    """Return the share of the reference that is flagged; 0 if there is no threshold."""
     if reference.flagged is None:
         return 0.0
     return reference.flagged / reference.n

@@ -17,14 +17,14 @@ calibrate_option = partial(option, "Calibrating")
 
 
 def _something_to_choose(settings: CalibrateSettings) -> list[str]:
-    """Return a problem for a command that chooses nothing."""
+    """Return a problem if the command asks for nothing to be chosen."""
     if any(settings.given(name) for name in ("temperature", "threshold", "ood_score", "conformal", "reference")):
         return []
     return ["calibrate needs something to choose: --temperature, --threshold, --conformal, --ood-score or --reference"]
 
 
 def _nothing_of_rows(settings: CalibrateSettings) -> list[str]:
-    """Return a problem for values of one row of several, where there is one model."""
+    """Return a problem for each value ``ROW=...``: only ``eval`` has several rows, and here there is one model."""
     problems = []
     for name in ("temperature", "ood_score"):
         for text in getattr(settings, name):
@@ -34,17 +34,20 @@ def _nothing_of_rows(settings: CalibrateSettings) -> list[str]:
 
 
 def _samples_to_compare_scores_on(settings: CalibrateSettings) -> list[str]:
-    """Return problems for several scores without samples to choose one on, and for a name that is there twice."""
+    """Return a problem if several scores have no validation samples to choose one on, and if a score is named twice.
+
+    If several scores are named, ``calibrate`` chooses one of them by the data of ``--val`` and ``--ood-val``.
+    """
     problems = []
     names = settings.score_names()
     if len(names) > 1:
-        as_given = ",".join(names)
+        scores_as_written = ",".join(names)
         if ALL_SCORES in settings.ood_score:
-            as_given = ALL_SCORES
+            scores_as_written = ALL_SCORES
         for needed in ("val", "ood_val"):
             if not settings.given(needed):
-                called = settings.called(needed)
-                problems.append(f"--ood-score {as_given} needs {called}, to choose one of them on")
+                needed_label = settings.called(needed)
+                problems.append(f"--ood-score {scores_as_written} needs {needed_label}, to choose one of them on")
     if len(set(names)) < len(names):
         where = settings.where("ood_score")
         problems.append(f"--ood-score has a name twice{where}")
@@ -130,7 +133,7 @@ class CalibrateSettings(Validated):
     )
 
     def settle(self) -> None:
-        """Leave training data alone that every verb was given, where no score is fitted to them."""
+        """Drop ``--train`` if it was set for all verbs at once, and no score is fitted to it."""
         if self.of_this_verb("train"):
             return
         asked_for = set(self.score_names())
@@ -138,11 +141,11 @@ class CalibrateSettings(Validated):
             self.train = None
 
     def scores(self) -> list[ScoreChoice]:
-        """Return every ``--ood-score``, in order."""
+        """Return every ``--ood-score`` parsed, in order."""
         return [parse_ood_score(text) for text in self.ood_score]
 
     def score_names(self) -> list[str]:
-        """Return the names of the scores, in the order given; ``all`` is every one of them."""
+        """Return the names of the scores, in the order given; ``all`` stands for every score."""
         if self.ood_score == [ALL_SCORES]:
             return [*SCORES, *ON_FEATURES]
         names: list[str] = []

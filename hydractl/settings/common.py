@@ -1,4 +1,4 @@
-"""The options that every verb has, and how the options of one verb are checked together."""
+"""The options that every verb has, and the checks of the options of one verb together."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ file_option = partial(option, "Input and output")
 run_option = partial(option, "Running")
 general_option = partial(option, "General")
 
-# What wins over what, and 0 for a built-in default.
+# The rank of each source of a value: a higher rank wins. A built-in default has rank 0.
 RECIPE, SHARED_KEY, VERB_KEY, VARIABLE, FLAG = 1, 2, 3, 4, 5
 
 FOLDER_FORMATS = {".mlflow": "mlflow", ".triton": "triton"}
-"""Endings of exported folders, each with its format."""
+"""The format of an exported folder, by the ending of its name."""
 EXPORTED = {".int8.onnx": "onnx-int8", ".onnx": "onnx", ".pt2": "pt2", **FOLDER_FORMATS}
-"""Endings of what is exported, each with its format; the longest first."""
+"""The format of an exported file or folder, by the ending of its name; a longer ending stands before its own end."""
 _NO_WEIGHTS = (
     *PICKLES,
     *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".html", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"),
     *(".npz", ".npy", ".parquet", ".gz", ".zip", ".tar", ".png", ".jpg", ".jpeg", ".svg", ".pdf"),
     *(".gguf", ".h5", ".pb", ".tflite", ".ort", ".pte", ".engine", ".mlmodel", ".mlpackage"),
 )
-"""Endings of other files: a checkpoint named so would be taken for one of them, or refused when it is read."""
+"""Endings of other kinds of files. A checkpoint of such a name would be taken for one, or refused when it is read."""
 
 SPEC_FORMS = (
     "a folder of class folders, an .npz, an image list, texts (.csv, .tsv, .jsonl, .parquet), or NAME/SPLIT after a "
     "scheme"
 )
-"""What a SPEC of a data set may be, for help texts."""
+"""The forms that the SPEC of a data set can have, for help texts."""
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 RecordT = TypeVar("RecordT")
 
 Rule: TypeAlias = Callable[[Any], list[str]]
-"""What takes the settings of a verb and returns the problems between its options; see ``hydractl.settings.rules``."""
+"""A function from the settings of a verb to the problems between its options; see ``hydractl.settings.rules``."""
 
 
 def name_for_weights(name: str) -> str | None:
-    """Return what to do with the name of a checkpoint that ends like a file of another kind; None for any other."""
+    """Return an advice if a checkpoint's name ends like a file of another kind, e.g. ``a.onnx``; else None."""
     lower = name.lower()
+    # The name of an export: name the checkpoint .st, and export it.
     for ending, kind in EXPORTED.items():
         if lower.endswith(ending):
             stem = name[: -len(ending)]
@@ -62,21 +63,21 @@ def name_for_weights(name: str) -> str | None:
 
 @dataclass(kw_only=True)
 class Common:
-    """Options of every verb. ``check()`` is to be called before use; merging flags and files does so.
+    """Options of every verb. Call ``check()`` before use; merging flags and files calls it.
 
     Attributes:
         verb: the name on the command line.
-        alternatives: groups of options of which one replaces the others: a flag sets aside what a file says.
-        many_models: whether several MODELs are taken.
-        models_called: what they are called in the help.
-        models_help: what they are, for the help.
+        alternatives: groups of options that replace each other: a flag sets aside an alternative that a file gives.
+        many_models: whether the verb takes several MODELs.
+        models_called: how the help names the MODELs.
+        models_help: how the help describes them.
         lacks: options of other verbs that would have no effect in this one.
-        needs_output_file: whether ``-o -`` makes no sense because the output is no JSON.
-        rules: what options need and exclude, in the order in which problems are told.
-        sources: where each value came from, by option name: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep``
-            or ``default``. Empty when built in Python.
-        ranks: how much each source weighs, by option name, without the defaults. None when built in Python.
-        unread: options whose given value could not be read, so that nothing more is said about them.
+        needs_output_file: whether the verb writes weights, so that ``-o -`` (JSON on standard output) makes no sense.
+        rules: checks of options that need or exclude each other, in the order in which problems are reported.
+        sources: where each value came from, by option name: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep`` or
+            ``default``. Empty if the settings were built in Python.
+        ranks: the rank of each option's source, by option name, without defaults. None if built in Python.
+        unread: options whose given value could not be read; nothing more is reported about them.
     """
 
     verb: ClassVar[str]
@@ -157,46 +158,58 @@ class Common:
 
     @property
     def to_stdout(self) -> bool:
-        """Whether the document that the verb makes goes to standard output instead of a file."""
+        """Whether the verb's document goes to standard output instead of a file."""
         if self.output is None:
             return self.json
         return self.output == "-"
 
     @property
     def seed_mark(self) -> str:
-        """The mark that tells a default output name of another seed than the default one: ``.seed1``."""
+        """The part of a default output name that tells the seed, e.g. ``.seed1``; empty for the default seed."""
         if self.seed:
             return f".seed{self.seed}"
         return ""
 
     def fill(self, record: type[RecordT], **own: Any) -> RecordT:
-        """Return a record filled from the options that its fields are named after, and from ``own`` values."""
+        """Return a record whose fields are filled from the options of the same names, or from ``own``.
+
+        Args:
+            record: a dataclass.
+            own: values of fields that are not taken from options.
+        """
         values = dict(own)
-        for item in fields(record):  # type: ignore[arg-type]
-            if item.name not in own:
-                values[item.name] = getattr(self, item.name)
+        for record_field in fields(record):  # type: ignore[arg-type]
+            if record_field.name not in own:
+                values[record_field.name] = getattr(self, record_field.name)
         return record(**values)
 
     def check(self) -> None:
-        """Fill in the defaults that depend on other options and check what needs no file. Calling it again is safe.
+        """Fill in defaults that depend on other options, and check all that needs no file; may be called again.
 
         Raises:
-            UsageError: listing every problem.
+            UsageError: there is a problem; it lists all of them.
         """
         problems = self.problems()
         raise_problems(self.verb, problems)
 
     def problems(self) -> list[str]:
-        """Set aside what does not apply, settle the defaults, and return every problem of these settings."""
+        """Return every problem of these settings, after completing them.
+
+        It changes the settings: options that do not apply go back to their defaults, and :meth:`settle` fills in
+        defaults that depend on other options.
+        """
         problems = self._set_aside()
         self.settle()
-        for item in options_of(type(self)):
-            if item.name in self.unread:
-                continue
-            value = getattr(self, item.name)
-            where = self.where(item.name)
-            for complaint in item.complaints(value):
-                problems.append(f"{item.label} {complaint}{where}")
+        for declared_option in options_of(type(self)):
+            if declared_option.name in self.unread:
+                continue  # it has a problem already
+            # The rules of a single option: its choices, its range, and so on.
+            value = getattr(self, declared_option.name)
+            where = self.where(declared_option.name)
+            for complaint in declared_option.complaints(value):
+                problems.append(f"{declared_option.label} {complaint}{where}")
+
+        # Problems between options, and those of the MODEL and the output.
         problems += self._model_problems()
         problems += self._output_problems()
         problems += self.conflicts()
@@ -206,53 +219,53 @@ class Common:
         """Fill in the defaults that depend on other options."""
 
     def conflicts(self) -> list[str]:
-        """List problems between the options of this verb: those that its ``rules`` find."""
+        """Return the problems between the options of this verb, found by its ``rules``."""
         problems = []
         for rule in self.rules:
             problems += rule(self)
         return problems
 
     def inapplicable(self) -> dict[str, str]:
-        """Return options that mean nothing beside the others, each with the option that makes it so."""
+        """Return each option that has no effect because of another option, with the name of that other one."""
         return {}
 
     @classmethod
     def further_help(cls) -> dict[str, list[tuple[str, str]]]:
-        """Return what the help shows behind the options of a heading, in two columns."""
+        """Return what the help adds below the options of a heading, as rows of two columns, by heading."""
         return {}
 
     def given(self, name: str) -> bool:
-        """Return whether the option has a value, or was given one that could not be read."""
+        """Return whether the option has a value, even one that could not be read."""
         if name in self.unread:
             return True
         return getattr(self, name) not in (None, [])
 
     def of_this_verb(self, name: str) -> bool:
-        """Return whether the option was given to this verb, and not to all verbs at once."""
+        """Return whether the option was given to this verb, and not to all verbs at once in a file or a variable."""
         rank = self._rank(name)
         return rank in (VERB_KEY, FLAG)
 
     def where(self, name: str) -> str:
-        """Return `` (source)`` of an option, empty when it was not given or the settings were built in Python."""
+        """Return `` (source)`` of an option for messages; empty for a default, or in settings built in Python."""
         source = self.sources.get(name, "default")
         if source.startswith("default"):
             return ""
         return f" ({source})"
 
     def called(self, name: str) -> str:
-        """Return the name of the option in messages."""
+        """Return the name of an option in messages, e.g. ``--keep``."""
         option = _declaration(type(self), name)
         return option.label
 
     def exactly_one(self, *names: str) -> list[str]:
-        """Return a problem unless exactly one of these options was given."""
+        """Return a problem if not exactly one of these options was given."""
         if any(map(self.given, names)):
             return self.at_most_one(*names)
         called = ", ".join(map(self.called, names))
         return [f"{self.verb} needs one of {called}"]
 
     def at_most_one(self, *names: str) -> list[str]:
-        """Return a problem if several of these options were given."""
+        """Return a problem if more than one of these options was given."""
         given_names = list(filter(self.given, names))
         if len(given_names) < 2:
             return []
@@ -261,14 +274,19 @@ class Common:
         return [f"give only one of {listed}"]
 
     def needs(self, name: str, why: str = "") -> list[str]:
-        """Return a problem unless this option was given; ``why`` follows the name of the verb."""
+        """Return a problem if this option was not given.
+
+        Args:
+            name: the option.
+            why: words that follow the name of the verb in the message.
+        """
         if self.given(name):
             return []
         who = f"{self.verb} {why}".strip()
         return [f"{who} needs {self.called(name)}"]
 
     def goes_with(self, name: str, other: str) -> list[str]:
-        """Return a problem if the first option was given without the second."""
+        """Return a problem if the option ``name`` was given without the option ``other``."""
         if not self.given(name):
             return []
         if self.given(other):
@@ -277,26 +295,27 @@ class Common:
         return [f"{needing} needs {self.called(other)}"]
 
     def twice_named(self, name: str, form: Callable[[str], str] = str) -> list[str]:
-        """Return a problem for each data set of an option that has the name of one before it.
+        """Return a problem for each data set of an option whose name an earlier one has.
 
         Args:
-            name: of the option, whose values are ``NAME=SPEC`` or ``NAME:GROUP=SPEC``.
-            form: brings a value into this form.
+            name: the option, whose values are ``NAME=SPEC`` or ``NAME:GROUP=SPEC``.
+            form: brings a value into one of these forms, if it may have another.
         """
-        called = self.called(name)
+        label = self.called(name)
         where = self.where(name)
         problems = []
         names_before: set[str] = set()
         for text in getattr(self, name):
+            # NAME or NAME:GROUP stands before "=".
             name_and_group = form(text).partition("=")[0]
             set_name = name_and_group.partition(":")[0]
             if set_name in names_before:
-                problems.append(f"{called} has the name {set_name!r} twice{where}")
+                problems.append(f"{label} has the name {set_name!r} twice{where}")
             names_before.add(set_name)
         return problems
 
     def one_from_stdin(self, *names: str) -> list[str]:
-        """Return a problem if several of these files are standard input."""
+        """Return a problem if more than one of these options is ``-``: standard input can be read only once."""
         readers = []
         for name in names:
             if getattr(self, name) == "-":
@@ -307,37 +326,42 @@ class Common:
         return [f"standard input can be read once, not for {listed}"]
 
     def _set_aside(self) -> list[str]:
-        """Put options back to their defaults that a weightier option replaces or makes meaningless.
+        """Put options back to their defaults if an option of higher rank replaces them or leaves them without effect.
+
+        The rank of an option is that of its source, e.g. a flag ranks above a file.
 
         Returns:
-            A problem for each meaningless option that weighs as much as what makes it so. What a file says for
-            every verb is no problem: it is meant for those verbs and modes that have a use for it.
+            A problem for each option without effect whose rank is at least that of the option that causes it. An option
+            that a file sets for all verbs is never a problem: it is meant for the verbs and modes that have a use for
+            it.
         """
-        # Of alternatives, the weightiest replaces those that somebody gave with less weight.
+        # Of options that replace each other, the one of highest rank wins; others that were given go back to default.
         for group in self.alternatives:
-            weightiest = max(group, key=self._rank)
+            winner = max(group, key=self._rank)
             for name in group:
-                if 0 < self._rank(name) < self._rank(weightiest):
-                    self._put_back(name, weightiest)
+                if 0 < self._rank(name) < self._rank(winner):
+                    self._put_back(name, winner)
 
-        # What means nothing beside another option is a problem, or is put back where a file says it for all verbs.
+        # `cause` is the option that leaves `name` without effect. This is a problem if `name` ranks as high as its
+        # cause and is not merely a key for all verbs in a file; otherwise it goes back to its default.
         problems = []
         for name, cause in self.inapplicable().items():
             cause_is_misspelt = bool(_declaration(type(self), cause).complaints(getattr(self, cause)))
             if name in self.unread or cause_is_misspelt:
-                continue  # which is complained about once, as what it is
+                continue  # the misspelt value is reported by itself, and that is enough
+
             rank = self._rank(name)
-            weighs_more_than_shared_key = rank >= VERB_KEY
-            weighs_as_much_as_cause = rank >= self._rank(cause)
-            if weighs_more_than_shared_key and weighs_as_much_as_cause:
-                beside = self._called_with_value(cause)
-                problems.append(f"{self.called(name)} has no effect with {beside}{self.where(name)}")
+            ranks_above_key_for_all_verbs = rank >= VERB_KEY
+            ranks_as_high_as_cause = rank >= self._rank(cause)
+            if ranks_above_key_for_all_verbs and ranks_as_high_as_cause:
+                cause_with_value = self._called_with_value(cause)
+                problems.append(f"{self.called(name)} has no effect with {cause_with_value}{self.where(name)}")
             elif rank > 0:
                 self._put_back(name, cause)
         return problems
 
     def _called_with_value(self, name: str) -> str:
-        """Return an option with its value as one would write it; a switch that is on, alone."""
+        """Return an option with its value as one would write it, e.g. ``--optimizer sgd``; a switch stands alone."""
         value = getattr(self, name)
         if value is True:
             return self.called(name)
@@ -347,29 +371,35 @@ class Common:
         return f"{self.called(name)} {text}"
 
     def _rank(self, name: str) -> int:
-        """Return how much the source of an option weighs: 0 for a default, up to 5 for a flag.
+        """Return the rank of the source of an option: 0 for a default, up to 5 for a flag.
 
-        In settings built in Python, what is no default weighs as much as a flag.
+        In settings built in Python every value that is not the default ranks as a flag.
         """
         if self.ranks is not None:
             return self.ranks.get(name, 0)
+        # Settings built in Python have no ranks.
         if getattr(self, name) == _declaration(type(self), name).default:
             return 0
         return FLAG
 
     def _put_back(self, name: str, because: str) -> None:
-        """Give an option its default value, and note as its source which other option sets it aside."""
+        """Give an option its default value again, and record in ``sources`` which other option set it aside.
+
+        Args:
+            name: the option.
+            because: the option that sets it aside.
+        """
         option = _declaration(type(self), name)
         setattr(self, name, option.fresh_default())
         if self.ranks is None:
             return
-        cause = self.called(because)
-        source = self.sources[name]
-        self.sources[name] = f"default, as {cause} sets aside {source}"
+        label_of_cause = self.called(because)
+        source_before = self.sources[name]
+        self.sources[name] = f"default, as {label_of_cause} sets aside {source_before}"
         del self.ranks[name]
 
     def _model_problems(self) -> list[str]:
-        """Return a problem where no MODEL is named, or several where the verb takes one."""
+        """Return a problem if no MODEL is named, or several are and the verb takes one."""
         if "model" in self.unread:
             return []
         if not self.model:
@@ -379,20 +409,23 @@ class Common:
         return []
 
     def names_export(self) -> bool:
-        """Return whether ``--output`` is the name of an exported file, which another check looks at."""
+        """Return whether ``--output`` names an exported file, whose name another check looks at."""
         return False
 
     def _output_problems(self) -> list[str]:
-        """Return the problems of where weights are to be written, and of how much is to be said."""
+        """Return the problems of ``--output`` for weights, and of ``--quiet`` together with ``--verbose``."""
         problems = []
         where = self.where("output")
         writes_weights = self.needs_output_file
         if writes_weights and self.output == "-":
             problems.append(f"--output - is for JSON, {self.verb} writes weights{where}")
+
+        # A name that ends like a file of another kind, e.g. a.onnx.
         if writes_weights and self.output is not None and not self.names_export():
             advice = name_for_weights(self.output)
             if advice is not None:
                 problems.append(f"--output {self.output}: {self.verb} writes safetensors, so {advice}{where}")
+
         if self.quiet and self.verbose:
             where_quiet = self.where("quiet")
             where_verbose = self.where("verbose")
@@ -409,7 +442,7 @@ class Batched(Common):
 
 
 class Requiring:
-    """Reads ``--require`` of the verbs that have it; each of them declares the option with its own help."""
+    """Reads ``--require`` of the verbs that have it; each of these verbs declares the option with its own help."""
 
     require: list[str]
 
@@ -419,18 +452,18 @@ class Requiring:
 
 
 def _jobs_end(settings: SideBySide) -> list[str]:
-    """Return a problem for jobs of a cluster that are given no time."""
+    """Return a problem if jobs of a cluster are given no time limit."""
     if not settings.slurm:
         return []
-    for item in settings.slurm:
-        if re.fullmatch("time=[1-9][0-9]{0,5}", item):
+    for setting in settings.slurm:
+        if re.fullmatch("time=[1-9][0-9]{0,5}", setting):
             return []
     return [f"--slurm{settings.where('slurm')} needs time=MINUTES"]
 
 
 @dataclass(kw_only=True)
 class SideBySide(Batched):
-    """Options of verbs whose trainings, steps or parts are commands of their own, so that several can run at a time."""
+    """Options of verbs whose trainings, steps or parts run as separate commands, so that several can run at a time."""
 
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("device", "devices"),)
     rules: ClassVar[tuple[Rule, ...]] = (_jobs_end,)
@@ -457,7 +490,7 @@ class SideBySide(Batched):
 
     @property
     def places(self) -> list[str]:
-        """The devices: ``--devices`` by their full names, else ``--device`` alone."""
+        """The devices to run on: ``--devices`` by their full names (``cuda:0`` for ``0``), else ``--device`` alone."""
         if not self.devices:
             return [self.device]
         places = []
@@ -469,7 +502,10 @@ class SideBySide(Batched):
         return places
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options set aside: several devices are no device, and jobs run on those of their nodes."""
+        """Return the options without effect: ``--device`` beside ``--devices``, and ``--devices`` beside ``--slurm``.
+
+        Jobs of a cluster run on the devices of their nodes.
+        """
         unused = {}
         if self.given("devices"):
             unused["device"] = "devices"
@@ -479,18 +515,18 @@ class SideBySide(Batched):
 
 
 def _declaration(settings_type: type, name: str) -> Option:
-    """Return the declaration of an option of a verb, by the name of its field."""
-    for item in options_of(settings_type):
-        if item.name == name:
-            return item
+    """Return the declaration of a verb's option, by the name of its field."""
+    for declared_option in options_of(settings_type):
+        if declared_option.name == name:
+            return declared_option
     raise KeyError(name)
 
 
 def raise_problems(verb: str, problems: list[str]) -> None:
-    """Raise all problems of one command at once; a single one becomes the message itself.
+    """Raise all problems of one command at once; a single problem becomes the message itself.
 
     Raises:
-        UsageError: if there is a problem.
+        UsageError: there is a problem.
     """
     if not problems:
         return

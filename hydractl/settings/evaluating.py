@@ -41,16 +41,16 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNOR
 
 
 def check_temperature(text: str) -> None:
-    """Refuse a temperature that is no word, no number above 0, and no number of one row.
+    """Check the text of a temperature: ``fit``, ``vector``, ``none``, a number above 0, or ``ROW=T`` with a number.
 
     Raises:
-        ValueError: with the rest of a sentence that starts with the name of the option.
+        ValueError: the text is none of these; the message is the rest of a sentence that starts with the option's name.
     """
     row, equals, value = text.rpartition("=")
     is_number = False
     if _NUMBER.fullmatch(value):
         is_number = 1e-9 <= float(value) <= 1e9
-    if equals:
+    if equals:  # ROW=T, for one row
         if not row or not is_number:
             raise ValueError(f"must be ROW=T with a number above 0 (1e-9 to 1e9) for one row, not {text!r}")
         return
@@ -59,17 +59,19 @@ def check_temperature(text: str) -> None:
 
 
 def _check_threshold(text: str) -> None:
-    """Refuse a text that is neither ``ood:SHARE`` (of OOD samples to flag) nor ``id:SHARE`` nor a finite number.
+    """Check the text of a threshold: ``ood:SHARE``, ``id:SHARE`` or a finite number.
 
     Raises:
-        ValueError: it is not of these forms, or the share is out of its range.
+        ValueError: the text has none of these forms, or the share is out of its range.
     """
+    # Without a rule, the text must be a number: the threshold itself.
     rule = _RULE.fullmatch(text)
     if rule is None:
         is_number = _NUMBER.fullmatch(text) and math.isfinite(float(text))
         if not is_number:
             raise ValueError(f"must be ood:SHARE, id:SHARE or a number, not {text!r}")
         return
+
     side = rule["side"]
     share = float(rule["share"])
     if side == "ood" and not 0 < share <= 1:
@@ -79,6 +81,7 @@ def _check_threshold(text: str) -> None:
 
 
 def _check_ood(text: str) -> None:
+    """Check a data set of ``--ood``; ValueError for a name with another meaning in the answer."""
     name = parse_ood_set(text).name
     if name == "id":
         raise ValueError("cannot be named 'id', which is --test")
@@ -87,7 +90,7 @@ def _check_ood(text: str) -> None:
 
 
 def _val_for_what_is_chosen(settings: Validated) -> list[str]:
-    """Return a problem for the first thing that is to be chosen on validation data where there are none."""
+    """Return a problem if something is to be chosen on ``--val`` and it is not given; only the first is reported."""
     if settings.val is not None:
         return []
     temperature = settings.temperature_of_all()
@@ -105,7 +108,7 @@ def _val_for_what_is_chosen(settings: Validated) -> list[str]:
 
 
 def _ood_val_for_the_threshold(settings: Validated) -> list[str]:
-    """Return a problem for a threshold that is chosen on OOD data where there are none."""
+    """Return a problem if the threshold is to be chosen on ``--ood-val``, and it is not given."""
     if settings.threshold is None or settings.ood_val:
         return []
     rule = settings.threshold.partition(":")[0]
@@ -115,7 +118,7 @@ def _ood_val_for_the_threshold(settings: Validated) -> list[str]:
 
 
 def _val_to_make_ood_samples_of(settings: Validated) -> list[str]:
-    """Return a problem for OOD samples that are to be made of validation data that are not there."""
+    """Return a problem if OOD samples are to be made of ``--val`` (``--ood-val auto``), and it is not given."""
     if settings.val is not None:
         return []
     for text in settings.ood_val:
@@ -126,22 +129,22 @@ def _val_to_make_ood_samples_of(settings: Validated) -> list[str]:
 
 
 def _one_temperature_a_row(settings: Validated) -> list[str]:
-    """Return a problem for rows that are given two temperatures, or all rows."""
+    """Return a problem for each row that has two temperatures, and if two are given for all rows."""
     where = settings.where("temperature")
     rows = [text.rpartition("=")[0] for text in settings.temperature]  # empty for a temperature of all rows
     repeated = {row for row in rows if rows.count(row) > 1}
     problems = []
     for row in sorted(repeated):
-        of_row = ""
+        for_row = ""
         if row:
-            of_row = f" for {row}"
-        problems.append(f"--temperature is given twice{of_row}{where}")
+            for_row = f" for {row}"
+        problems.append(f"--temperature is given twice{for_row}{where}")
     return problems
 
 
 @dataclass(kw_only=True)
 class Validated(Measured, Batched):
-    """Options of bad samples, and of what is chosen on validation data."""
+    """Options for samples that cannot be read, and for everything that is chosen on validation data."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         names_once("ood_val"),
@@ -200,14 +203,14 @@ class Validated(Measured, Batched):
         return [parse_ood_val(text) for text in self.ood_val]
 
     def temperature_of_all(self) -> str | None:
-        """Return the ``--temperature`` that is not of one row."""
+        """Return the ``--temperature`` that is for all rows; None if there is none."""
         for text in self.temperature:
             if "=" not in text:
                 return text
         return None
 
     def temperatures_of_rows(self) -> dict[str, str]:
-        """Return the ``--temperature ROW=T`` by row."""
+        """Return the temperature of each row that has its own (``--temperature ROW=T``), by the name of the row."""
         by_row = {}
         for text in self.temperature:
             row, equals, value = text.rpartition("=")
@@ -242,16 +245,16 @@ class WithDropout(Validated):
             self.passes = _PASSES
 
     def dropout(self) -> DropoutRecord | None:
-        """Return rate, number of passes and seed of MC dropout; None without."""
+        """Return the rate, the number of passes and the seed of MC dropout; None if it is not asked for."""
         if self.mc_dropout is None:
             return None
-        assert self.passes is not None  # settle() has been here
+        assert self.passes is not None  # settle() has filled it in
         return DropoutRecord(p=self.mc_dropout, passes=self.passes, seed=self.seed)
 
 
 def _one_score_for_each(settings: EvalSettings) -> list[str]:
-    """Return a problem for a score of all rows, or a row, that has been there before, and ``all`` beside names."""
-    # A value is ROW=SCORE for one row, or SCORE,SCORE for all.
+    """Return the problems of ``--ood-score``: a score or a row given twice, and ``all`` beside names of scores."""
+    # A value is ROW=SCORE for one row, or SCORE,SCORE for all rows. Collect the rows as "ROW=" and the scores.
     scores_of_all: list[str] = []
     rows: list[str] = []
     for text in settings.ood_score:
@@ -263,11 +266,12 @@ def _one_score_for_each(settings: EvalSettings) -> list[str]:
 
     where = settings.where("ood_score")
     problems = []
-    names_before: set[str] = set()
+    earlier: set[str] = set()
     for name in scores_of_all + rows:
-        if name in names_before:
+        if name in earlier:
             problems.append(f"--ood-score has {name} twice{where}")
-        names_before.add(name)
+        earlier.add(name)
+
     has_others = len(set(scores_of_all)) > 1
     if ALL_SCORES in scores_of_all and has_others:
         problems.append(f"--ood-score {ALL_SCORES} names every score: leave out the others{where}")
@@ -275,7 +279,7 @@ def _one_score_for_each(settings: EvalSettings) -> list[str]:
 
 
 def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
-    """Return a problem for training data that nothing is fitted to."""
+    """Return a problem if ``--train`` is given and nothing is fitted to it."""
     if not settings.given("train") or settings.fits_to_training_data():
         return []
     scores = ", ".join(ON_FEATURES)
@@ -284,20 +288,26 @@ def _a_use_for_training_data(settings: EvalSettings) -> list[str]:
 
 
 def a_use_for_words(settings: Any) -> list[str]:
-    """Return a problem for words that no score takes; the settings are those of ``eval`` or ``calibrate``."""
+    """Return a problem if ``--negative-words`` is given and no OOD score uses it.
+
+    Args:
+        settings: the settings of ``eval`` or ``calibrate``.
+    """
     if not settings.given("negative_words"):
         return []
-    names: set[str] = set()
+
+    # A value of --ood-score is SCORE,SCORE or ROW=SCORE: take what is after "=".
+    asked_for: set[str] = set()
     for text in settings.ood_score:
-        names.update(text.rpartition("=")[2].split(","))
-    taking = [name for name, needed in ON_FEATURES.items() if needed == "words"]
-    if not names.isdisjoint([ALL_SCORES, *taking]):
+        asked_for.update(text.rpartition("=")[2].split(","))
+    scores_on_words = [name for name, needed in ON_FEATURES.items() if needed == "words"]
+    if not asked_for.isdisjoint([ALL_SCORES, *scores_on_words]):
         return []
-    return [f"--negative-words{settings.where('negative_words')} needs --ood-score {' or '.join(taking)}"]
+    return [f"--negative-words{settings.where('negative_words')} needs --ood-score {' or '.join(scores_on_words)}"]
 
 
 def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
-    """Return a problem for options of a checkpoint beside a probe, which is no part of one."""
+    """Return a problem for each option that cannot be combined with ``--probe``, a classifier outside the model."""
     if not settings.given("probe"):
         return []
     problems = []
@@ -308,7 +318,7 @@ def _nothing_kept_of_a_probe(settings: EvalSettings) -> list[str]:
 
 
 def _features_of_one_pass(settings: EvalSettings) -> list[str]:
-    """Return a problem for features that are kept of MC dropout."""
+    """Return a problem if ``--features`` is given with MC dropout, which has no scores on features."""
     if not settings.given("features") or settings.mc_dropout is None:
         return []
     where = settings.where("features")
@@ -316,14 +326,14 @@ def _features_of_one_pass(settings: EvalSettings) -> list[str]:
 
 
 def _a_folder_for_the_suite(settings: EvalSettings) -> list[str]:
-    """Return a problem for a suite of OOD sets whose folder is not named."""
+    """Return a problem if ``--ood-suite`` is given without ``--ood-root``, the folder of its data."""
     if settings.ood_suite is None or settings.given("ood_root"):
         return []
     return [f"--ood-suite {settings.ood_suite} needs --ood-root, the folder of its data"]
 
 
 def _every_corruption_or_some(settings: EvalSettings) -> list[str]:
-    """Return a problem for ``all`` beside the names of corruptions."""
+    """Return a problem if ``--corruptions`` has ``all`` beside names of corruptions."""
     names = settings.corruptions
     if _ALL not in names or len(names) < 2:
         return []
@@ -332,14 +342,15 @@ def _every_corruption_or_some(settings: EvalSettings) -> list[str]:
 
 
 def _photographs_for_frost(settings: EvalSettings) -> list[str]:
-    """Return a problem for frost without its photographs, or these without frost."""
+    """Return a problem if the corruption frost is named without its photographs, or the photographs without frost."""
     names_frost = FROST in settings.corruptions
     has_photographs = settings.given("photographs")
     if names_frost and not has_photographs:
         needed = PHOTOGRAPHS.format("the folder of photographs of frost")
         where = settings.where("corruptions")
         return [f"--corruptions {FROST}{where} needs --photographs, {needed}"]
-    may_have_frost = names_frost or _ALL in settings.corruptions  # all leaves frost out where it has no photographs
+
+    may_have_frost = names_frost or _ALL in settings.corruptions  # all includes frost if there are photographs
     if has_photographs and not may_have_frost:
         where = settings.where("photographs")
         return [f"--photographs{where} needs --corruptions {FROST}, or {_ALL}"]
@@ -347,7 +358,10 @@ def _photographs_for_frost(settings: EvalSettings) -> list[str]:
 
 
 def _corruptions_for_severities(settings: EvalSettings) -> list[str]:
-    """Return a problem for severities without corruptions; those of a file may be meant for another command."""
+    """Return a problem if the flag ``--severities`` is given without ``--corruptions``.
+
+    Severities from a file are no problem: they may be meant for another command.
+    """
     if settings.sources.get("severities") != "flag":
         return []
     if settings.given("corruptions"):
@@ -357,7 +371,10 @@ def _corruptions_for_severities(settings: EvalSettings) -> list[str]:
 
 
 def _predictions_to_resume(settings: EvalSettings) -> list[str]:
-    """Return a problem for predictions that are resumed or read again, and not kept in the form that allows it."""
+    """Return a problem if ``--resume`` has no ``--predictions F.st``, or ``--reuse`` is beside one.
+
+    Only an ``.st`` file keeps logits, which a later command can resume.
+    """
     keeps_logits = (settings.predictions or "").endswith(".st")
     problems = []
     if settings.resume and not keeps_logits:
@@ -369,13 +386,18 @@ def _predictions_to_resume(settings: EvalSettings) -> list[str]:
 
 
 def _data_to_test_on(settings: EvalSettings) -> list[str]:
-    """Return a problem for options that would be ignored where the test sets are those of a predictions file."""
+    """Return a problem for each option that has no effect without ``--test``.
+
+    Without ``--test`` the test sets are those of a predictions file.
+    """
     if settings.given("test"):
         return []
     unused = list(filter(settings.given, ("ood", "ood_suite", "corruptions", "train")))
+    # --limit also applies to validation data.
     has_validation_data = settings.given("val") or settings.given("ood_val")
     if settings.given("limit") and not has_validation_data:
         unused.append("limit")
+
     problems = []
     for name in unused:
         where = settings.where(name)
@@ -511,19 +533,19 @@ class EvalSettings(Requiring, WithDropout):
     ood_root: str | None = eval_option("The folder that holds the data of --ood-suite", metavar="FOLDER")
 
     def settle(self) -> None:
-        """Leave training data alone that every verb was given, where nothing is fitted to them."""
+        """Fill in defaults; drop ``--train`` if it was set for all verbs at once and nothing is fitted to it."""
         super().settle()
         if not self.of_this_verb("train") and not self.fits_to_training_data():
             self.train = None
 
     def fits_to_training_data(self) -> bool:
-        """Return whether a probe is asked for, or an OOD score on features."""
+        """Return whether something is fitted to ``--train``: a probe, or an OOD score on features."""
         if self.given("probe"):
             return True
-        fitted = {ALL_SCORES, *ON_FEATURES}
+        fitted_scores = {ALL_SCORES, *ON_FEATURES}
         for text in self.ood_score:
             names = text.rpartition("=")[2]
-            if fitted.intersection(names.split(",")):
+            if fitted_scores.intersection(names.split(",")):
                 return True
         return False
 
@@ -532,17 +554,17 @@ class EvalSettings(Requiring, WithDropout):
         return [parse_ood_set(text) for text in self.ood]
 
     def scores(self) -> list[ScoreChoice]:
-        """Return every ``--ood-score``, in order."""
+        """Return every ``--ood-score`` parsed, in order."""
         return [parse_ood_score(text) for text in self.ood_score]
 
     def suite(self) -> SuiteChoice | None:
-        """Return the parsed ``--ood-suite``."""
+        """Return the parsed ``--ood-suite``; None if it is not given."""
         if self.ood_suite is None:
             return None
         return parse_ood_suite(self.ood_suite)
 
     def corruption_names(self) -> list[str]:
-        """Return the corruptions asked for, in the order of Hendrycks & Dietterich."""
+        """Return the corruptions asked for, in the order of Hendrycks & Dietterich; frost only with photographs."""
         if _ALL not in self.corruptions:
             names = [name for name in CORRUPTIONS if name in self.corruptions]
         else:

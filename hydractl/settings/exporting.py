@@ -15,7 +15,7 @@ export_option = partial(option, "Exporting")
 
 
 def _rounded_weights_for_data(settings: ExportSettings) -> list[str]:
-    """Return a problem for data where no weights are rounded: only what rounding does is measured on them."""
+    """Return a problem for data if no weights are rounded: data are only for measuring what rounding changes."""
     if settings.rounds_weights:
         return []
     problems = []
@@ -26,7 +26,7 @@ def _rounded_weights_for_data(settings: ExportSettings) -> list[str]:
 
 
 def _samples_to_limit(settings: ExportSettings) -> list[str]:
-    """Return a problem for a limit that was given to this verb, and nothing that reads samples."""
+    """Return a problem if ``--limit`` was given to this verb, and it reads no samples."""
     if not settings.of_this_verb("limit"):
         return []
     return settings.goes_with("limit", "test")
@@ -36,8 +36,7 @@ def _samples_to_limit(settings: ExportSettings) -> list[str]:
 class ExportSettings(Batched):
     """Options of ``export``. ``check()`` fills in the format that the ending of ``output`` names, else ``onnx``.
 
-    ``test`` and ``ood`` count where they are given to ``export``, not where they are given to every verb: they are then
-    meant for the others.
+    ``test`` and ``ood`` count only if they were given to ``export`` itself: a value for all verbs is meant for others.
     """
 
     verb: ClassVar[str] = "export"
@@ -81,16 +80,16 @@ class ExportSettings(Batched):
     )
 
     def names_export(self) -> bool:
-        """``--output`` may have the ending of an exported file."""
+        """Return True: ``--output`` may have the ending of an exported file."""
         return True
 
     @property
     def rounds_weights(self) -> bool:
-        """Whether a file is written whose answers are not those of the model."""
+        """Whether weights are rounded in one of the files, so that its answers differ from the model's."""
         return "onnx-int8" in self.format
 
     def settle(self) -> None:
-        """Fill in the format, and leave data alone that every verb was given."""
+        """Fill in the format, and drop data that were set for all verbs at once."""
         if not self.given("format"):
             self.format = [self._format_of_output()]
         if not self.of_this_verb("test"):
@@ -99,6 +98,7 @@ class ExportSettings(Batched):
             self.ood = []
 
     def _format_of_output(self) -> str:
+        """Return the format that the ending of ``--output`` names, else ``onnx``."""
         name = (self.output or "").lower()
         for ending, kind in EXPORTED.items():
             if name.endswith(ending):
@@ -106,5 +106,5 @@ class ExportSettings(Batched):
         return "onnx"
 
     def ood_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood``, in order."""
+        """Return the data sets of ``--ood``, in order."""
         return [parse_ood_set(text) for text in self.ood]

@@ -1,4 +1,4 @@
-"""The options of ``finetune``, and how a recipe fills them in: only built-in values weigh less."""
+"""The options of ``finetune``, and how a recipe fills them in: a recipe ranks above built-in values only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ weights_option = partial(option, "What is trained")
 augment_option = partial(option, "Augmentation")
 
 CAPTIONS = "captions:"
-"""Start of the SPEC of pairs of images and captions."""
+"""What the SPEC of pairs of images and captions starts with."""
 
 FREEZABLE = (
     *("patch", "position", "class_token", "words", "stem", "attention", "mlp", "norm", "layer_scale", "head", "scale"),
 )
-"""Parts of a model that can be left as they are; ``stem`` is everything before the first block, ``layer_scale`` the
-factors by which a block multiplies what attention and MLP add (LayerScale), ``scale`` the factor (and bias) by which
-the similarities of a CLIP become logits."""
+"""Parts of a model that can be excluded from training. ``stem`` is everything before the first block. ``layer_scale``
+are the factors by which a block multiplies the outputs of attention and MLP (LayerScale). ``scale`` is the factor (and
+bias) that turns the similarities of a CLIP into logits."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Names of ``--track``; see ``hydractl.training.trackers``."""
@@ -38,7 +38,11 @@ _NOT_IN_RECIPES = ("train", "recipe", "val", "log", "track", "save_every", "resu
 
 
 def parse_tracker(text: str) -> tuple[str, str | None]:
-    """Read ``NAME[:WHERE]``."""
+    """Read a tracker ``NAME[:WHERE]``, e.g. ``wandb:project``; return the name, and WHERE or None.
+
+    Raises:
+        ValueError: there is no tracker of this name.
+    """
     name, _, where = text.partition(":")
     if name not in TRACKERS:
         known = ", ".join(TRACKERS)
@@ -48,62 +52,72 @@ def parse_tracker(text: str) -> tuple[str, str | None]:
 
 
 def _check_log(text: str) -> None:
+    """Check the file of ``--log``; ValueError for standard output."""
     if text == "-":
         raise ValueError("- makes no sense: standard output has the answer")
 
 
 def _check_warmup(number: float) -> None:
+    """Check a number of warm-up steps: a whole number, or a fraction below 1; else ValueError."""
     if number >= 1 and number != int(number):
         raise ValueError(f"must be whole steps or a fraction below 1, not {number}")
 
 
 @dataclass(kw_only=True)
 class Prescribed(Batched):
-    """Options of which a recipe fills in those that nobody gave; ``val`` is one of them.
+    """Options that a recipe may fill in if nobody gave them; ``val`` is one of the options.
 
     Attributes:
-        from_recipe: what the recipe decided, by option name.
-        passed_over: what it says and nothing can be made of, in sentences.
+        from_recipe: the values that came from the recipe, by option name.
+        passed_over: sentences about values of the recipe that cannot be used.
     """
 
     from_recipe: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
     passed_over: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def _rank(self, name: str) -> int:
+        """Return the rank of an option's source; in settings built in Python, a value of the recipe ranks as one."""
         if self.ranks is None and name in self.from_recipe:
             return RECIPE
         return super()._rank(name)
 
     def take_recipe(self, recipe: str, may_decide: Sequence[Option]) -> list[str]:
-        """Fill in the options that nobody gave with what a recipe says; return what is wrong with the recipe.
+        """Set the options that nobody gave to the values of a recipe, and return the problems of the recipe.
+
+        Each value is recorded in ``from_recipe``, ``sources`` and ``ranks``. Early stopping without ``--val`` is taken
+        back.
 
         Args:
             recipe: its name or file.
-            may_decide: the options that it may say something of.
+            may_decide: the options that a recipe may have values for.
         """
         source = f"recipe {recipe}"
-        option_by_key = {item.key: item for item in may_decide}
+        option_by_key = {declared_option.key: declared_option for declared_option in may_decide}
         contents = read_recipe(recipe, option_by_key)
-        for key, raw in contents.shared.items():
-            item = option_by_key[key]
-            was_given = self._rank(item.name) > 0 or item.name in self.unread
-            if was_given or self._has_given_alternative(item.name):
+        for key, value_as_written in contents.shared.items():
+            declared_option = option_by_key[key]
+            # A value that somebody gave wins, even if it could not be read; so does a given alternative of the option.
+            was_given = self._rank(declared_option.name) > 0 or declared_option.name in self.unread
+            if was_given or self._has_given_alternative(declared_option.name):
                 continue
+
+            # A value that cannot be read is a problem of the recipe.
             try:
-                value = item.parse(raw)
+                value = declared_option.parse(value_as_written)
             except ValueError as error:
-                contents.problems.append(f"{item.label} {error} ({source})")
+                contents.problems.append(f"{declared_option.label} {error} ({source})")
                 continue
-            setattr(self, item.name, value)
-            self.from_recipe[item.name] = value
-            self.sources[item.name] = source
+
+            setattr(self, declared_option.name, value)
+            self.from_recipe[declared_option.name] = value
+            self.sources[declared_option.name] = source
             if self.ranks is not None:
-                self.ranks[item.name] = RECIPE
+                self.ranks[declared_option.name] = RECIPE
         self._pass_over_without_val(recipe)
         return contents.problems
 
     def _has_given_alternative(self, name: str) -> bool:
-        """Return whether somebody gave this option or one that it is an alternative to."""
+        """Return whether somebody gave this option, or an alternative to it, other than by the recipe."""
         alternatives: set[str] = set()
         for group in self.alternatives:
             if name in group:
@@ -111,16 +125,17 @@ class Prescribed(Batched):
         return any(self._rank(alternative) > RECIPE for alternative in alternatives)
 
     def _pass_over_without_val(self, recipe: str) -> None:
-        """Put back what the recipe says of when to stop, where there are no validation data to tell.
+        """Take back the recipe's options of early stopping if there are no validation data; say so in ``passed_over``.
 
-        Each such option is told in ``passed_over``.
+        Args:
+            recipe: the name or file of the recipe, for the messages.
         """
         self.passed_over = []
         if self.given("val"):
             return
         for name in ("patience", "min_delta"):
             is_of_recipe = name in self.from_recipe and self._rank(name) == RECIPE
-            if is_of_recipe:
+            if is_of_recipe:  # a value that somebody gave is left to the check of options
                 self._put_back(name, "val")
                 del self.from_recipe[name]
                 self.sources[name] = f"default, as recipe {recipe} needs --val for it"
@@ -131,7 +146,7 @@ class Prescribed(Batched):
 
 
 def _a_log_each(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for one log for several trainings."""
+    """Return a problem if several trainings have one log."""
     if not settings.several:
         return []
     if settings.log in (None, "-", "beside"):
@@ -141,7 +156,7 @@ def _a_log_each(settings: FinetuneSettings) -> list[str]:
 
 
 def _a_folder_for_several_models(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for several models whose output is no folder."""
+    """Return a problem if several models are trained and ``--output`` is no folder."""
     if len(settings.model) < 2 or settings.output is None:
         return []
     if settings.output.endswith("/"):
@@ -152,11 +167,11 @@ def _a_folder_for_several_models(settings: FinetuneSettings) -> list[str]:
 
 
 def _the_loss_of_captions(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for captions where classes are needed, and the reverse."""
+    """Return a problem if captions are trained without the contrastive loss, or this loss without captions."""
     train = settings.train or ""
     has_captions = train.startswith(CAPTIONS)
     is_contrastive = settings.loss == "contrastive"
-    loss_is_misspelt = "loss" in settings.unread  # which is a problem of its own
+    loss_is_misspelt = "loss" in settings.unread  # that is reported by itself
     if has_captions and not is_contrastive and not loss_is_misspelt:
         where = settings.where("train")
         return [f"--train {train}{where}: captions need --loss contrastive"]
@@ -167,7 +182,7 @@ def _the_loss_of_captions(settings: FinetuneSettings) -> list[str]:
 
 
 def _labels_to_validate_on(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for captions as validation data."""
+    """Return a problem if the validation data have captions and not labels."""
     if not (settings.val or "").startswith(CAPTIONS):
         return []
     where = settings.where("val")
@@ -175,21 +190,21 @@ def _labels_to_validate_on(settings: FinetuneSettings) -> list[str]:
 
 
 def _what_the_ensemble_refuses(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for options that do not go with the method that is asked for."""
+    """Return the problems of options that cannot be combined with the ensemble method."""
     if settings.ensemble is None:
         return []
     return settings.ensemble.conflicts(settings)
 
 
 def _a_new_classifier_for_classes(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for a number of classes for a classifier that is not made anew."""
+    """Return a problem if ``--classes`` is given and the classifier is not made anew."""
     if settings.classes is None or settings.new_head:
         return []
     return [f"--classes{settings.where('classes')} needs --reset-head or --init head"]
 
 
 def _data_to_choose_a_rate(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for several learning rates, and nothing to choose one by."""
+    """Return a problem if several learning rates are given, and no validation data to choose one."""
     if len(settings.lr) < 2 or settings.given("val"):
         return []
     where = settings.where("lr")
@@ -197,7 +212,7 @@ def _data_to_choose_a_rate(settings: FinetuneSettings) -> list[str]:
 
 
 def _two_betas(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for more or fewer decay rates than adamw has."""
+    """Return a problem if ``betas`` are not exactly the two that adamw has."""
     count = len(settings.betas)
     if count == 2:
         return []
@@ -206,7 +221,7 @@ def _two_betas(settings: FinetuneSettings) -> list[str]:
 
 
 def _each_augmentation_once(settings: FinetuneSettings) -> list[str]:
-    """Return a problem for a kind of augmentation that is there twice."""
+    """Return a problem if a kind of augmentation is listed twice."""
     kinds = [item.partition(":")[0] for item in settings.augment]
     repeated = {kind for kind in kinds if kinds.count(kind) > 1}
     if not repeated:
@@ -218,7 +233,7 @@ def _each_augmentation_once(settings: FinetuneSettings) -> list[str]:
 
 @dataclass(kw_only=True)
 class FinetuneSettings(Prescribed, SideBySide):
-    """Options of ``finetune``. ``check()`` takes in the recipe and settles ``epochs``: 3 unless there are ``steps``."""
+    """Options of ``finetune``. ``check()`` applies the recipe and settles ``epochs``: 3 unless ``steps`` are given."""
 
     verb: ClassVar[str] = "finetune"
     lacks: ClassVar[tuple[str, ...]] = ("data",)
@@ -391,7 +406,7 @@ class FinetuneSettings(Prescribed, SideBySide):
 
     @property
     def new_head(self) -> bool:
-        """Whether the training starts from another classifier than the given one."""
+        """Whether the training starts with a classifier that is not the given one."""
         return self.reset_head or self.init == "head"
 
     @property
@@ -403,25 +418,25 @@ class FinetuneSettings(Prescribed, SideBySide):
 
     @property
     def several(self) -> bool:
-        """Whether more than one training is asked for."""
+        """Whether more than one training is asked for: several models, or an ensemble of several trainings."""
         trainings = len(self.model) * self.trainings
         return trainings > 1
 
     @property
     def outputs(self) -> int | None:
-        """The number of models one training writes: its snapshots, or members; None: one."""
+        """The number of models that a training of an ensemble writes, e.g. its snapshots; None if it writes one."""
         if self.ensemble is None:
             return None
         return self.ensemble.models()
 
     def has_default(self, name: str) -> bool:
-        """Return whether nobody has given an option."""
+        """Return whether neither a person nor a recipe has set an option."""
         return not self._rank(name)
 
     def problems(self) -> list[str]:
-        """List every problem, after taking in the recipe."""
+        """Apply the recipe, and return every problem."""
         lr: Any = self.lr
-        if isinstance(lr, (int, float)):  # one number, from Python
+        if isinstance(lr, (int, float)):  # Python may pass one number
             self.lr = [float(lr)]
         prescribed = []
         if self.recipe is not None and "recipe" not in self.unread:
@@ -429,54 +444,59 @@ class FinetuneSettings(Prescribed, SideBySide):
         return prescribed + super().problems()
 
     def settle(self) -> None:
-        """Fill in three epochs unless said otherwise."""
+        """Fill in three epochs if neither epochs nor steps are given."""
         is_said = self.given("epochs") or self.given("steps")
         if not is_said:
             self.epochs = 3
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options set aside, each with the option that makes it so.
+        """Return each option without effect, with the option that makes it so.
 
-        Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine, classes to the cross-entropy. No
-        snapshot is chosen, nor an average over part of a training.
+        Momentum belongs to sgd, betas and eps to adamw, the floor to the cosine schedule, classes to the cross-entropy.
+        Some ensembles have no use for a choice on validation data, or for an average over part of a training.
         """
         unused = super().inapplicable()
+
+        # Options of the other optimizer.
         of_other_optimizer = ["momentum"]
         if self.optimizer == "sgd":
             of_other_optimizer = ["betas", "eps"]
         unused |= dict.fromkeys(of_other_optimizer, "optimizer")
-        if self.loss == "contrastive":  # of images with texts, without classes
+
+        # The contrastive loss compares images with texts and has no classes.
+        if self.loss == "contrastive":
             of_classes = ("label_smoothing", "reset_head", "compile", "shard")
             unused |= dict.fromkeys(of_classes, "loss")
+
         if self.shard:
             unused["compile"] = "shard"
         if self.ensemble is not None:
             unused |= dict.fromkeys(self.ensemble.sets_aside(self), "ensemble")
 
-        # Some ensembles follow the cosine, whatever the schedule says.
+        # Only the cosine has a floor. Some ensembles follow a cosine whatever --schedule says.
         ensemble_follows_cosine = self.ensemble is not None and self.ensemble.needs_cosine
         if self.schedule != "cosine" and not ensemble_follows_cosine:
             unused["lr_floor"] = "schedule"
         return unused
 
     def trackers(self) -> dict[str, str | None]:
-        """Return where each tracker of ``--track`` has its runs."""
+        """Return the place of the runs of each tracker of ``--track``, by its name; None for the tracker's default."""
         pairs = map(parse_tracker, self.track)
         return dict(pairs)
 
     def effective(self) -> dict[str, tuple[Any, str]]:
-        """Return every value that a recipe may decide, as JSON has it, and where it came from."""
+        """Return every value that a recipe may decide, in the form JSON has it, and its source, by option name."""
         effective = {}
-        for item in recipe_options():
-            value = getattr(self, item.name)
+        for declared_option in recipe_options():
+            value = getattr(self, declared_option.name)
             if isinstance(value, MethodOptions):
                 value = str(value)
-            effective[item.name] = (value, self.sources.get(item.name, "default"))
+            effective[declared_option.name] = (value, self.sources.get(declared_option.name, "default"))
         return effective
 
     @classmethod
     def further_help(cls) -> dict[str, list[tuple[str, str]]]:
-        """Return the kinds of ``--ensemble``."""
+        """Return the kinds of ``--ensemble``, for the help."""
         rows = []
         for shape, text in ensemble_help():
             rows.append((f"      {shape}", text))
@@ -484,8 +504,11 @@ class FinetuneSettings(Prescribed, SideBySide):
 
 
 def recipe_options() -> Iterator[Option]:
-    """Yield the options that a recipe may decide, in the order of the help."""
-    for item in options_of(FinetuneSettings):
-        own = item.name in FinetuneSettings.__annotations__
-        if item.name in _RECIPE_ALSO or (own and item.name not in _NOT_IN_RECIPES):
-            yield item
+    """Yield the options that a recipe may decide, in the order of the help.
+
+    They are the options that ``finetune`` itself declares, except a few, and a few that other verbs have, too.
+    """
+    for declared_option in options_of(FinetuneSettings):
+        is_declared_here = declared_option.name in FinetuneSettings.__annotations__
+        if declared_option.name in _RECIPE_ALSO or (is_declared_here and declared_option.name not in _NOT_IN_RECIPES):
+            yield declared_option

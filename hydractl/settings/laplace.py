@@ -13,8 +13,8 @@ from hydractl.settings.rules import at_most_one, required
 laplace_option = partial(option, "Posterior")
 
 _TIMES_OF_PAIRS = 10
-"""How often pairs of images and captions count: the tau of Baumann et al., ``pseudo_data_count`` in their scripts, with
-which 1 is the curvature of all pairs."""
+"""How often each pair of an image and a caption counts: the tau of Baumann et al., ``pseudo_data_count`` in their
+scripts; 1 is the curvature of all pairs."""
 
 _NUMBER = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 _ZERO = r"0*(\.0*)?x?$"
@@ -51,7 +51,10 @@ class LaplaceSettings(Batched):
     )
 
     def pseudo_samples(self, samples: int, *, are_pairs: bool) -> float:
-        """Return how many samples the curvature counts as.
+        """Return the number of samples that the curvature counts as.
+
+        It is N for ``--pseudo-data N``, and K times ``samples`` for ``--pseudo-data Kx``; by default 1x, and 10x for
+        pairs.
 
         Args:
             samples: the number of training samples.

@@ -1,4 +1,4 @@
-"""The options of ``bench``, and those it shares with ``eval``."""
+"""The options of ``bench``, and the options it shares with ``eval``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ bench_option = partial(option, "Measuring")
 
 @dataclass(kw_only=True)
 class Measured(Common):
-    """What the verbs share that run models to measure them."""
+    """Options of the verbs that run models to measure them."""
 
     many_models: ClassVar[bool] = True
 
@@ -27,14 +27,14 @@ class Measured(Common):
 
 
 def _one_input_for_data(settings: BenchSettings) -> list[str]:
-    """Return a problem for samples of one kind for models of several kinds."""
+    """Return a problem if samples of one kind are given for models with inputs of several kinds."""
     if settings.data is None or not settings.unequal_inputs:
         return []
     return ["give only one of --data, --unequal-inputs"]
 
 
 def _compiled_for_a_mode(settings: BenchSettings) -> list[str]:
-    """Return a problem for a mode of torch.compile where nothing is compiled."""
+    """Return a problem if a mode of torch.compile is given and nothing is compiled."""
     if settings.compile_mode is None or settings.compile:
         return []
     return [f"--compile-mode{settings.where('compile_mode')} needs --compile"]
@@ -100,16 +100,19 @@ class BenchSettings(Requiring, Measured):
     )
 
     def settle(self) -> None:
-        """Leave data alone that every verb was given: inputs are random unless samples are asked for."""
+        """Drop data that were set for all verbs at once: inputs are random unless ``bench`` itself is given samples."""
         for name in ("data", "limit"):
             if not self.of_this_verb(name):
                 setattr(self, name, None)
 
     def check_device(self, kind: str) -> None:
-        """Refuse what has no effect on this kind of device, once it is known.
+        """Check the options against the kind of device, once it is known.
+
+        Args:
+            kind: ``cpu``, ``cuda`` or ``mps``.
 
         Raises:
-            UsageError: for CUDA graphs where there is no CUDA.
+            UsageError: CUDA graphs are asked for on a device without CUDA.
         """
         if self.compile and self.compile_mode == "reduce-overhead" and kind != "cuda":
             raise UsageError(
@@ -118,14 +121,14 @@ class BenchSettings(Requiring, Measured):
             )
 
     def check_exported(self, files: list[str], kind: str) -> None:
-        """Refuse what exported files cannot do.
+        """Check that exported files can be measured with these options.
 
         Args:
-            files: their names; none: nothing is refused.
-            kind: of the device.
+            files: their names; if empty, nothing is checked.
+            kind: the kind of the device, e.g. ``cuda``.
 
         Raises:
-            UsageError: they would run on another device, in another format or another way than the other models.
+            UsageError: the other models would run on another device, in another format or in another way.
         """
         if not files:
             return

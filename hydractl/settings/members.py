@@ -18,7 +18,7 @@ _ALONE = [name for name, score in SCORES.items() if not score.of_several]
 
 
 def _merges_one_way(settings: FuseSettings) -> list[str]:
-    """Return a problem for ``none`` or ``auto`` beside parts that are named."""
+    """Return a problem if ``--merge`` has ``none`` or ``auto`` beside other parts."""
     if len(settings.merge) < 2:
         return []
     for word in ("none", "auto"):
@@ -29,7 +29,7 @@ def _merges_one_way(settings: FuseSettings) -> list[str]:
 
 
 def _a_cascade_for_its_options(settings: FuseSettings) -> list[str]:
-    """Return a problem for a cascade without its data, or options of a cascade where none is asked for."""
+    """Return the problems of a cascade without its data, or of options of a cascade if none is asked for."""
     if settings.cascade:
         return settings.needs("val", "--cascade") + settings.needs("ood_val", "--cascade")
     problems = []
@@ -40,7 +40,7 @@ def _a_cascade_for_its_options(settings: FuseSettings) -> list[str]:
 
 
 def _samples_to_limit(settings: FuseSettings) -> list[str]:
-    """Return a problem for a limit that was given to this verb, and nothing that reads samples."""
+    """Return a problem if ``--limit`` was given to this verb, and it reads no samples."""
     if not settings.of_this_verb("limit"):
         return []
     return settings.goes_with("limit", "val")
@@ -48,10 +48,10 @@ def _samples_to_limit(settings: FuseSettings) -> list[str]:
 
 @dataclass(kw_only=True)
 class FuseSettings(Batched):
-    """Options of ``fuse``. ``check()`` turns ``merge`` into a list: what is averaged, nothing for ``none``, ``auto``.
+    """Options of ``fuse``. ``check()`` turns ``merge`` into a list: parts to average, empty for ``none``, or ``auto``.
 
-    ``val`` and ``ood_val`` count where they are given to ``fuse``, or where a cascade is asked for, which needs them.
-    What is given to every verb is otherwise meant for the others.
+    ``val`` and ``ood_val`` count if they were given to ``fuse`` itself, or if a cascade is asked for, which needs them.
+    Otherwise a value for all verbs is meant for other verbs.
     """
 
     verb: ClassVar[str] = "fuse"
@@ -108,22 +108,22 @@ class FuseSettings(Batched):
     )
 
     def ood_val_sets(self) -> list[OodSet]:
-        """The data sets of ``--ood-val``, in order."""
+        """Return the data sets of ``--ood-val``, in order."""
         return [parse_ood_val(text) for text in self.ood_val]
 
     @property
     def only_cascades(self) -> bool:
-        """Whether one fused model is given a cascade."""
+        """Whether the verb only adds a cascade to one fused model."""
         return self.cascade and len(self.model) == 1
 
     def inapplicable(self) -> dict[str, str]:
-        """Return what one model alone has no use for: it is joined with none."""
+        """Return ``merge`` as without effect if there is only one model."""
         if self.only_cascades:
             return {"merge": "cascade"}
         return {}
 
     def settle(self) -> None:
-        """Leave data alone that every verb was given, where no cascade needs them."""
+        """Drop data that were set for all verbs at once, if there is no cascade that needs them."""
         if self.cascade:
             return
         if not self.of_this_verb("val"):
@@ -132,7 +132,7 @@ class FuseSettings(Batched):
             self.ood_val = []
 
     def conflicts(self) -> list[str]:
-        """List problems, after ``none`` has become the empty list that it stands for."""
+        """Return the problems between options, after turning ``none`` into the empty list that it stands for."""
         if self.merge == ["none"]:
             self.merge = []
         return super().conflicts()

@@ -1,4 +1,4 @@
-"""Declaration, reading and checks of one option; used for flags, environment, YAML and arguments of Python."""
+"""Declaration, reading and checks of one option, whether it comes from a flag, a variable, YAML or Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydractl.errors import did_you_mean
 from hydractl.jsonio import held_as
 
 Raw = str | bool | list[str] | Mapping[str, str]
-"""A value as it was given, before its option has read it."""
+"""A value as it was written, before its option reads it."""
 
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
@@ -27,8 +27,8 @@ class Refusal(NamedTuple):
     """A rule that a value breaks.
 
     Attributes:
-        rule: what the value must be; the rest of a sentence that starts with the name of the option.
-        shown: the value as the command line shows it; empty where the rule speaks of it already.
+        rule: what the value must be: the rest of a sentence that starts with the name of the option.
+        shown: the value as the command line shows it; empty if the rule mentions it already.
         guess: what was probably meant, with the punctuation before it.
     """
 
@@ -48,28 +48,29 @@ class Option:
     """One declared option: everything that flags, environment, YAML and help need to know.
 
     Attributes:
-        group: the heading of the help text it stands under.
+        group: the heading of the help text under which it stands.
         default: the built-in value; None means "not given".
-        help: what the option is, one sentence; the short help has what is before its first semicolon.
-        metavar: the placeholder of the value in the help text; made from the type or the choices if not given.
-        choices: the texts allowed.
+        help: one sentence about the option; the short help shows the part before the first semicolon.
+        metavar: the placeholder of the value in the help text; if None, it is made from the type or the choices.
+        choices: the allowed texts.
         short: a one-letter flag such as ``-o``.
         flag: the long flag.
         at_least, at_most, above, below: the range of a number (of each number of a list).
         pattern: a regular expression for the whole text; ``metavar`` then says what is allowed, with an ``example``.
-        check: raises ValueError for a wrong value (item of a list), with what follows the name of the option.
-        reads: makes a value of a type of its own from a text; raises ValueError as ``check`` does.
-        split: a list written with commas; without it, a list repeats its flag.
-        repeats: such a list may have an item twice.
-        names: a list whose items are ``NAME=VALUE``; YAML may give a mapping.
+        check: raises ValueError for a wrong value (item of a list); the message follows the name of the option.
+        reads: turns a text into a value of another type than those below; raises ValueError as ``check`` does.
+        split: the items of the list are separated by commas; else the flag is repeated for each item.
+        repeats: a list with commas may hold an item twice.
+        names: the items of the list are ``NAME=VALUE``; YAML may give a mapping.
         unit: the unit of the number.
-        word: what is allowed in place of a number.
-        default_text: what the help says of the default where the value does not say it.
-        writes: whether it names what is written; any other text may name a file that is read.
-        often: whether the short help (``-h``) shows it, which has room for about a dozen.
+        word: a word that is allowed instead of a number.
+        default_text: what the help says of the default, if the value does not say it.
+        writes: whether it names an output; any other text may name a file that is read.
+        often: whether the short help (``-h``) shows it, which has room for about a dozen options.
         name: the field of the settings dataclass.
-        flagless: whether it has no flag: a key of files, recipes and variables alone, and an argument in Python.
-        type: ``str``, ``int``, ``float``, ``bool`` or what ``reads`` gives: of the value, or of the items of a list.
+        flagless: whether it has no flag, and can be given only in files, recipes, variables and Python calls.
+        type: the type of the value, or of the items of a list: ``str``, ``int``, ``float``, ``bool`` or what ``reads``
+            returns.
         many: whether the value is a list.
     """
 
@@ -104,13 +105,13 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name in YAML and, in capitals after ``HYDRACTL_``, in the environment."""
+        """The option's name in YAML; in capitals after ``HYDRACTL_`` it is the environment variable."""
         without_dashes = self.flag[2:]
         return without_dashes.replace("-", "_")
 
     @property
     def label(self) -> str:
-        """The name in messages: ``MODEL``, or the flag, or the key of what has none."""
+        """The name in messages: ``MODEL``, or the flag, or the key if it has no flag."""
         if self.name == "model":
             return "MODEL"
         if self.flagless:
@@ -123,13 +124,13 @@ class Option:
         return f"HYDRACTL_{self.key.upper()}"
 
     def fresh_default(self) -> Any:
-        """The built-in value, a list of its own where it is a list."""
+        """Return the built-in value; a list is copied, so that changing it does not change the default."""
         if isinstance(self.default, list):
             return list(self.default)
         return self.default
 
     def placeholder(self) -> str:
-        """The value as written in the help text; empty for a switch."""
+        """Return the value as the help text writes it, e.g. ``N`` or ``a|b``; empty for a switch."""
         if self.metavar is not None:
             return self.metavar
         if self.type is bool:
@@ -140,7 +141,7 @@ class Option:
         return placeholder_by_type[self.type]
 
     def default_words(self) -> str:
-        """The built-in value in words; empty if there is none."""
+        """Return the built-in value in words; empty if there is none."""
         if self.default_text is not None:
             return self.default_text
         if self.default in (None, []):
@@ -148,7 +149,11 @@ class Option:
         return value_text(self.default)
 
     def described(self, *, short: bool = False) -> str:
-        """Return what the option is, with its unit and default."""
+        """Return the help sentence with the unit and the default in brackets.
+
+        Args:
+            short: whether to stop at the first semicolon.
+        """
         text = self.help
         if short:
             text = text.partition("; ")[0]
@@ -166,10 +171,11 @@ class Option:
     # --- reading text -------------------------------------------------------------------------------------------------
 
     def parse(self, raw: Raw) -> Any:
-        """Return the typed value of a text: of a flag, a variable or a YAML file.
+        """Return the typed value of what a flag, a variable or a YAML file gives.
 
         Raises:
-            ValueError: with the rest of a sentence that starts with the name of the option.
+            ValueError: the value cannot be read; the message is the rest of a sentence that starts with the option's
+                name.
         """
         if isinstance(raw, bool):
             return raw
@@ -186,50 +192,54 @@ class Option:
         """Return the texts of the items of a list: parts between commas, texts of a YAML list, or ``NAME=VALUE``.
 
         Raises:
-            ValueError: there is none, or a mapping is given to an option whose items have no names.
+            ValueError: there is no item, or a mapping is given to an option whose items have no names.
         """
         if isinstance(raw, Mapping):
             if not self.names:
                 raise ValueError("takes a list, not a mapping")
             return [f"{name}={value}" for name, value in raw.items()]
+
+        # A text is a list of one; with `split` each text may hold several items.
         if isinstance(raw, str):
-            texts = [raw]
+            texts_given = [raw]
         else:
-            texts = list(raw)
-        items = texts
+            texts_given = list(raw)
+        items = texts_given
         if self.split:
             items = []
-            for text in texts:
+            for text in texts_given:
                 items += [part.strip() for part in text.split(",")]
         if not items:
             raise ValueError("must not be empty")
         return items
 
     def _parse_item(self, text: str) -> Any:
-        """Return the typed value of the text of one item, or of the only one.
+        """Return the typed value of the text of one value, or of one item of a list.
 
         Raises:
-            ValueError: it cannot be read as a value of this type.
+            ValueError: the text cannot be read as a value of the option's type.
         """
         if not text.strip():
             raise ValueError("must not be empty")
+
+        # By type: a text, a type of its own, a switch, a word in place of a number, a whole number, any number.
         if self.type is str:
             return text
         if self.reads is not None:
             return self.reads(text)
-        plain = text.strip().lower()
+        lower_text = text.strip().lower()
         if self.type is bool:
-            return _parse_switch(plain, text)
-        if plain == self.word:
-            return plain
+            return _parse_switch(lower_text, text)
+        if lower_text == self.word:
+            return lower_text
         if self.type is int:
-            if _INTEGER.fullmatch(plain):
-                return int(plain)
+            if _INTEGER.fullmatch(lower_text):
+                return int(lower_text)
             raise ValueError(f"{self._number_rule()}, not {text!r}")
-        return _parse_finite(plain, text)
+        return _parse_finite(lower_text, text)
 
     def _number_rule(self) -> str:
-        """Return what a value of this type must be, such as ``must be a whole number or auto``."""
+        """Return the rule that a value of this type must keep, such as ``must be a whole number or auto``."""
         rule = f"must be {_NUMBERS[self.type]}"
         if self.word and self.type is int:
             rule += f" or {self.word}"
@@ -238,16 +248,19 @@ class Option:
     # --- taking Python values -----------------------------------------------------------------------------------------
 
     def take(self, value: object) -> Any:
-        """Return the value of a Python argument as the settings hold it; numbers are never read from text.
+        """Return a Python argument in the form that the settings hold; numbers are not read from texts.
 
         Args:
-            value: one value, or several where the option takes a list; scalars of numpy and torch count as numbers.
+            value: one value, or several if the option takes a list; scalars of numpy and torch count as numbers.
 
         Raises:
-            ValueError: with the rest of a sentence that starts with the argument.
+            ValueError: the value is of a wrong type; the message is the rest of a sentence that starts with the
+                argument.
         """
         if not self.many:
             return self._take_item(value)
+
+        # A list may come as a mapping NAME: VALUE, as a text with commas, as a sequence, or as a single item.
         items: list[Any]
         if isinstance(value, Mapping):
             if not self.names:
@@ -267,11 +280,12 @@ class Option:
         """Return one value of a Python program, or one item of a list, in the type of the option.
 
         Raises:
-            ValueError: it is of another type.
+            ValueError: the value is of another type.
         """
         is_scalar_of_a_library = hasattr(value, "item") and getattr(value, "ndim", None) == 0
-        if is_scalar_of_a_library:  # of numpy or torch
+        if is_scalar_of_a_library:  # e.g. of numpy or torch
             value = value.item()  # type: ignore[attr-defined]
+        # By type: a switch, a text, a type of its own (or a text of it), a word in place of a number, a number.
         if self.type is bool:
             return _take_switch(value)
         if self.type is str:
@@ -285,10 +299,10 @@ class Option:
         return self._take_number(value)
 
     def _take_number(self, value: object) -> Any:
-        """Return a number in the type of the option; a whole number will do for any, a switch for none.
+        """Return a number in the type of the option; an int is accepted for a float, a bool for neither.
 
         Raises:
-            ValueError: it is no number of this type, or not finite.
+            ValueError: the value is no number of this type, or not finite.
         """
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(self._number_rule())
@@ -301,12 +315,12 @@ class Option:
     # --- checking -----------------------------------------------------------------------------------------------------
 
     def complaints(self, value: Any) -> list[str]:
-        """List the problems of a typed value; each a sentence that starts after the name of the option."""
+        """Return the problems of a typed value; each is the rest of a sentence that starts with the option's name."""
         refusals = self.refusals(value)
         return [refusal.sentence() for refusal in refusals]
 
     def refusals(self, value: Any) -> list[Refusal]:
-        """Return the rules that a typed value breaks; None, which is "not given", breaks none."""
+        """Return the rules that a typed value breaks; None means "not given" and breaks no rule."""
         if value is None:
             return []
         items = [value]
@@ -317,6 +331,8 @@ class Option:
             refusal = self._first_refusal(item)
             if refusal is not None:
                 refusals.append(refusal)
+
+        # A list with commas may not hold an item twice, if the option does not allow it.
         may_not_repeat = self.many and self.split and not self.repeats
         if may_not_repeat and len(set(value)) < len(value):
             listed = ",".join(map(str, value))
@@ -324,8 +340,8 @@ class Option:
         return refusals
 
     def _first_refusal(self, value: Any) -> Refusal | None:
-        """Return the first rule that one value breaks, of choices, pattern, range and ``check``; None for none."""
-        if value == self.word:
+        """Return the first rule that a value breaks, of choices, pattern, range and ``check``; None if it keeps all."""
+        if value == self.word:  # such as "auto" in place of a number
             return None
         if self.choices and value not in self.choices:
             listed = ", ".join(self.choices)
@@ -334,9 +350,11 @@ class Option:
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
             form = self.placeholder()
             return Refusal(f"must be {form}, such as {self.example}", repr(value))
+
         broken_bound = self._broken_bound(value)
         if broken_bound is not None:
             return Refusal(broken_bound, str(value))
+
         if self.check is None:
             return None
         try:
@@ -346,7 +364,7 @@ class Option:
         return None
 
     def _broken_bound(self, value: Any) -> str | None:
-        """Return the bound that a number is beyond, as a rule in words; None where it is within the range."""
+        """Return the bound that a number is beyond, as a rule in words; None if the number is within the range."""
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}"
         if self.at_most is not None and value > self.at_most:
@@ -359,14 +377,14 @@ class Option:
 
 
 def _parse_switch(plain: str, text: str) -> bool:
-    """Return the value of a switch.
+    """Return True or False for the text of a switch.
 
     Args:
         plain: the text in lower case, without spaces around it.
-        text: the same as it was given, for the error.
+        text: the text as it was given, for the message.
 
     Raises:
-        ValueError: it is neither true nor false.
+        ValueError: the text means neither true nor false.
     """
     if plain in _TRUE:
         return True
@@ -376,10 +394,14 @@ def _parse_switch(plain: str, text: str) -> bool:
 
 
 def _parse_finite(plain: str, text: str) -> float:
-    """Return the number that a text writes; the arguments are those of :func:`_parse_switch`.
+    """Return the number that a text writes.
+
+    Args:
+        plain: the text in lower case, without spaces around it.
+        text: the text as it was given, for the message.
 
     Raises:
-        ValueError: it is no number, or not a finite one.
+        ValueError: the text is no number, or not a finite one.
     """
     try:
         number = float(plain)
@@ -391,14 +413,14 @@ def _parse_finite(plain: str, text: str) -> float:
 
 
 def _take_switch(value: object) -> bool:
-    """Return True or False as it is; anything else raises ValueError."""
+    """Return True or False unchanged; ValueError for any other value."""
     if isinstance(value, bool):
         return value
     raise ValueError("must be True or False")
 
 
 def _take_text(value: object) -> str:
-    """Return a text, a path, or a number as one writes it."""
+    """Return a text, a path, or a number as text; ValueError for any other value or an empty text."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -411,7 +433,7 @@ def _take_text(value: object) -> str:
 
 
 def _named_item(name: object, item: object) -> str:
-    """Return ``NAME=VALUE``, which holds what the value holds."""
+    """Return ``NAME=VALUE``; if the value stands for an object of a program, the result stands for it, too."""
     text = f"{name}={item}"
     if isinstance(item, str):
         return held_as(item, text)
@@ -419,18 +441,21 @@ def _named_item(name: object, item: object) -> str:
 
 
 def option(group: str, help: str, default: Any = None, **facts: Any) -> Any:
-    """Declare one option as a dataclass field; ``partial(option, "Heading")`` declares those of one group.
+    """Declare one option as a dataclass field; ``partial(option, "Heading")`` declares the options of one group.
 
     Args:
-        group: the heading of the help text it stands under.
-        help: what the option is, then ``[unit; default: in words]`` as far as there is one to tell.
+        group: the heading of the help text under which it stands.
+        help: one sentence about the option, then ``[unit; default: in words]``; both parts may be missing.
         default: the built-in value; None means "not given".
         facts: further attributes of :class:`Option`.
     """
+    # Split the help into the sentence, the unit and the default in words.
     notes = _NOTES.fullmatch(help)
     assert notes is not None  # every part is optional
     texts = {"help": notes["help"], "unit": notes["unit"], "default_text": notes["default"]}
     declared = Option(group, default, **{**texts, **facts})
+
+    # A dataclass shares no list between objects: it makes the default anew.
     if isinstance(default, list):
         return field(default_factory=declared.fresh_default, metadata={"option": declared})
     return field(default=default, metadata={"option": declared})
@@ -450,7 +475,7 @@ def value_text(value: Any) -> str:
 
 
 def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
-    """Return a check that a file name has one of these endings, in capitals too with ``any_case``."""
+    """Return a check that a file name has one of these endings; with ``any_case`` capitals count, too."""
     *others, last = endings
     wanted = last
     if others:
@@ -458,6 +483,7 @@ def ends_in(*endings: str, any_case: bool = False) -> Callable[[str], None]:
         wanted = f"{listed} or {last}"
 
     def check_ending(name: str) -> None:
+        """Raise ValueError if a file name has none of the endings."""
         compared = name
         if any_case:
             compared = name.lower()
@@ -471,9 +497,9 @@ _DECLARED: dict[type, tuple[Option, ...]] = {}
 
 
 def options_of(settings_type: type) -> tuple[Option, ...]:
-    """Return the options that a settings dataclass declares, its own first, those of its bases after them.
+    """Return the options that a settings dataclass declares: first its own, then those of its base classes.
 
-    Those that its ``lacks`` names are none of them: their fields keep the built-in value.
+    Options that the class names in ``lacks`` are left out: their fields keep the built-in value.
     """
     if settings_type not in _DECLARED:
         _DECLARED[settings_type] = tuple(_read_declarations(settings_type))
@@ -481,29 +507,37 @@ def options_of(settings_type: type) -> tuple[Option, ...]:
 
 
 def _read_declarations(settings_type: type) -> Iterator[Option]:
-    """Yield the options of a settings dataclass with what the fields tell of them: name, flag and type."""
-    hints = typing.get_type_hints(settings_type)
-    declared = {}
-    for declaration in fields(settings_type):
-        if "option" in declaration.metadata:
-            declared[declaration.name] = declaration.metadata["option"]
+    """Yield the options of a settings dataclass, completed by what its fields tell: the name, the flag and the type.
 
-    # The options of the class itself first; a key of a dictionary keeps its first place.
-    declared_here = [name for name in declared if name in settings_type.__annotations__]
-    names_in_order = dict.fromkeys([*declared_here, *declared])
+    A field is an option if its metadata holds one; ``option()`` puts it there.
+    """
+    hints = typing.get_type_hints(settings_type)
+    option_by_name = {}
+    for dataclass_field in fields(settings_type):
+        if "option" in dataclass_field.metadata:
+            option_by_name[dataclass_field.name] = dataclass_field.metadata["option"]
+
+    # Put the options of the class itself first. A name that comes again keeps its first position in the dictionary.
+    own_names = [name for name in option_by_name if name in settings_type.__annotations__]
+    names_in_order = dict.fromkeys([*own_names, *option_by_name])
+
+    # Complete each option, except those that the class says it lacks.
     lacking = getattr(settings_type, "lacks", ())
     for name in names_in_order:
         if name in lacking:
             continue
-        declared_option = declared[name]
+        incomplete = option_by_name[name]
         value_type, many = _value_type(hints[name])
-        words = name.replace("_", "-")
-        flag = declared_option.flag or f"--{words}"
-        yield replace(declared_option, name=name, flag=flag, type=value_type, many=many)
+        name_with_dashes = name.replace("_", "-")
+        flag = incomplete.flag or f"--{name_with_dashes}"
+        yield replace(incomplete, name=name, flag=flag, type=value_type, many=many)
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:
-    """Return ``(int, True)`` for ``list[int]``, ``(int, False)`` for ``int | None`` and ``int``."""
+    """Return the type of a value or item, and whether the value is a list, from a type annotation.
+
+    ``list[int]`` gives ``(int, True)``; ``int | None`` and ``int`` give ``(int, False)``.
+    """
     arguments = [argument for argument in typing.get_args(hint) if argument is not type(None)]
     if typing.get_origin(hint) is list:
         return arguments[0], True

@@ -21,10 +21,10 @@ _PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """Read ``I/N``: the I-th of N parts.
+    """Read ``I/N``, the I-th of N parts, and return I and N.
 
     Raises:
-        ValueError: it is no such text, or there are fewer parts.
+        ValueError: the text has another form, or I is above N.
     """
     match = _PART.fullmatch(text)
     part = 0
@@ -38,7 +38,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def _inputs_once(settings: PredictSettings) -> list[str]:
-    """Return a problem for a command without inputs, and one with inputs of two kinds."""
+    """Return a problem if there is no input, if there are inputs of two kinds, or if standard input is named twice."""
     if not settings.model:
         return []
     if settings.inputs and settings.of_this_verb("data"):
@@ -51,7 +51,7 @@ def _inputs_once(settings: PredictSettings) -> list[str]:
 
 
 def _lines_or_report_on_stdout(settings: PredictSettings) -> list[str]:
-    """Return a problem for an output that no lines can be written to."""
+    """Return a problem if ``--output`` has an ending to which no lines can be written."""
     if settings.output is None or settings.output == "-":
         return []
     if settings.output.lower().endswith(LINE_FILES):
@@ -62,7 +62,7 @@ def _lines_or_report_on_stdout(settings: PredictSettings) -> list[str]:
 
 
 def _file_to_resume(settings: PredictSettings) -> list[str]:
-    """Return a problem for ``--resume`` without a file that could be resumed."""
+    """Return a problem if ``--resume`` is given without an output file."""
     has_file = settings.output is not None and settings.output != "-"
     if has_file or not settings.resume:
         return []
@@ -70,18 +70,24 @@ def _file_to_resume(settings: PredictSettings) -> list[str]:
 
 
 def _parts_side_by_side(settings: PredictSettings) -> list[str]:
-    """Return a problem for what cannot be divided into commands of their own, and parts without a place for them."""
-    # A single command.
+    """Return the problems of dividing the inputs into parts, each predicted by a process of its own.
+
+    ``--devices`` or ``--slurm`` divides them. ``--parts``, the number of parts, has no effect without one of these.
+    Each part writes to a file, so there must be an output file; standard input cannot be divided.
+    """
+    # One process: nothing is divided, so --parts has no meaning.
     if not settings.devices and not settings.slurm:
         if settings.parts is None:
             return []
         where = settings.where("parts")
         return [f"--parts{where} needs --devices or --slurm; --part 1/{settings.parts} is one of them"]
 
-    # Several.
+    # Several processes.
     divided_by = "--devices"
     if settings.slurm:
         divided_by = "--slurm"
+
+    # --part selects a single part, and standard input can be read only once.
     problems = []
     if settings.output is None or settings.output == "-":
         problems.append(f"predict with {divided_by} needs --output: the lines of several processes would mix")
@@ -159,7 +165,7 @@ class PredictSettings(Requiring, Measured, SideBySide):
 
     @property
     def parts_in_all(self) -> int:
-        """How many parts the inputs are divided into, with ``--devices`` or ``--slurm``."""
+        """The number of parts that the inputs are divided into, with ``--devices`` or ``--slurm``."""
         if self.parts is not None:
             return self.parts
         if self.slurm:

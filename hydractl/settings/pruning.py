@@ -26,17 +26,17 @@ form_option = partial(option, "Sharing and form")
 _HEAD_CRITERIA_WITH_DATA = [criterion.name for criterion in CRITERIA.all() if criterion.needs_data]
 _WEIGHT_CRITERIA_WITH_DATA = [criterion.name for criterion in WEIGHT_CRITERIA.values() if criterion.needs_data]
 NEED_DATA = (*_HEAD_CRITERIA_WITH_DATA, *_WEIGHT_CRITERIA_WITH_DATA)
-"""The criteria of heads and of weights that read samples."""
+"""Names of the criteria (of heads or of single weights) that read samples."""
 OF_WEIGHTS = tuple(WEIGHT_CRITERIA)
-"""The criteria of ``--weights``; some have the name of one of heads."""
+"""Names of the criteria of ``--weights``; some of these names are also criteria of heads."""
 DECIDE = tuple(criterion.name for criterion in CRITERIA.all() if isinstance(criterion, Decider))
-"""The criteria that decide by themselves how many heads are kept."""
+"""Names of the criteria that decide by themselves how many heads are kept."""
 
 OWN_OPTIONS: dict[str, str] = {}
 for _criterion in CRITERIA.all():
     for _option in _criterion.options:
         OWN_OPTIONS[_option.name] = _criterion.name
-"""The options that are for one criterion alone, each with its criterion."""
+"""The name of the criterion of each option that only one criterion has, by the option's name."""
 
 OBJECTIVES = ("acc", "ood", "avg", "nll", "brier")
 
@@ -65,7 +65,7 @@ _OF_HEADS = (
     "with_mask",
     "layout",
 )
-"""Options of ``prune`` that mean nothing for single weights."""
+"""Options of ``prune`` without effect if single weights are pruned."""
 
 _DECIDED_BY_A_MASK = (
     "keep",
@@ -79,12 +79,13 @@ _DECIDED_BY_A_MASK = (
     "tower",
     "max_length",
 )
-"""Options of ``prune`` that mean nothing where a mask says which heads stay."""
+"""Options of ``prune`` without effect if a mask says which heads stay."""
 
 _DROP = "Remove heads one budget after another until one takes accuracy further than this below that of the model, on"
 
 
 def _check_constraint(text: str) -> None:
+    """Check a constraint such as ``acc>=0.9``; ValueError if it is about another key than an objective."""
     key = parse_constraint(text).key
     if key not in OBJECTIVES:
         raise ValueError(f"must be about one of {', '.join(OBJECTIVES)}, not {key!r}")
@@ -94,31 +95,33 @@ SettingsT = TypeVar("SettingsT", bound=type[Batched])
 
 
 def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
-    """Return a decorator that adds the options of all criteria to a settings class that is no dataclass yet.
+    """Return a decorator that adds the options of all criteria to a settings class, before it becomes a dataclass.
 
     Args:
-        group: the heading of the help text that they stand under.
+        group: the heading of the help text under which they stand.
 
     Raises:
-        InputError: for one that is an option already, of the verb or of another criterion.
+        InputError: a criterion declares an option whose name the verb or another criterion has.
     """
 
     def add_options(settings: SettingsT) -> SettingsT:
+        """Add the options of all criteria to the class as fields, and return the class."""
         for criterion in CRITERIA.all():
-            for declared in criterion.options:
-                name = declared.name
+            for declaration in criterion.options:
+                name = declaration.name
                 if hasattr(settings, name):
                     raise InputError(f"the criterion {criterion.name} declares the option {name!r}, which is taken")
-                # A field of a dataclass: its type, and as the value of the class what dataclass makes a field of.
-                settings.__annotations__[name] = type(declared.default)
+
+                # Write what a class body would: `name: type = option(...)`. @dataclass then makes it a field.
+                settings.__annotations__[name] = type(declaration.default)
                 option_field = option(
                     group,
-                    declared.help,
-                    declared.default,
-                    unit=declared.unit,
-                    choices=declared.choices,
-                    at_least=declared.at_least,
-                    at_most=declared.at_most,
+                    declaration.help,
+                    declaration.default,
+                    unit=declaration.unit,
+                    choices=declaration.choices,
+                    at_least=declaration.at_least,
+                    at_most=declaration.at_most,
                 )
                 setattr(settings, name, option_field)
         return settings
@@ -127,7 +130,7 @@ def with_own_options(group: str) -> Callable[[SettingsT], SettingsT]:
 
 
 def _one_count_in_sequence(settings: ScoreSettings) -> list[str]:
-    """Return a problem for the sequential order without a number of heads, or with two."""
+    """Return a problem if the order is sequential and not exactly one of ``--keep`` and ``--remove`` is given."""
     if settings.order != "sequential" or settings.method in DECIDE:
         return []
     return settings.exactly_one("keep", "remove")
@@ -157,7 +160,10 @@ class ScoreSettings(Batched):
     remove: int | None = score_option(f"{_REMOVE} per site [heads]", at_least=0)
 
     def settle(self) -> None:
-        """Settle the order: a head count makes the scores those of ``prune --method`` at this count."""
+        """Fill in the order: sequential if a number of heads is given, else one-shot.
+
+        The scores are then those of ``prune --method`` at this number.
+        """
         if self.order:
             return
         self.order = "one-shot"
@@ -165,15 +171,16 @@ class ScoreSettings(Batched):
             self.order = "sequential"
 
     def inapplicable(self) -> dict[str, str]:
-        """Return head counts without sequential order or data, and the options of other criteria.
+        """Return the options without effect, each with the option that makes it so.
 
-        Each comes with the option that makes it so.
+        They are numbers of heads if the order is not sequential or no data are read, and the options of other criteria.
         """
         unused = dict.fromkeys(_without_effect(self.method), "method")
+
         counts = ("keep", "remove")
         if self.method in DECIDE:
             return dict.fromkeys(("order", *counts), "method") | unused
-        # Scores without data are the same however many heads have gone before.
+        # Scores without data do not depend on the heads that were removed before, so a number of heads has no effect.
         reads_no_data = self.method is not None and self.method not in NEED_DATA
         if self.order == "one-shot":
             unused |= dict.fromkeys(counts, "order")
@@ -184,10 +191,10 @@ class ScoreSettings(Batched):
 
 @dataclass(kw_only=True)
 class Dropping(Batched):
-    """How many heads go, as a number or by ``--max-drop``.
+    """Options of how many heads are removed: a number, or as many as ``--max-drop`` allows.
 
     Attributes:
-        counted: the option of the number; with ``auto`` it stands for ``--max-drop``, 0.01 where that is not given.
+        counted: the option of the number. Its value ``auto`` means ``--max-drop``, 0.01 if that is not given.
     """
 
     counted: ClassVar[str]
@@ -195,11 +202,12 @@ class Dropping(Batched):
         max_drop: float | None
 
     def _set_aside(self) -> list[str]:
-        """Put ``--max-drop`` in the place of a number that is ``auto``, and then set aside what does not apply."""
+        """Replace a number that is ``auto`` by ``--max-drop``, and then set aside the options that do not apply."""
         if getattr(self, self.counted) == AUTO:
             if self.max_drop is None:
                 self.max_drop = _MAX_DROP
                 self.sources["max_drop"] = self.sources.get(self.counted, "default")
+            # --max-drop takes the rank of the number, and the number counts as not given.
             if self.ranks is not None:
                 self.ranks["max_drop"] = self.ranks.pop(self.counted)
             setattr(self, self.counted, None)
@@ -207,7 +215,7 @@ class Dropping(Batched):
 
 
 def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
-    """Return a problem for more weights than data sets, or fewer."""
+    """Return a problem if there are not as many weights as validation sets."""
     weights = len(settings.val_weights)
     sets = len(settings.val)
     if not weights or weights == sets:
@@ -217,7 +225,7 @@ def _one_weight_for_each_set(settings: CircuitSettings) -> list[str]:
 
 
 def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
-    """Return a problem for data sets without a partner where they are measured in pairs."""
+    """Return a problem if data sets are measured in pairs and some set has no partner."""
     if not settings.paired:
         return []
     val_sets = len(settings.val)
@@ -228,7 +236,11 @@ def _pairs_of_sets(settings: CircuitSettings) -> list[str]:
 
 
 def _an_end(settings: CircuitSettings) -> list[str]:
-    """Return a problem for a search that nothing ends: accuracy ends one only where it counts its own removals."""
+    """Return a problem if nothing ends the search.
+
+    A budget or a number of heads ends it. Accuracy can end it too, but not with ``--share-from``: accuracy counts only
+    the removals of this search.
+    """
     measures_its_end = settings.given("max_drop") or settings.given("subject_to")
     if measures_its_end and not settings.given("share_from"):
         return settings.at_most_one("budget", "keep")
@@ -236,7 +248,7 @@ def _an_end(settings: CircuitSettings) -> list[str]:
 
 
 def _ood_data_for_auroc(settings: CircuitSettings) -> list[str]:
-    """Return a problem for an AUROC that is asked for without OOD data."""
+    """Return a problem if an objective or a constraint needs OOD data, and there are none."""
     for objective in settings.objective:
         if objective in ("ood", "avg"):
             return settings.needs("ood_val", f"--objective {objective}")
@@ -247,14 +259,14 @@ def _ood_data_for_auroc(settings: CircuitSettings) -> list[str]:
 
 
 def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
-    """Return a problem for a constraint on an approximate search."""
+    """Return a problem if an approximate search has a constraint."""
     if not settings.approx or not settings.subject_to:
         return []
     return [f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx"]
 
 
 def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
-    """Return a problem for several objectives, which make several files, with one standard output."""
+    """Return a problem if several objectives, which make several files, go to standard output."""
     circuits = len(settings.objective)
     if settings.output != "-" or circuits < 2:
         return []
@@ -263,7 +275,7 @@ def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
 
 
 def _a_mask_of_another_base(settings: CircuitSettings) -> list[str]:
-    """Return a problem for a permission for files of other weights where no such file is read."""
+    """Return a problem if files of another base are allowed, and no such file is read."""
     if not settings.allow_other_base:
         return []
     if settings.given("start_mask") or settings.given("share_from"):
@@ -273,7 +285,7 @@ def _a_mask_of_another_base(settings: CircuitSettings) -> list[str]:
 
 
 def _a_journal_to_resume(settings: CircuitSettings) -> list[str]:
-    """Return a problem for a search that is resumed and keeps no journal."""
+    """Return a problem if a search is to be resumed that keeps no journal."""
     if not settings.resume or settings.output != "-":
         return []
     return ["--resume needs an output file: a search that goes to standard output keeps no journal"]
@@ -402,7 +414,7 @@ class CircuitSettings(Dropping):
     resume: bool = run_option("Resume the search recorded in the journal beside the output", False, often=True)
 
     def settle(self) -> None:
-        """Settle the objective: Headmap's own score is the loss."""
+        """Fill in the objective of Headmap, whose score is the loss, if none is given."""
         if self.algorithm != "headmap":
             return
         is_default = self.objective == ["avg"] and not self._rank("objective")
@@ -410,22 +422,26 @@ class CircuitSettings(Dropping):
             self.objective = ["nll"]
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options of steps for Headmap, which is one pass without them."""
+        """Return the options of a search in steps if the algorithm is Headmap, which is a single pass."""
         if self.algorithm == "greedy":
             return {}
         return dict.fromkeys(("approx", "bounds", "max_drop", "subject_to"), "algorithm")
 
 
 def _how_many_heads(settings: PruneSettings) -> list[str]:
-    """Return a problem for scores without a number of heads, or two numbers.
+    """Return a problem if it is not said, in exactly one way, how many heads go.
 
-    A circuit says itself how many heads go, unless some are drawn of its first removals (``--sample-from``).
+    A criterion that decides itself needs no number. A circuit says itself how many heads go, except with
+    ``--sample-from``, which draws some of its first removals.
     """
+    # Scores from a file or a method: how many heads go must be said in one way.
     has_method_that_ranks = settings.given("method") and settings.method not in DECIDE
     if settings.given("scores") or has_method_that_ranks:
         return settings.exactly_one("keep", "remove", "max_drop")
     if not settings.given("circuit"):
         return []
+
+    # A circuit.
     problems = settings.at_most_one("keep", "remove", "max_drop")
     has_count = settings.given("keep") or settings.given("remove")
     if settings.given("sample_from") and not has_count:
@@ -435,30 +451,36 @@ def _how_many_heads(settings: PruneSettings) -> list[str]:
 
 
 def _accuracy_for_max_drop(settings: PruneSettings) -> list[str]:
-    """Return problems for ``--max-drop`` without data to measure accuracy on, which those of the choice may be."""
+    """Return the problems of ``--max-drop``: no data to measure accuracy on, or heads shared between sites.
+
+    Accuracy is measured on the samples that chose the heads, if there are any, else on ``--val``.
+    """
     if not settings.given("max_drop"):
         return []
     problems = []
     if settings.given("share_sites"):
-        called = settings.called("share_sites")
-        problems.append(f"--max-drop cannot be given with {called}")
-    # A method that reads data is measured on those, and a circuit has counted what it got right.
+        share_sites_label = settings.called("share_sites")
+        problems.append(f"--max-drop cannot be given with {share_sites_label}")
+
+    # A method that reads data is measured on these, and a circuit holds its accuracies. Otherwise --val is needed.
     has_method_without_data = settings.given("method") and settings.method not in NEED_DATA
     if settings.given("scores") or has_method_without_data:
         chosen_by = f"--method {settings.method}"
         if settings.scores:
             chosen_by = "--scores"
         problems += settings.needs("val", f"--max-drop with {chosen_by}")
-    # A circuit of other weights has counted what those got right.
+
+    # The accuracies in a circuit of another base are those of other weights.
     if settings.given("circuit") and settings.allow_other_base:
         problems += settings.needs("val", "--max-drop with --allow-other-base")
     return problems
 
 
 def _of_heads(rule: Rule) -> Rule:
-    """Return a rule that holds where heads are pruned, and not single weights."""
+    """Return a rule that is checked only if heads are pruned, and not single weights."""
 
     def if_heads(settings: PruneSettings) -> list[str]:
+        """Return the problems that the rule finds; none if single weights are pruned."""
         if settings.prunes_weights or settings.scores_weights_alone:
             return []
         return rule(settings)
@@ -467,14 +489,18 @@ def _of_heads(rule: Rule) -> Rule:
 
 
 def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
-    """Return a problem for single weights that are pruned by a criterion of heads, by none, or without its data."""
-    # Heads are pruned: no criterion of single weights will do.
+    """Return the problems of the criterion (``--method``) and ``--weights``.
+
+    With ``--weights``, which prunes single weights, the criterion must be one of single weights and have the data it
+    needs. Without it, heads are pruned, and the criterion must not be one that scores only single weights.
+    """
+    # Heads are pruned: the criterion must not be one of single weights alone.
     if not settings.prunes_weights:
         if settings.scores_weights_alone:
             return settings.goes_with("method", "weights")
         return []
 
-    # Single weights are pruned: a criterion of them is needed, and its data, if it reads any.
+    # Single weights are pruned: a criterion of single weights must be given, and its data if it reads any.
     if not settings.given("method"):
         return settings.needs("method", "--weights")
     criterion = WEIGHT_CRITERIA.get(settings.method or "")
@@ -484,6 +510,8 @@ def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
         return [f"--method {settings.method} scores heads, --weights takes {of_weights}{where}"]
     if not criterion.needs_data:
         return []
+
+    # It reads data and needs gradients of enough precision.
     problems = []
     if settings.dtype not in ("float32", "float64"):
         problems.append("--method oba needs --dtype float32 or float64")
@@ -493,7 +521,7 @@ def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
 @dataclass(kw_only=True)
 @with_own_options("How much")
 class PruneSettings(Dropping):
-    """Options of ``prune``. The model settles ``scope`` and ``order`` where they are not given."""
+    """Options of ``prune``. The model settles ``scope`` and ``order`` if they are not given."""
 
     verb: ClassVar[str] = "prune"
     alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (
@@ -581,38 +609,40 @@ class PruneSettings(Dropping):
 
     @property
     def prunes_weights(self) -> bool:
-        """Whether single weights are set to zero, and no head is removed."""
+        """Whether single weights are set to zero and no head is removed."""
         return self.given("weights")
 
     @property
     def scores_weights_alone(self) -> bool:
-        """Whether the criterion knows single weights only."""
+        """Whether the criterion can score only single weights, and no heads."""
         if self.method not in OF_WEIGHTS:
             return False
         return self.method not in CRITERIA.names
 
     def inapplicable(self) -> dict[str, str]:
-        """Return the options that mean nothing beside what decides which heads go, each with the option that does."""
-        # Single weights go, or a file decides.
+        """Return the options without effect, each with the option that makes it so, e.g. ``keep`` with ``mask``."""
+        # Single weights are pruned: options of heads have no effect.
         if self.given("weights"):
             unused = dict.fromkeys((*_OF_HEADS, *OWN_OPTIONS), "weights")
             if self.method not in NEED_DATA:
-                unused["weight_steps"] = "method"  # scores that nothing changes
+                unused["weight_steps"] = "method"  # without data the scores are the same in every step
             return unused
+
+        # A file decides: a mask says everything, a circuit the order of the heads, scores their importance.
         if self.given("mask"):
             return dict.fromkeys((*_DECIDED_BY_A_MASK, *OWN_OPTIONS), "mask")
         if self.given("circuit"):
-            of_scoring = ("scope", "order", "samples", "max_length")
-            return dict.fromkeys((*of_scoring, *OWN_OPTIONS), "circuit")
+            scoring_options = ("scope", "order", "samples", "max_length")
+            return dict.fromkeys((*scoring_options, *OWN_OPTIONS), "circuit")
         if self.given("scores"):
-            of_measuring = ("order", "samples", "sample_from", "max_length")
-            return dict.fromkeys((*of_measuring, *OWN_OPTIONS), "scores")
+            measuring_options = ("order", "samples", "sample_from", "max_length")
+            return dict.fromkeys((*measuring_options, *OWN_OPTIONS), "scores")
 
-        # A criterion decides.
+        # A criterion decides: options of other criteria, and of files that are not read, have no effect.
         without_effect = _without_effect(self.method)
-        if not self.given("with_mask"):  # no file is read whose base could be another
+        if not self.given("with_mask"):  # no file is read that could be of another base
             without_effect.append("allow_other_base")
-        if self.method in DECIDE:
+        if self.method in DECIDE:  # it also decides how many heads are kept, and where
             without_effect += ["keep", "remove", "max_drop", "val", "scope", "order", "sample_from"]
             return dict.fromkeys(without_effect, "method")
         unused = dict.fromkeys(("sample_from", *without_effect), "method")
@@ -622,7 +652,7 @@ class PruneSettings(Dropping):
 
 
 def _without_effect(method: str | None) -> list[str]:
-    """List the options that mean nothing for a criterion: those of others, and of data that it does not read."""
+    """Return the options without effect for a criterion: those of others, and ``max_length`` if it reads no data."""
     unused = []
     for name, criterion in OWN_OPTIONS.items():
         if method not in (None, criterion):

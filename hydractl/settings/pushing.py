@@ -13,7 +13,7 @@ hub_option = partial(option, "Hub")
 
 
 def _a_model_and_a_repository(settings: PushSettings) -> list[str]:
-    """Return a problem for anything but what is pushed, and where to."""
+    """Return a problem if the arguments are not one model and one repository ``hf:ORG/NAME``."""
     if len(settings.model) == 2:
         _, target = settings.model
         if target.startswith("hf:") and target != "hf:":
@@ -24,7 +24,7 @@ def _a_model_and_a_repository(settings: PushSettings) -> list[str]:
 
 @dataclass(kw_only=True)
 class PushSettings(Common):
-    """Options of ``push``; ``model`` is what is pushed and where to."""
+    """Options of ``push``; ``model`` holds the model that is pushed, and the repository."""
 
     verb: ClassVar[str] = "push"
     many_models: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""The verbs: where the options and the function of each are, and what its help says.
+"""The verbs: for each, where its options and its function are, and what its help says.
 
-A further verb is one file and one entry here (``docs/way-of-a-command.md``). Importing this reads no options: the list
-of verbs is shown without them.
+A new verb is one file and one entry here (``docs/way-of-a-command.md``). Importing this module reads no options, so
+that the list of verbs can be shown quickly.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ class Verb(NamedTuple):
 
     Attributes:
         summary: one line for ``hydractl --help``.
-        settings: the dataclass of its options, as ``MODULE:NAME``; empty for ``Settings`` of the verb's own module.
+        settings: the dataclass of its options, as ``MODULE:NAME``; empty for ``Settings`` in the verb's own module.
         usage: what follows the verb in the usage line.
-        about: what it does and gives, for its own help; empty for the summary.
-        examples: a comment and a command each, as they are printed.
-        prints_table: the answer is the table itself, not a file, so it is printed on any kind of output.
-        function: what it is called in Python; empty for its own name.
-        module: has ``run(settings, log) -> Outcome``; empty for the file of its name in ``hydractl/verbs``. It is
-            imported only when the verb runs.
+        about: what it does and returns, for its own help; empty if the summary is enough.
+        examples: comments and commands, as they are printed.
+        prints_table: whether the answer is the table itself and not a file, so that it is printed on any kind of
+            output.
+        function: the name of its Python function; empty if it is the name of the verb.
+        module: the module that has ``run(settings, log) -> Outcome``; empty for the file of the verb's name in
+            ``hydractl/verbs``. It is imported only when the verb runs.
     """
 
     summary: str
@@ -297,7 +298,7 @@ VERBS: dict[str, Verb] = {
 
 
 def module_of(verb: str) -> str:
-    """Return the name of the module that has the function of a verb."""
+    """Return the name of the module in which the function of a verb is."""
     declared = VERBS[verb].module
     if declared:
         return declared
@@ -306,7 +307,7 @@ def module_of(verb: str) -> str:
 
 
 def settings_of(verb: str) -> str:
-    """Return where the settings class of a verb is, as ``MODULE:NAME``."""
+    """Return the place of the settings class of a verb, as ``MODULE:NAME``."""
     declared = VERBS[verb].settings
     if declared:
         return declared
@@ -314,7 +315,7 @@ def settings_of(verb: str) -> str:
 
 
 def function_of(verb: str) -> str:
-    """Return what a verb is called in Python."""
+    """Return the name of a verb's Python function."""
     declared = VERBS[verb].function
     if declared:
         return declared
@@ -322,7 +323,7 @@ def function_of(verb: str) -> str:
 
 
 def verb_called(function: str) -> str | None:
-    """Return the verb that has this name in Python; None where there is none."""
+    """Return the verb whose Python function has this name; None if there is none."""
     for verb in VERBS:
         if function_of(verb) == function:
             return verb

@@ -15,7 +15,7 @@ report_option = partial(option, "Reporting")
 
 
 def _a_document_to_write(settings: ReportSettings) -> list[str]:
-    """Return a problem for an output for a document that is there already."""
+    """Return a problem if ``--output`` is given and no new document is made."""
     if settings.output is None or settings.over is not None:
         return []
     where = settings.where("output")
@@ -24,7 +24,7 @@ def _a_document_to_write(settings: ReportSettings) -> list[str]:
 
 @dataclass(kw_only=True)
 class ReportSettings(Requiring, Common):
-    """Options of ``report``; ``model`` is the documents."""
+    """Options of ``report``; ``model`` holds the documents."""
 
     verb: ClassVar[str] = "report"
     many_models: ClassVar[bool] = True
@@ -87,7 +87,7 @@ class ReportSettings(Requiring, Common):
     )
 
     def settle(self) -> None:
-        """Leave a model alone that every verb was given: documents are named for this verb."""
+        """Drop a model that was set for all verbs at once: documents must be named for this verb."""
         if not self.of_this_verb("model"):
             self.model = []
 

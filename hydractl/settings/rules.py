@@ -1,7 +1,7 @@
-"""Rules between the options of one verb: what one option needs beside it, and what excludes what.
+"""Rules between the options of one verb: which option needs which other one, and which options exclude each other.
 
-A settings class lists its rules in ``rules``, in the order in which their problems are told. A rule is a function that
-takes the settings and returns the problems it finds; those here are made from the names of options.
+A settings class lists its rules in ``rules``, in the order in which their problems are reported. A rule is a function
+that takes the settings and returns the problems it finds. The functions here make rules from the names of options.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hydractl.settings.common import Common, Rule
 
 
 def required(name: str) -> Rule:
-    """Return the rule that an option is given, whatever the others are."""
+    """Return the rule that an option must be given."""
 
     def rule(settings: Common) -> list[str]:
         return settings.needs(name)
@@ -21,9 +21,10 @@ def required(name: str) -> Rule:
 
 
 def required_by(name: str, chooser: str, values: Collection[str]) -> Rule:
-    """Return the rule that an option is given where another one has one of some values."""
+    """Return the rule that option ``name`` must be given if option ``chooser`` has one of ``values``."""
 
     def rule(settings: Common) -> list[str]:
+        """Return a problem if ``chooser`` has one of the values and ``name`` is not given."""
         value = getattr(settings, chooser)
         if value not in values:
             return []
@@ -33,7 +34,7 @@ def required_by(name: str, chooser: str, values: Collection[str]) -> Rule:
 
 
 def needs(name: str, other: str) -> Rule:
-    """Return the rule that the first option is given together with the second."""
+    """Return the rule that option ``name`` may be given only together with option ``other``."""
 
     def rule(settings: Common) -> list[str]:
         return settings.goes_with(name, other)
@@ -42,9 +43,10 @@ def needs(name: str, other: str) -> Rule:
 
 
 def together(name: str, other: str) -> Rule:
-    """Return the rule that two options are given together, or neither of them."""
+    """Return the rule that two options must be given together, or neither of them."""
 
     def rule(settings: Common) -> list[str]:
+        """Return a problem if one of the two options is given without the other."""
         problems = settings.goes_with(name, other)
         return problems + settings.goes_with(other, name)
 
@@ -52,7 +54,7 @@ def together(name: str, other: str) -> Rule:
 
 
 def exactly_one(*names: str) -> Rule:
-    """Return the rule that one of these options is given, and only one."""
+    """Return the rule that exactly one of these options must be given."""
 
     def rule(settings: Common) -> list[str]:
         return settings.exactly_one(*names)
@@ -61,7 +63,7 @@ def exactly_one(*names: str) -> Rule:
 
 
 def at_most_one(*names: str) -> Rule:
-    """Return the rule that these options exclude each other."""
+    """Return the rule that at most one of these options may be given."""
 
     def rule(settings: Common) -> list[str]:
         return settings.at_most_one(*names)
@@ -70,7 +72,12 @@ def at_most_one(*names: str) -> Rule:
 
 
 def names_once(name: str, form: Callable[[str], str] = str) -> Rule:
-    """Return the rule that no two data sets of an option have one name, which ``form`` makes sure to be there."""
+    """Return the rule that no two data sets of an option may have the same name.
+
+    Args:
+        name: the option, whose values are ``NAME=SPEC``.
+        form: adds the name to a value that has none.
+    """
 
     def rule(settings: Common) -> list[str]:
         return settings.twice_named(name, form)
@@ -79,7 +86,7 @@ def names_once(name: str, form: Callable[[str], str] = str) -> Rule:
 
 
 def one_from_stdin(*names: str) -> Rule:
-    """Return the rule that standard input is the file of one of these options at most."""
+    """Return the rule that at most one of these options may be ``-``, which is standard input."""
 
     def rule(settings: Common) -> list[str]:
         return settings.one_from_stdin(*names)

@@ -1,6 +1,8 @@
-"""Merging: flag over ``HYDRACTL_*`` variable over the verb's mapping over a top-level key over the built-in value.
+"""Merging the sources of options, and turning settings back into a command line.
 
-And the way back: settings as a command line that gives the same ones again, wherever they came from.
+A flag wins over a ``HYDRACTL_*`` variable, this over the verb's own mapping in ``hydra.yaml``, this over a top-level
+key there, and this over the built-in value. :func:`to_argv` goes the other way: it returns flags that give the same
+settings again, wherever they came from.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ SettingsT = TypeVar("SettingsT", bound=Common)
 
 @dataclass
 class _Gathered:
-    """The values of one verb as they are gathered, option by option.
+    """The values of one verb's options, gathered one by one from their sources.
 
     Attributes:
-        values, sources, ranks, unread: as those of :class:`Common`.
-        problems: what is wrong with single values, and with the file of defaults.
+        values: the typed values, by option name.
+        sources, ranks, unread: the attributes of :class:`Common`.
+        problems: the problems of single values and of the file of defaults.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +44,7 @@ class _Gathered:
     problems: list[str] = field(default_factory=list)
 
     def add_text(self, item: Option, text: _TextWithSource) -> None:
-        """Add the value of an option that a text gives; where it cannot be read, add that as a problem."""
+        """Read the text of an option and add its value; a text that cannot be read adds a problem."""
         name = item.name
         self.sources[name] = text.source
         self.ranks[name] = text.rank
@@ -52,12 +55,19 @@ class _Gathered:
             self.problems.append(f"{item.label} {error} ({text.source})")
 
     def add_argument(self, item: Option, argument: object) -> None:
-        """Add the value of an option that a Python call gives; where it breaks rules, add these as problems.
+        """Check the argument of a Python call and add its value; broken rules are added as problems.
 
-        They are told here, and not by the checks of all settings, as the rules alone: the argument stands before them.
+        Such a problem is written ``keep=3.5: must be a whole number``. The option then counts as unread, so that the
+        checks of the whole settings do not report it again.
+
+        Args:
+            item: the option.
+            argument: the value in the call.
         """
         self.sources[item.name] = "flag"
         self.ranks[item.name] = FLAG
+
+        # First the type of the argument, then the rules of its value.
         try:
             value = item.take(argument)
         except ValueError as error:
@@ -65,10 +75,11 @@ class _Gathered:
         else:
             self.values[item.name] = value
             refusals = item.refusals(value)
+
         if refusals:
             self.unread.add(item.name)
         for refusal in refusals:
-            # A rule that was told as a whole sentence may end with the argument.
+            # The problem begins with the argument, so a rule that ends in ", not ARGUMENT" need not repeat it.
             rule = refusal.rule.removesuffix(f", not {argument!r}")
             as_written = f"{item.name}={shown(argument)}"
             self.problems.append(f"{as_written}: {rule}{refusal.guess}")
@@ -77,7 +88,7 @@ class _Gathered:
         """Return the checked settings.
 
         Raises:
-            UsageError: listing every problem.
+            UsageError: there is a problem; it lists all of them.
         """
         settings = settings_type(
             **self.values,
@@ -93,25 +104,28 @@ class _Gathered:
 def merge(
     settings_type: type[SettingsT], flags: Mapping[str, Raw | None], environ: Mapping[str, str], folder: Path | None
 ) -> SettingsT:
-    """Return the checked settings of one verb of the command line.
+    """Return the checked settings of one verb that was called on the command line.
 
     Args:
         settings_type: the settings dataclass of the verb.
-        flags: what the command line gives, by field name; None is "not given".
-        environ: the environment.
-        folder: the working directory, where ``hydra.yaml`` is looked for; None: it is not.
+        flags: the values of the command line, by field name; None means "not given".
+        environ: the environment variables.
+        folder: the working directory, where ``hydra.yaml`` is looked for; None means that it is not looked for.
 
     Raises:
-        UsageError: listing every problem of all sources at once.
+        UsageError: there is a problem; it lists the problems of all sources.
     """
+    # The file of defaults: named by the flag, else by the variable, else hydra.yaml.
     config_flag = flags.get("config")
     config_name = environ.get(_CONFIG)
     if isinstance(config_flag, str) and config_flag:
         config_name = config_flag
     config = find_config(folder, config_name or None)
+
+    # Each option has its value from one source only.
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
-        gathered.sources[item.name] = "default"  # unless a value is added
+        gathered.sources[item.name] = "default"  # a value that is added replaces this
         text = _deciding_text(item, settings_type.verb, flags, environ, config)
         if text is not None:
             gathered.add_text(item, text)
@@ -119,25 +133,27 @@ def merge(
 
 
 def from_arguments(settings_type: type[SettingsT], arguments: Mapping[str, object]) -> SettingsT:
-    """Return the checked settings of a verb that a Python program calls.
+    """Return the checked settings of one verb that a Python program called.
 
-    An option has the value of its argument, else that of the file of defaults, else its built-in one. Environment
-    variables are for the command line only.
+    An option has the value of its argument, else that of the file of defaults, else its built-in value. Environment
+    variables are not read: they are for the command line.
 
     Args:
         settings_type: the settings dataclass of the verb.
-        arguments: typed values by field name; ``config`` names a file of defaults, and no other one is looked for.
+        arguments: typed values by field name. ``config`` names the file of defaults; without it no file is read.
 
     Raises:
-        UsageError: listing every problem; those of single arguments as ``keep=3.5: must be a whole number``.
+        UsageError: there is a problem; it lists all of them, e.g. ``keep=3.5: must be a whole number``.
     """
     config_name = arguments.get("config")
     if config_name is not None:
         config_name = str(config_name)
     config = find_config(None, config_name)
+
+    # Each option has its value from one source only.
     gathered = _Gathered(problems=list(config.problems))
     for item in options_of(settings_type):
-        gathered.sources[item.name] = "default"  # unless a value is added
+        gathered.sources[item.name] = "default"  # a value that is added replaces this
         if item.name in arguments:
             gathered.add_argument(item, arguments[item.name])
             continue
@@ -153,7 +169,7 @@ class _TextWithSource(NamedTuple):
     Attributes:
         raw: the text.
         source: where it was given: ``flag``, the name of a variable, or the file and the key in it.
-        rank: how much that weighs.
+        rank: the rank of that source; a higher one wins.
     """
 
     raw: Raw
@@ -164,26 +180,26 @@ class _TextWithSource(NamedTuple):
 def _deciding_text(
     item: Option, verb: str, flags: Mapping[str, Raw | None], environ: Mapping[str, str], config: Contents
 ) -> _TextWithSource | None:
-    """Return the text that decides an option: of a flag, else of a variable, else of the file of defaults.
+    """Return the text that decides an option: that of the flag, else of the variable, else of the file of defaults.
 
     Args:
         item: the option.
-        verb: whose option it is.
-        flags: what the command line gives, by field name; None and an empty list are "not given".
-        environ: the environment.
-        config: the file of defaults.
+        verb: the verb that has it.
+        flags: the values of the command line, by field name; None and an empty list mean "not given".
+        environ: the environment variables.
+        config: the contents of the file of defaults.
 
     Returns:
-        None if nobody gives one.
+        None if the option is not given anywhere.
     """
     flag = flags.get(item.name)
     if flag is not None and flag != []:
         return _TextWithSource(flag, "flag", FLAG)
 
     variable = environ.get(item.variable)
-    if variable:  # an empty variable is how a shell unsets one for a single command
+    if variable:  # an empty one counts as not set: that is how a shell unsets it for one command
         raw: Raw = variable
-        if item.many and not item.split:  # of a list without commas, each item is a line
+        if item.many and not item.split:  # the items of a list without commas stand on a line each
             raw = variable.splitlines()
         return _TextWithSource(raw, item.variable, VARIABLE)
     return _text_of_file(item, verb, config)
@@ -192,7 +208,12 @@ def _deciding_text(
 def _text_of_file(item: Option, verb: str, config: Contents) -> _TextWithSource | None:
     """Return the text that the file of defaults has for an option of a verb; None if it has none.
 
-    A key of the verb's own mapping weighs more than one for all verbs.
+    A key in the verb's own mapping wins over a key for all verbs.
+
+    Args:
+        item: the option.
+        verb: the verb that has it.
+        config: the contents of the file of defaults.
     """
     texts_of_verb = config.verbs.get(verb, {})
     if item.key in texts_of_verb:
@@ -205,9 +226,13 @@ def _text_of_file(item: Option, verb: str, config: Contents) -> _TextWithSource 
 
 
 def with_sources(text: str, settings: Common) -> str:
-    """Return a message with the source of every value in it that is neither a flag nor a default.
+    """Return a message in which each option's value is followed by its source, unless that is a flag or a default.
 
-    Whoever reads that ``--data`` is no data set, and did not give it, has to know who did.
+    Somebody who reads that ``--data x`` is no data set, and did not give it, has to know where it comes from.
+
+    Args:
+        text: the message.
+        settings: the settings of the command.
     """
     for item in options_of(type(settings)):
         source = settings.sources.get(item.name, "default")
@@ -215,7 +240,7 @@ def with_sources(text: str, settings: Common) -> str:
             continue
         value = getattr(settings, item.name)
         for words in _words_in_messages(item, value):
-            # A word of its own: neither within another word, nor the beginning of a longer path or query.
+            # Match whole words: not a part of another word, nor the beginning of a longer path or query.
             pattern = rf"(?<!\S){re.escape(words)}(?![\w./?&=-])"
             match = re.search(pattern, text)
             if match is None:
@@ -227,24 +252,27 @@ def with_sources(text: str, settings: Common) -> str:
 
 
 def _words_in_messages(item: Option, value: Any) -> list[str]:
-    """Return the words by which messages speak of the texts of an option.
+    """Return the phrases by which messages name the texts of an option.
 
-    A MODEL is called by its text, and any other by its flag and the text. A data set ``NAME:GROUP=SPEC`` may also be
-    called by its flag, its name and its SPEC.
+    A MODEL is named by its text alone, any other option by its flag and the text. A data set ``NAME:GROUP=SPEC`` may
+    also be named by its flag, its name and its SPEC.
 
     Args:
         item: the option.
-        value: its value; what is no text is left out.
+        value: its value; values that are no texts are left out.
     """
     values = [value]
     if isinstance(value, list):
         values = value
     texts = [text for text in values if isinstance(text, str)]
+
     if item.name == "model":
         return texts
     words = [f"{item.flag} {text}" for text in texts]
     if not item.names:
         return words
+
+    # A data set: the flag, NAME and SPEC.
     for text in texts:
         name_and_group, equals, spec = text.partition("=")
         if equals:
@@ -254,17 +282,18 @@ def _words_in_messages(item: Option, value: Any) -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each ``HYDRACTL_*`` variable that no verb reads: most often a misspelling."""
+    """Return a line for each ``HYDRACTL_*`` variable that no verb reads; most are misspelt."""
     names = []
     for name in sorted(environ):
         is_of_the_program = name in (_CONFIG, _DEBUG)
         if name.startswith("HYDRACTL_") and not is_of_the_program:
             names.append(name)
-    if not names:  # the options of all verbs need not be read
+    if not names:  # then the options of all verbs need not be read, which takes time
         return []
     known_variables: set[str] = set()
     for settings_type in SETTINGS.values():
         known_variables.update(item.variable for item in options_of(settings_type))
+
     lines = []
     for name in names:
         if name not in known_variables:
@@ -274,7 +303,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that hydractl reads settings from."""
+    """Return the environment without the variables from which hydractl reads settings."""
     bare = {}
     for name, text in environ.items():
         if name == _DEBUG or not name.startswith("HYDRACTL_"):
@@ -283,19 +312,21 @@ def bare_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
-    """Return the flags of every option that somebody gave; a recipe, which is among them, decides the rest again.
+    """Return flags that give the same settings again, wherever their values came from.
 
-    To be read without variables (see :func:`bare_environment`): what those and ``hydra.yaml`` said is among the flags,
-    or, of options without a flag, in the mapping of ``--config``, which takes the place of ``hydra.yaml``.
+    They cover every option that somebody gave. Values of a recipe are left out, because the recipe is one of the
+    options and decides them again. The command must run without variables (:func:`bare_environment`). Options that have
+    no flag go into the mapping of ``--config``, which also keeps ``hydra.yaml`` from being read.
 
     Args:
-        settings: checked.
-        without: options to leave out, by name; MODEL and ``--config`` always are.
+        settings: the checked settings.
+        without: names of further options to leave out; MODEL and ``--config`` always are.
     """
     left_out = ("model", "config", *without)
     argv = []
     values_without_flag = {}
     for item in options_of(type(settings)):
+        # A recipe decides its values again, so only what ranks above a recipe counts as given.
         was_given = settings._rank(item.name) > RECIPE
         if item.name in left_out or not was_given:
             continue
@@ -304,6 +335,8 @@ def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
             values_without_flag[item.key] = value
         else:
             argv += _flags(item, value)
+
+    # An empty file of defaults, unless options without a flag are needed.
     config = os.devnull
     if values_without_flag:
         config = json.dumps({settings.verb: values_without_flag})
@@ -311,22 +344,29 @@ def to_argv(settings: Common, without: Collection[str] = ()) -> list[str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a value as a flag has it, a float with all its digits."""
+    """Return a value as text for a flag; a float with all its digits."""
     if isinstance(value, float):
         return repr(value)
     return str(value)
 
 
 def _flags(item: Option, value: Any) -> list[str]:
-    """Return the flags that give an option its value; ``--name=value`` in one word, as a value may start with a dash.
+    """Return the flags that give an option its value, each in one word, ``--name=value``.
 
-    A list with commas is one flag, any other list a flag for each item.
+    A value may begin with a dash, so it must not be a word of its own. A list with commas is one flag; any other list
+    has one flag for each item.
+
+    Args:
+        item: the option.
+        value: its typed value.
     """
     if item.type is bool:
         if value:
             return [item.flag]
         name = item.flag.removeprefix("--")
         return [f"--no-{name}"]
+
+    # A switch is handled above; every other value is written as text.
     items = [value]
     if item.many:
         items = value

@@ -31,14 +31,14 @@ _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
 
 def _unnamed(text: str) -> str:
-    """Return ``SPEC`` as ``NAME=SPEC``; the first set without a name is ``oodval``."""
+    """Return ``SPEC`` as ``oodval=SPEC``; a text that has a name already is returned as it is."""
     if _NAMED.match(text):
         return text
     return f"oodval={text}"
 
 
 def _words_for_their_score(settings: StudySettings) -> list[str]:
-    """Return a problem for each score of words, where there are no words."""
+    """Return a problem for each score that needs ``--negative-words``, if they are not given."""
     problems = []
     for name in settings.ood_score:
         if ON_FEATURES.get(name) == "words" and not settings.given("negative_words"):
@@ -160,9 +160,9 @@ class StudySettings(SideBySide):
         return sets
 
     def choosing_sets(self) -> list[OodSet]:
-        """Return the sets to choose by.
+        """Return the OOD validation sets by which a model is chosen.
 
-        One set has OOD samples of one kind: a second one is then made of the samples of ``--val``.
+        If there is only one set, a second one is made of the samples of ``--val``, to have OOD samples of another kind.
         """
         sets = self.ood_val_sets()
         if len(sets) != 1:
@@ -173,17 +173,18 @@ class StudySettings(SideBySide):
         return sets
 
     def chooses_by_made_samples_alone(self) -> bool:
-        """Return whether all OOD validation samples are made of those of ``--val``."""
+        """Return whether all OOD validation samples are made of the samples of ``--val``."""
         specs = [ood_set.spec for ood_set in self.ood_val_sets()]
         return all(spec == self._made for spec in specs)
 
     @property
     def _made(self) -> str:
+        """The SPEC of OOD samples made of the samples of ``--val``."""
         validation = str(self.val)
         return with_setting(validation, f"ood={AUTO}")
 
     def seconds(self) -> float | None:
-        """Return the ``--time`` in seconds."""
+        """Return the ``--time`` in seconds; None if it is not given."""
         if self.time is None:
             return None
         number = float(self.time[:-1])
@@ -191,11 +192,19 @@ class StudySettings(SideBySide):
         return number * _UNITS[unit]
 
     def common(self, settings_type: type[Common], names: Collection[str]) -> dict[str, str | list[str]]:
-        """Return what somebody gave to those of these options that another verb has too, as its flags take it."""
+        """Return the texts, as flags take them, of the options that somebody gave and that another verb has, too.
+
+        Args:
+            settings_type: the settings dataclass of the other verb.
+            names: the options to consider.
+
+        Returns:
+            A text by the name of the option; a list of texts for a list.
+        """
         texts: dict[str, str | list[str]] = {}
         for option_of_both in options_of(settings_type):
             name = option_of_both.name
-            if name not in names or not self._rank(name):
+            if name not in names or not self._rank(name):  # rank 0: nobody gave it
                 continue
             value = getattr(self, name)
             if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What was probably meant by an option or a verb that there is not.
+"""Suggestions of what was probably meant by an unknown option or verb.
 
-Asked in this order: what has this name no longer, which other verb has it, which name begins alike, which one means the
-same, which one has a word in common, and only then which one is spelled alike.
+They are looked for in this order: an option that was renamed, another verb that has the option, names that begin alike,
+names that mean the same, names that share a word, and at last names that are spelled alike.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hydractl.settings.verbs import SETTINGS, options_of_verb
 
 
 class Renamed(NamedTuple):
-    """An option that has another name than before.
+    """An option that had another name before.
 
     Attributes:
-        verb: whose option it was.
-        old: what it was called, as in its flag.
-        new: what it is called now.
-        now_of: the verb that has it now; the same one where it is empty.
-        value: what it now takes to mean the same; empty where nothing has changed about that.
+        verb: the verb that had the option.
+        old: the old name, as in its flag without dashes before it.
+        new: the new name.
+        now_of: the verb that has it now; empty if it is the same verb.
+        value: the value that means the same now; empty if values have not changed.
     """
 
     verb: str
@@ -33,7 +33,7 @@ class Renamed(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """The verb that has it now."""
+        """The verb that has the option now."""
         return self.now_of or self.verb
 
 
@@ -73,10 +73,10 @@ RENAMED = (
     Renamed("fuse", "cascade-ood", "ood-val"),
     Renamed("fuse", "export", "format", now_of="export"),
 )
-"""Old names; one counts as soon as the verb has the new name and no longer the old one."""
+"""Renamed options. An entry counts only if the verb has the new name and no longer has the old one."""
 
 GONE = (("extract-circuit", "ensemble-with"), ("extract-circuit", "max-cost"))
-"""Verbs and options that did not help, which docs/numbers/joint-circuits.md shows."""
+"""Removed options, each with its verb. They did not help: docs/numbers/joint-circuits.md."""
 
 SYNONYMS: Mapping[str, Sequence[str]] = {
     "amount": ("remove", "keep"),
@@ -121,7 +121,7 @@ SYNONYMS: Mapping[str, Sequence[str]] = {
     "wd": ("weight-decay",),
     "yaml": ("config",),
 }
-"""Words of other tools, each with the options that mean the same, the likeliest first."""
+"""Words that other tools use, each with the options that mean the same, the likeliest first."""
 
 VERB_SYNONYMS: Mapping[str, Sequence[str]] = {
     "average": ("fuse",),
@@ -159,29 +159,29 @@ VERB_SYNONYMS: Mapping[str, Sequence[str]] = {
     "upload": ("push",),
     "version": ("--version",),
 }
-"""Words for what a verb does, each with the verbs, or the options beside them, that do it."""
+"""Words for what a verb does, each with the verbs that do it, or with options such as ``--info``."""
 
 _BESIDE_VERBS: Mapping[str | None, Sequence[str]] = {
     None: ("help", "version", "info", "install-completion", "show-completion"),
     "--info": ("json", "help"),
 }
-"""Options of the program itself, and of the command that is no verb."""
+"""Options of the program itself (None), and of ``--info``, which is a command but no verb."""
 _MOST_NAMES = 3
-"""Names in one suggestion."""
+"""The most names in one suggestion."""
 _SHORTEST_BEGINNING = 2
 _SHORTEST_WORD = 3
 _ALIKE = 0.65
-"""Ratio of difflib from which on two names are spelled alike: of "budget" and "quiet" it is 0.55."""
+"""Two names are spelled alike if their difflib ratio is at least this; that of "budget" and "quiet" is 0.55."""
 
 
 @dataclass(frozen=True)
 class Door:
-    """How names are written where an option is given: on the command line, in a file, in the environment, in Python.
+    """The way in which options are given: on the command line, in a file, in the environment, or in Python.
 
     Attributes:
-        option: writes the name of an option, given as in its flag, and a value, which may be empty.
+        option: writes an option from its name (as in its flag) and a value, which may be empty.
         verb: writes the name of a verb.
-        negations: whether a switch can also be named with ``no-`` before it.
+        negations: whether a switch can also be given with ``no-`` before it.
         lacks: options that cannot be given there.
         needs_flags: whether options without a flag cannot be given there.
     """
@@ -193,7 +193,11 @@ class Door:
     needs_flags: bool = False
 
     def names(self, verb: str | None) -> list[str]:
-        """Return the names of the options of a verb, or of all verbs where it is None, as in their flags, each once."""
+        """Return the names, as in their flags, of the options that can be given in this way, each once.
+
+        Args:
+            verb: the verb that has the options; None means all verbs.
+        """
         verbs = list(SETTINGS)
         if verb is not None:
             verbs = [verb]
@@ -201,6 +205,7 @@ class Door:
         for known_verb in verbs:
             for option in options_of_verb(known_verb):
                 name = option.flag.removeprefix("--")
+                # Leave out what cannot be given in this way.
                 lacks_flag = self.needs_flags and option.flagless
                 if lacks_flag or name in self.lacks:
                     continue
@@ -248,23 +253,23 @@ ENVIRONMENT = Door(_as_variable, _as_command)
 
 
 def about_option(name: str, verb: str | None, door: Door) -> str:
-    """Return the end of a message about an option that a verb does not have; empty where nothing is near.
+    """Return the end of a message about an option that a verb does not have; empty if nothing can be suggested.
 
     Args:
-        name: as it was written, without what all names have there; ``-`` and ``_`` are the same.
-        verb: the verb; None where it was given to all verbs.
-        door: where it was given: on the command line, in a file, a variable or a Python call.
+        name: the unknown name without a prefix such as ``--`` or ``HYDRACTL_``; ``-`` and ``_`` count as the same.
+        verb: the verb; None if the option was given to all verbs.
+        door: the way in which it was given, e.g. on the command line.
     """
     option_name = name.replace("_", "-").lower()
 
-    # It was there once.
+    # An earlier version had the option.
     renamed = _find_renamed(option_name, verb)
     if renamed is not None:
         return _about_renamed(renamed, door)
     if (verb, option_name) in GONE:
         return "; it is gone: docs/numbers/joint-circuits.md shows that it did not help"
 
-    # It is there, but not for this verb, or not at this door.
+    # The option exists, but it has no flag, or another verb has it.
     if verb is not None:
         if door.needs_flags and _is_flagless(option_name, verb):
             return "; it is a key of a recipe or hydra.yaml"
@@ -272,13 +277,13 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
         if others:
             return f"; see {door.verb(_listed(others))}"
 
-    # It is near one that is there.
+    # A similar name exists.
     near_names = nearest(option_name, door.names(verb), SYNONYMS)
     return _did_you_mean(door.option(near_name, "") for near_name in near_names)
 
 
 def _about_renamed(renamed: Renamed, door: Door) -> str:
-    """Return the end of a message about an option that has another name now, or is one of another verb."""
+    """Return the end of a message about an option that has another name now, or belongs to another verb."""
     new_name = door.option(renamed.new, renamed.value)
     if renamed.new == "model":
         new_name = "an argument"
@@ -290,7 +295,7 @@ def _about_renamed(renamed: Renamed, door: Door) -> str:
 
 
 def _is_flagless(name: str, verb: str) -> bool:
-    """Return whether a verb has an option of that name without a flag."""
+    """Return whether a verb has an option of this name, and it has no flag."""
     for option in options_of_verb(verb):
         if option.flag == f"--{name}":
             return option.flagless
@@ -298,23 +303,23 @@ def _is_flagless(name: str, verb: str) -> bool:
 
 
 def about_word(word: str, verb: str | None) -> str:
-    """Return the end of a message about a word of the command line that means nothing there.
+    """Return the end of a message about an unknown word of the command line; empty if nothing can be suggested.
 
     Args:
         word: a flag, or what stands where a verb is expected.
-        verb: the verb that the flag was given to, or ``--info``; None for one of the program itself.
+        verb: the verb that the flag was given to, or ``--info``; None if it was given to the program itself.
     """
-    # In the place of a verb.
+    # The word stands where a verb is expected.
     if not word.startswith("-"):
         near_verbs = nearest(word, list(SETTINGS), VERB_SYNONYMS)
         return _did_you_mean(near_verbs)
 
-    # A flag of a verb.
+    # The word is a flag after a verb.
     name = word.removeprefix("--")
     if verb in SETTINGS:
         return about_option(name, verb, COMMAND_LINE) or _did_you_mean_flag(name, ("help",))
 
-    # A flag of the program itself, or of --info.
+    # The word is a flag of the program itself, or of --info; or it belongs to a verb.
     meant = _did_you_mean_flag(name, _BESIDE_VERBS[verb])
     if meant:
         return meant
@@ -335,13 +340,18 @@ def about_key_of_file(key: str) -> str:
 
 
 def _did_you_mean_flag(name: str, names: Sequence[str]) -> str:
-    """Return the end of a message that suggests the flags nearest to a name; empty where none is near."""
+    """Return the end of a message that suggests the flags nearest to a name; empty if none is near."""
     flags = [_as_flag(near_name, "") for near_name in nearest(name, names, {})]
     return _did_you_mean(flags)
 
 
 def _find_renamed(name: str, verb: str | None) -> Renamed | None:
-    """Return what has become of an option of a verb, or of any verb where it is None; None where it never was one."""
+    """Return the entry of a renamed option by its old name; None if it was not renamed.
+
+    Args:
+        name: the old name.
+        verb: the verb that had it; None means any verb.
+    """
     for renamed in RENAMED:
         is_of_verb = verb is None or verb == renamed.verb
         if renamed.old == name and is_of_verb and is_current(renamed):
@@ -350,7 +360,7 @@ def _find_renamed(name: str, verb: str | None) -> Renamed | None:
 
 
 def is_current(renamed: Renamed) -> bool:
-    """Return whether a verb has the new name, and the old one no longer."""
+    """Return whether an entry of :data:`RENAMED` counts: the new name exists, and the old one no longer does."""
     if renamed.holder not in SETTINGS:
         return False
     if renamed.new not in COMMAND_LINE.names(renamed.holder):
@@ -362,28 +372,35 @@ def is_current(renamed: Renamed) -> bool:
 
 
 def nearest(word: str, names: Sequence[str], synonyms: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the names nearest to a word, at most three, by the first way that finds some.
+    """Return the names nearest to a word, at most three; empty if none is near.
 
-    The ways, in this order: names that begin with the word, that mean the same, that have words in common with it,
-    with which the word begins, and that are spelled alike.
+    Five ways are tried in turn, and the first that finds names decides: names that begin with the word; names that mean
+    the same; names that share words with it; the longest name with which the word begins; the name spelled most alike.
 
     Args:
         word: what was written.
-        names: what there is.
-        synonyms: names by what else they are called; what starts with ``--`` is always there.
+        names: the existing names.
+        synonyms: for other words, the names that mean the same; a name that starts with ``--`` always exists.
     """
+    # Names that begin with the word.
     longer_names = _names_that_begin_with(word, names)
     if longer_names:
         return longer_names
+
+    # Names that mean the same.
     same_meaning = []
     for name in synonyms.get(word, ()):
         if name in names or name.startswith("--"):
             same_meaning.append(name)
     if same_meaning:
         return same_meaning[:_MOST_NAMES]
+
+    # Names that share words with it.
     names_with_its_words = _names_by_shared_words(word, names)
     if names_with_its_words:
         return names_with_its_words
+
+    # Names with which the word begins, such as "device" of "devicename".
     beginnings = []
     for name in names:
         is_word = len(name) >= _SHORTEST_WORD
@@ -392,11 +409,13 @@ def nearest(word: str, names: Sequence[str], synonyms: Mapping[str, Sequence[str
     if beginnings:
         longest = max(beginnings, key=len)
         return [longest]
+
+    # The name that is spelled most alike.
     return difflib.get_close_matches(word, names, n=1, cutoff=_ALIKE)
 
 
 def _names_that_begin_with(word: str, names: Sequence[str]) -> list[str]:
-    """Return the names that begin with a word, whatever their dashes; none for one letter, or where they are many."""
+    """Return the names that begin with a word, whatever their dashes; none for one letter, or if they are many."""
     beginning = word.replace("-", "")
     if len(beginning) < _SHORTEST_BEGINNING:
         return []
@@ -411,21 +430,22 @@ def _names_that_begin_with(word: str, names: Sequence[str]) -> list[str]:
 
 
 def _names_by_shared_words(word: str, names: Sequence[str]) -> list[str]:
-    """Return the names that have the largest share of words in common with a word such as ``max-samples``.
+    """Return the names that share most words with a word such as ``max-samples``; empty if none does, or many do.
 
-    The share is that of the words that both have, of those that either has.
+    Names are compared by the number of shared words, divided by the number of distinct words of both.
 
-    Returns:
-        None of them where they are many.
+    Args:
+        word: what was written.
+        names: the existing names.
     """
     words = _words_between_dashes(word)
     shares: dict[str, float] = {}
     for name in names:
         words_of_name = _words_between_dashes(name)
-        words_of_both = words & words_of_name
-        words_of_either = words | words_of_name
-        if words_of_both:
-            shares[name] = len(words_of_both) / len(words_of_either)
+        shared_words = words & words_of_name
+        all_words = words | words_of_name
+        if shared_words:
+            shares[name] = len(shared_words) / len(all_words)
     if not shares:
         return []
     largest_share = max(shares.values())
@@ -436,13 +456,13 @@ def _names_by_shared_words(word: str, names: Sequence[str]) -> list[str]:
 
 
 def _words_between_dashes(name: str) -> set[str]:
-    """Return the words of a name that are long enough to mean something."""
+    """Return the words of a name, without those of one or two letters."""
     parts = name.split("-")
     return {part for part in parts if len(part) >= _SHORTEST_WORD}
 
 
 def _did_you_mean(names: Iterable[str]) -> str:
-    """Return the end of a message that suggests names, as they are written; empty without any."""
+    """Return the end of a message that suggests names, as they are written; empty if there are none."""
     texts = list(names)
     if not texts:
         return ""
@@ -451,7 +471,7 @@ def _did_you_mean(names: Iterable[str]) -> str:
 
 
 def _listed(verbs: Sequence[str]) -> str:
-    """Return verbs as a list in words; of many, the first ones."""
+    """Return verbs as a list in words, e.g. ``a, b or c``; of more than three verbs only the first three."""
     if len(verbs) == 1:
         return verbs[0]
     if len(verbs) > _MOST_NAMES:

@@ -11,7 +11,7 @@ from hydractl.settings.registry import VERBS, settings_of
 
 
 class _Settings(Mapping[str, type[Common]]):
-    """The classes by the names of the verbs, imported when asked for: those of some verbs look for plugins."""
+    """The settings classes by the names of the verbs; a class is imported when asked for, as some look for plugins."""
 
     def __getitem__(self, verb: str) -> type[Common]:
         settings: type[Common] = pkgutil.resolve_name(settings_of(verb))

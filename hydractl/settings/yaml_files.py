@@ -1,6 +1,7 @@
-"""YAML files of options: ``hydra.yaml``, with a mapping per verb and keys that all share, and recipes of ``finetune``.
+"""YAML files of options: ``hydra.yaml`` (a mapping for each verb, and keys for all verbs), and recipes of ``finetune``.
 
-Every value stays text, read later by its option: YAML's own guesses (``no`` is false, ``1e-4`` is a text) never apply.
+Every value stays text until its option reads it, so that YAML's guesses (``no`` is false, ``1e-4`` is a text) never
+apply.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from hydractl.settings.verbs import SETTINGS
 
 RECIPES = Path(__file__).resolve().parents[1] / "training" / "recipes"
 DEFAULT_NAME = "hydra.yaml"
-_FOREIGN = "x_"  # how "x-" reads here: keys for whoever else reads the file, such as the script of a study
-_ABOUT = "about"  # the key of a recipe that is no option: one sentence on where it comes from
+_FOREIGN = "x_"  # "x-" after its dash became "_": keys for other readers of the file, such as the script of a study
+_ABOUT = "about"  # a key of a recipe that is no option: one sentence on where the recipe comes from
 
-# A node of YAML's syntax tree: id "scalar", "sequence" or "mapping", value, tag, start_mark. The library is imported
-# only when there is a file to read.
+# A node of YAML's syntax tree, with the attributes id ("scalar", "sequence" or "mapping"), value, tag and start_mark.
+# The type is not named because the library is imported only if there is a file to read.
 Node = Any
 
 
 @dataclass
 class Contents:
-    """Contents of a file of options, as unparsed text.
+    """The contents of a file of options, as texts that no option has read yet.
 
     Attributes:
-        name: the file as it was named.
-        shared: the top-level keys.
-        verbs: the keys of each verb's own mapping.
-        problems: everything wrong with keys and shapes.
+        name: the name of the file, as it was given.
+        shared: the top-level keys, for all verbs.
+        verbs: the keys in each verb's own mapping.
+        problems: the problems of keys and of the form of values.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Contents:
     problems: list[str] = field(default_factory=list)
 
     def add_value(self, values: dict[str, Raw], key: str, node: Node) -> None:
-        """Add the text of a key to ``values``, if it has any; where it is no value of an option, add a problem."""
+        """Add the text of a key to ``values``; an empty value adds nothing, one of a wrong form adds a problem."""
         try:
             value = _text_value(node, self.name, key)
         except ValueError as error:
@@ -53,7 +54,7 @@ class Contents:
             values[key] = value
 
     def add_unknown_key(self, key: str, line: int, verb: str | None = None) -> None:
-        """Add as a problem a key that no option of a verb has, or at the top of the file no option at all."""
+        """Add a problem for a key that is no option: of the verb, or, at the top of the file, of any verb."""
         place = f"{self.name} line {line}"
         if verb is None:
             about = about_key_of_file(key)
@@ -64,27 +65,31 @@ class Contents:
 
 
 def _keys_of(settings_type: type[Common]) -> list[str]:
-    """Return the keys of the options of a verb that may stand in a YAML file."""
+    """Return the keys of the options of a verb that a YAML file may have."""
     keys = []
-    for declared in options_of(settings_type):
-        if declared.key not in YAML_FILE.lacks:
-            keys.append(declared.key)
+    for declared_option in options_of(settings_type):
+        if declared_option.key not in YAML_FILE.lacks:
+            keys.append(declared_option.key)
     return keys
 
 
 def find_config(folder: Path | None, named: str | None) -> Contents:
-    """Return the configuration of ``--config``, else that of ``hydra.yaml`` in the folder, if there is one, else none.
+    """Return the contents of the file of defaults: that of ``--config``, else ``hydra.yaml`` in the folder, else empty.
 
-    ``--config`` names a file, or is a YAML mapping itself, in braces.
+    Args:
+        folder: the folder in which ``hydra.yaml`` is looked for; None means that it is not looked for.
+        named: the value of ``--config``: a file, or a YAML mapping in braces; None if it is not given.
 
     Raises:
-        UsageError: if the file cannot be read, is no YAML, repeats a key or is not a mapping, with the line.
+        UsageError: the file cannot be read, is no YAML, repeats a key or is no mapping; the message tells the line.
     """
+    # Without --config there may be nothing to read.
     if named is None:
         has_default_file = folder is not None and (folder / DEFAULT_NAME).exists()
         if not has_default_file:
             return Contents(DEFAULT_NAME)
 
+    # Read a mapping in braces, or a file.
     if named is not None and named.startswith("{"):
         config = Contents("--config")
         root = _parse_yaml(named, config.name)
@@ -93,7 +98,7 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         path = (folder or Path()) / config.name
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
-    # A key is a verb, whose mapping is for it alone, or an option for all verbs that have it.
+    # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.
     keys_of_any_verb: list[str] = []
     for settings_type in SETTINGS.values():
         keys_of_any_verb += _keys_of(settings_type)
@@ -111,10 +116,15 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
 
 
 def _verb_values(node: Node, verb: str, config: Contents) -> dict[str, Raw]:
-    """Return the texts in the mapping of a verb, by key; what is wrong with it is added to the problems of ``config``.
+    """Return the texts in the mapping of a verb, by key; also appends its problems to ``config.problems``.
+
+    Args:
+        node: the value of the verb's key.
+        verb: the verb.
+        config: the contents of the file.
 
     Raises:
-        UsageError: it is no mapping.
+        UsageError: the value is no mapping.
     """
     values: dict[str, Raw] = {}
     if _is_null(node):
@@ -135,20 +145,22 @@ def recipe_names() -> list[str]:
 
 
 def recipe_about(name: str) -> str:
-    """Return the sentence of a recipe in the package on where it comes from."""
-    called = f"recipe {name}"
-    root = _read_yaml(RECIPES / f"{name}.yaml", called, "")
-    for key, node, _ in _entries(root, called, "the file"):
+    """Return the sentence that says where a recipe of the package comes from; empty if it has none."""
+    name_in_messages = f"recipe {name}"
+    root = _read_yaml(RECIPES / f"{name}.yaml", name_in_messages, "")
+    for key, node, _ in _entries(root, name_in_messages, "the file"):
         if key == _ABOUT:
             return _single_text(node)
     return ""
 
 
 def read_recipe(recipe: str, known: Collection[str]) -> Contents:
-    """Return the contents of a recipe; all its keys are shared ones.
+    """Return the contents of a recipe; its keys are in ``shared``.
+
+    Unknown keys are among the problems of the contents.
 
     Args:
-        recipe: the name of one in the package, or a file ending in ``.yaml`` or ``.yml``.
+        recipe: the name of a recipe in the package, or a file that ends in ``.yaml`` or ``.yml``.
         known: the keys that a recipe may have.
 
     Raises:
@@ -166,6 +178,7 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
         guess = did_you_mean(recipe, names)
         listed = ", ".join(names)
         raise UsageError(f"there is no recipe {recipe!r}{guess}", hint=f"{listed}, or a file ending in .yaml")
+
     root = _read_yaml(path, contents.name, "check --recipe")
     for key, node, line in _entries(root, contents.name, "the file"):
         if key in known:
@@ -180,10 +193,10 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
 
 
 def _text_value(node: Node, name: str, key: str) -> Raw | None:
-    """Return the value of a key as it is written: a text, a list or a mapping of texts; None for an empty value.
+    """Return the value of a key as it is written: a text, a list of texts or a mapping of texts; None if it is empty.
 
     Raises:
-        ValueError: it is nested more deeply.
+        ValueError: the value is nested more deeply.
     """
     if _is_null(node):
         return None
@@ -198,28 +211,30 @@ def _text_value(node: Node, name: str, key: str) -> Raw | None:
 
 
 def _single_text(node: Node) -> str:
-    """Return the text of a scalar as it is written; ValueError for a list or a mapping."""
+    """Return the text of a scalar as it is written; ValueError if the node is a list or a mapping."""
     if node.id != "scalar":
         raise ValueError("is nested too deeply")
     return str(node.value)
 
 
 def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node, int]]:
-    """Yield the key, the value and the line of each entry of a mapping.
+    """Yield the key, the value and the line number of each entry of a mapping; keys have ``_`` for ``-``.
 
     Args:
         node: the mapping; None for an empty file, which has no entries.
-        name: of the file, for errors.
-        where: what the mapping is in the file, for errors.
-        plain: yield keys as they are written, and not with ``_`` for ``-``.
+        name: the name of the file, for messages.
+        where: the name of the mapping in the file, for messages.
+        plain: whether to yield the keys as they are written, with ``-``.
 
     Raises:
-        UsageError: it is no mapping, a key is no text, or is there twice.
+        UsageError: the node is no mapping, a key is no text, or a key is repeated.
     """
     if node is None:
         return
     if node.id != "mapping":
         raise UsageError(f"{name} line {_line_of(node)}: {where} must be a mapping of options to values")
+
+    # YAML itself allows a key to be repeated, so keep the line of each key.
     line_by_key: dict[str, int] = {}
     for key_node, value in node.value:
         line = _line_of(key_node)
@@ -236,21 +251,26 @@ def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -
 
 
 def _is_null(node: Node) -> bool:
-    """Return whether a key has no value."""
+    """Return whether a value is empty: nothing, ``~`` or ``null``."""
     return bool(node.tag == "tag:yaml.org,2002:null")
 
 
 def _line_of(node: Node) -> int:
-    """Return the number of the line on which a node begins, from 1."""
+    """Return the number of the line on which a node begins, counted from 1."""
     line = node.start_mark.line
     return int(line) + 1
 
 
 def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
-    """Return the syntax tree of a file; None for one without content.
+    """Return the syntax tree of a file; None if it has no content.
+
+    Args:
+        path: the file.
+        name: its name in messages.
+        hint: what to do if it cannot be read.
 
     Raises:
-        UsageError: it cannot be read (with the hint), or is no YAML.
+        UsageError: the file cannot be read, or is no YAML.
     """
     try:
         with open(path, encoding="utf-8") as handle:
@@ -262,16 +282,20 @@ def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
 
 
 def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
-    """Return the syntax tree of YAML; None where there is no content.
+    """Return the syntax tree of YAML; None if it has no content.
+
+    Args:
+        source: a text, or an open file.
+        name: the name of the source in messages.
 
     Raises:
-        UsageError: it is no YAML, with the line of ``name`` where the library tells it.
+        UsageError: the source is no YAML; the message tells the line if the library does.
     """
     import yaml
 
     try:
         return yaml.compose(source, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
+    except yaml.MarkedYAMLError as error:  # most errors: they tell the line
         mark = error.problem_mark or error.context_mark
         where = ""
         if mark is not None:

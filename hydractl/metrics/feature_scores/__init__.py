@@ -1,4 +1,4 @@
-"""Out-of-distribution scores on features, which enter the final linear classifier: higher = more OOD.
+"""Out-of-distribution scores on features, the input of the final linear classifier: higher = more OOD.
 
-``scores`` declares all of them, and ``vilu`` is the network of the one that is trained.
+``scores`` declares all of them; ``vilu`` is the network of the two scores that are trained.
 """

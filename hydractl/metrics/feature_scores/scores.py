@@ -1,7 +1,8 @@
-"""The OOD scores on features: each is declared with a function that fits it to training data and one that computes it.
+"""The OOD scores on features. Each is declared with a function that fits it to training data and one that computes it.
 
 Both functions see one member; the score of an ensemble is the mean over its members. All arithmetic is float64, except
-for the training of a network. The second one runs on numpy arrays, and on tensors in an exported graph.
+for the training of a network. The function that computes a score runs on numpy arrays, and on tensors in an exported
+graph.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 
 Statistics = Mapping[str, Floats]
-"""The arrays that a score keeps of the training data, by name."""
+"""What a score keeps from fitting to training data: arrays by name."""
 
 Score = Callable[[Arrays, Statistics, Floats, Floats], Floats]
 
 REACT_CLIP, ASH_PRUNED, SCALE_LEFT_OUT = 0.9, 0.65, 0.85
 NCI_ALPHA = 1e-4
-"""What the sum of the absolute features counts in ``nci``."""
+"""The weight of the sum of absolute features in ``nci``."""
 _LARGEST_EXPONENT = 100.0
-"""Ratios of sums of features that are not negative are far below; of signed features they may be anything."""
+"""The largest exponent of a scale factor. Features that are never negative stay far below it; signed ones may not."""
 _SHORTEST = 1e-12
-"""A length that is not divided by, so that the training mean itself has a finite score."""
+"""The smallest divisor for a length, so that even the training mean, at distance 0 from itself, has a finite score."""
 _EPSILON = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True, eq=False)
 class MemberTraining:
-    """The training data as one member sees it, and its classifier.
+    """The training data as one member sees them, and the member's classifier.
 
     Attributes:
         features: float64 [N, D]; empty for a score that needs no training data.
-        labels: [N], None where unlabelled.
+        labels: [N]; None for data without labels.
         highest: the highest logit of each sample, [N].
-        weight, bias: of the classifier, [C, D] and [C].
+        weight, bias: the classifier's parameters, [C, D] and [C]; its logits are ``features @ weight.T + bias``.
         neighbours: k of ``knn`` and ``nnguide``.
-        words: of a zero-shot model, the features of the texts of words that name no class, [W, D]; None without words.
+        words: for a zero-shot model, the features of texts of words that name no class, [W, D]; None without words.
     """
 
     features: Floats
@@ -60,11 +61,11 @@ class FeatureScore:
     """One score.
 
     Attributes:
-        fit: computes from training data what the score keeps of them.
-        function: computes the scores, float64 [n], by operations on arrays from what was kept, features [n, D] and
-            logits [n, C] in float64.
+        fit: computes from training data the arrays that the score keeps.
+        function: computes the scores, float64 [n], from the operations on arrays, the arrays kept, the features [n, D]
+            and the logits [n, C] in float64.
         convention: the sentence that defines it.
-        numbers: those parts of what was kept that are a single number, [1].
+        numbers: the names of kept arrays that hold a single number, [1].
     """
 
     fit: Callable[[MemberTraining], Statistics]
@@ -73,7 +74,14 @@ class FeatureScore:
     numbers: tuple[str, ...] = ()
 
     def score(self, fitted: Statistics, features: Floats, logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-        """Return the scores, float64 [n], from what was kept, features [n, D] and logits [n, C] in float64."""
+        """Return the scores, float64 [n].
+
+        Args:
+            fitted: the arrays that ``fit`` returned.
+            features: [n, D] in float64.
+            logits: [n, C] in float64.
+            arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        """
         return self.function(arrays, fitted, features, logits)
 
 
@@ -84,7 +92,14 @@ FEATURE_SCORES: dict[str, FeatureScore] = {}
 def _declare(
     name: str, convention: str, fit: Callable[[MemberTraining], Statistics], *, numbers: tuple[str, ...] = ()
 ) -> Callable[[Score], Score]:
-    """Declare the function below as the score of a name."""
+    """Return a decorator that declares a function as the score of a name.
+
+    Args:
+        name: the name of the score, one of ``ON_FEATURES``.
+        convention: its definition, without "OOD score:" before it and "mean over members" after it.
+        fit: fits it to training data.
+        numbers: the names of kept arrays that hold a single number.
+    """
     assert name in ON_FEATURES
 
     def declare(score: Score) -> Score:
@@ -99,21 +114,26 @@ def _declare(
 
 
 def _whitening(centred: Floats) -> Floats:
-    """Return the root of the pseudo-inverse of the covariance of centred features [N, D]: [D, r], r its rank.
+    """Return a matrix [D, r] that makes the covariance of centred features [N, D] the identity; r is its rank.
 
-    Directions in which the features spread by no more than rounding in float32 are left out: a norm in front of the
-    classifier, or fewer samples than features, leaves some directions without any spread.
+    It is a root of the covariance's pseudo-inverse: ``centred @ whitening`` has variance 1 in each of r uncorrelated
+    directions. Directions in which the features spread by no more than float32 rounding are left out: a norm before the
+    classifier, or fewer samples than features, leaves directions without spread.
 
     Raises:
         InputError: the features do not spread in any direction.
     """
     covariance = centred.T @ centred / len(centred)
-    eigenvalues, eigenvectors = np.linalg.eigh(covariance)  # rising; [D] and [D, D]
+    eigenvalues, eigenvectors = np.linalg.eigh(covariance)  # [D] in rising order, and [D, D], one vector a column
+
+    # A variance below this could be due to float32 rounding of the features.
     largest = eigenvalues[-1]
     rounding = largest * len(eigenvalues) * _EPSILON**2
     exceeds_rounding = eigenvalues > rounding
     if not exceeds_rounding.any() or largest <= 0:
         raise InputError("the features of --train are the same for every sample", hint="give more training data")
+
+    # Divide each direction by the standard deviation of the features along it.
     directions = eigenvectors[:, exceeds_rounding]
     deviations = np.sqrt(eigenvalues[exceeds_rounding])
     whitening: Floats = directions / deviations
@@ -121,15 +141,16 @@ def _whitening(centred: Floats) -> Floats:
 
 
 def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
-    """Describe the classes as Gaussians that share one covariance.
+    """Describe the classes as Gaussian distributions that share one covariance.
 
     Returns:
-        ``centre`` of all features, [D]; ``whitening`` of the covariance within classes, [D, r]; the whitened ``means``
-        of the classes, [K, r].
+        ``centre``: the mean of all features, [D]. ``whitening``: that of the covariance within classes, [D, r].
+        ``means``: the mean of each of K classes, minus the centre and whitened, [K, r].
     """
     assert data.labels is not None  # checked when --train is opened
     centre = data.features.mean(axis=0)  # [D]
 
+    # The mean of each class: add up the features of its samples, and divide by their number.
     _, class_of_sample, class_sizes = np.unique(data.labels, return_inverse=True, return_counts=True)
     dimensions = data.features.shape[1]
     means = np.zeros((len(class_sizes), dimensions))  # [K, D]
@@ -144,7 +165,17 @@ def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
 
 @_declare("mahalanobis", "squared Mahalanobis distance to the nearest class mean", _fit_mahalanobis)
 def _mahalanobis(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Lee et al. 2018, equation 2, on the last features alone; the covariance is shared by all classes."""
+    """Return the squared Mahalanobis distance to the nearest class mean, [n].
+
+    After whitening it is the squared Euclidean distance. Source: Lee et al. 2018, equation 2, on the last features
+    alone; the covariance is shared by all classes.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``centre`` [D], ``whitening`` [D, r] and the whitened ``means`` of the classes, [K, r].
+        features: [n, D].
+        logits: not used.
+    """
     whitened = (features - fitted["centre"]) @ fitted["whitening"]  # [n, r]
     means = fitted["means"]  # [K, r]
     squared_lengths = (means * means).sum(axis=1)
@@ -153,9 +184,14 @@ def _mahalanobis(arrays: Arrays, fitted: Statistics, features: Floats, logits: F
 
 
 def _squared_distances(points: Floats, others: Floats, squared_lengths: Floats) -> Floats:
-    """Return the squared distances [n, K] of points [n, D] from others [K, D], whose squared lengths are known, [K].
+    """Return the squared distances [n, K] of points [n, D] from others [K, D].
 
     They are computed as |a|^2 - 2 a b + |b|^2, because the differences [n, K, D] would need too much memory.
+
+    Args:
+        points: [n, D].
+        others: [K, D].
+        squared_lengths: the squared lengths of ``others``, [K].
     """
     squared_lengths_of_points = (points * points).sum(axis=1)
     twice_products = 2 * points @ others.T  # [n, K]
@@ -173,7 +209,10 @@ def _fit_rmd(data: MemberTraining) -> dict[str, Floats]:
 
 @_declare("rmd", "squared Mahalanobis distance to the nearest class mean less that to the mean of all", _fit_rmd)
 def _rmd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Ren et al. 2021, equation 3."""
+    """Return the Mahalanobis distance to the nearest class minus that to the mean of all features, both squared, [n].
+
+    Source: Ren et al. 2021, equation 3.
+    """
     whitened = (features - fitted["centre"]) @ fitted["background"]  # [n, r]
     to_mean_of_all = (whitened * whitened).sum(axis=1)
     to_nearest_class = _mahalanobis(arrays, fitted, features, logits)
@@ -185,7 +224,7 @@ def _rmd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
 
 
 def unit(features: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-    """Return features [N, D] scaled to length 1; those of length 0 remain 0."""
+    """Return features [N, D] scaled to length 1; features of length 0 stay 0."""
     lengths = _lengths(features, arrays)
     positive_lengths = arrays.at_least(lengths, 1e-12)
     return features / positive_lengths[:, None]
@@ -198,27 +237,28 @@ def _lengths(features: Floats, arrays: Arrays) -> Floats:
 
 
 def _fit_knn(data: MemberTraining) -> Statistics:
-    """Keep the training features for the search.
+    """Keep the training features for the search of neighbours.
 
     Returns:
-        ``bank``, the features scaled to length 1, [N, D]; ``squares``, their squared lengths after rounding, [N]; ``k``
-        [1].
+        ``bank``: the features scaled to length 1, [N, D]. ``squares``: their squared lengths, [N]. ``k``: the number of
+        neighbours, [1].
 
     Raises:
         InputError: there are fewer than k training samples.
     """
     _check_neighbours("knn", data)
-    bank = _rounded(unit(data.features))  # before the lengths are computed
+    # Lengths are computed after rounding, because then they are not exactly 1.
+    bank = _rounded(unit(data.features))
     squared_lengths = np.square(bank).sum(axis=1)
     k = np.array([float(data.neighbours)])
     return {"bank": bank, "squares": squared_lengths, "k": k}
 
 
 def _check_neighbours(name: str, data: MemberTraining) -> None:
-    """Refuse fewer training samples than neighbours.
+    """Check that there are as many training samples as neighbours.
 
     Raises:
-        InputError: for the score of this name.
+        InputError: there are fewer; the message names the score.
     """
     if len(data.features) < data.neighbours:
         raise InputError(
@@ -228,17 +268,24 @@ def _check_neighbours(name: str, data: MemberTraining) -> None:
 
 
 BANKS = {"knn": ("bank", "squares"), "nnguide": ("bank",)}
-"""By score, the parts of what it keeps that have an entry for each training sample."""
+"""For each score that keeps a bank of training samples, the names of the arrays with an entry for each sample."""
 
 
 def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
-    """Return what a score of :data:`BANKS` keeps, with so many samples of its bank at most, evenly spaced.
+    """Return what a score of :data:`BANKS` keeps, with at most ``samples`` training samples, evenly spaced.
+
+    A bank that is small enough is returned as it is.
+
+    Args:
+        name: the name of the score.
+        fitted: the arrays that it keeps.
+        samples: the largest number of training samples.
 
     Raises:
-        InputError: these are fewer than its neighbours.
+        InputError: these are fewer than the score's neighbours.
     """
-    before = len(fitted["bank"])
-    if samples >= before:
+    samples_before = len(fitted["bank"])
+    if samples >= samples_before:
         return fitted
     neighbours = int(fitted["k"][0])
     if samples < neighbours:
@@ -246,10 +293,11 @@ def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
             f"{name} looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
             hint="a larger --knn-bank, or a smaller --knn-k",
         )
-    kept = np.arange(samples) * before // samples
+    # Keep the samples at evenly spaced indices, in every array that has an entry for each sample.
+    kept_indices = np.arange(samples) * samples_before // samples
     smaller = dict(fitted)
-    for part in BANKS[name]:
-        smaller[part] = fitted[part][kept]
+    for array_name in BANKS[name]:
+        smaller[array_name] = fitted[array_name][kept_indices]
     return smaller
 
 
@@ -257,11 +305,14 @@ def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
     "knn", "distance to the k-th nearest training sample, of features scaled to length 1", _fit_knn, numbers=("k",)
 )
 def _knn(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Sun et al. 2022, section 3."""
+    """Return the distance to the k-th nearest training sample, of features scaled to length 1, [n].
+
+    Source: Sun et al. 2022, section 3.
+    """
     squared_distances = _squared_distances(unit(features, arrays), fitted["bank"], fitted["squares"])  # [n, N]
     k = int(fitted["k"][0])
     to_neighbour = arrays.kth_lowest(squared_distances, k)  # squared, [n]
-    not_negative = arrays.at_least(to_neighbour, 0.0)  # rounding makes some of them negative
+    not_negative = arrays.at_least(to_neighbour, 0.0)  # rounding can make it negative
     return arrays.sqrt(not_negative)
 
 
@@ -269,7 +320,7 @@ def _knn(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
 
 
 def _energy(logits: Floats, arrays: Arrays) -> Floats:
-    """Return the energy, -logsumexp, of logits [n, C], [n]."""
+    """Return the energy -logsumexp of each sample's logits [n, C], [n]."""
     highest = arrays.max(logits, axis=1)
     shifted = logits - highest[:, None]
     powers = arrays.exp(shifted)
@@ -278,16 +329,16 @@ def _energy(logits: Floats, arrays: Arrays) -> Floats:
 
 
 def _energy_of_classified(arrays: Arrays, fitted: Statistics, features: Floats) -> Floats:
-    """Return the energy [n] of the logits that the classifier gives features [n, D]."""
+    """Return the energy [n] of the logits that the classifier computes from features [n, D]."""
     weight = fitted["weight"]
     logits = features @ weight.T + fitted["bias"]
     return _energy(logits, arrays)
 
 
 def _principal_dimensions(features: int) -> int:
-    """Return the number of dimensions of ViM's principal space for so many features.
+    """Return the number of dimensions of ViM's principal space for this number of features.
 
-    1000 and 512 are those of the paper; its authors take half of the features where there are fewer.
+    1000 and 512 are the paper's numbers; for fewer features its authors take half of them.
     """
     if features > 1500:
         return 1000
@@ -297,11 +348,11 @@ def _principal_dimensions(features: int) -> int:
 
 
 def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
-    """Fit the residual space, which is orthogonal to the principal space, and the factor that makes a length a logit.
+    """Fit ViM: the residual space, orthogonal to the principal space, and the factor that turns a length into a logit.
 
     Returns:
-        ``origin``, the features whose logits are all 0, [D]; ``residual``, a basis of the residual space, [D, r];
-        ``alpha``, the factor, [1].
+        ``origin``: the features for which all logits are 0, [D]. ``residual``: a basis of the residual space, [D, r].
+        ``alpha``: the factor, [1].
 
     Raises:
         InputError: the training features have no part in the residual space.
@@ -310,11 +361,13 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     shifted = data.features - origin  # [N, D]
     second_moments = shifted.T @ shifted / len(shifted)  # [D, D]
 
-    _, eigenvectors = np.linalg.eigh(second_moments)  # by rising eigenvalues: the residual space comes first
+    # Eigenvectors come by rising eigenvalue: the first ones span the residual space, the others the principal space.
+    _, eigenvectors = np.linalg.eigh(second_moments)
     dimensions = len(eigenvectors)
     residual_dimensions = dimensions - _principal_dimensions(dimensions)
     residual = eigenvectors[:, :residual_dimensions]
 
+    # The factor makes the mean length of the residual equal to the mean highest logit.
     lengths = np.linalg.norm(shifted @ residual, axis=1)
     if not lengths.any():
         raise InputError("the features of --train have no residual for vim", hint="give more training data")
@@ -329,7 +382,10 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     numbers=("alpha",),
 )
 def _vim(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Wang et al. 2022, sections 4.2 and 4.3, without their softmax, which would not change the order."""
+    """Return the length of the features in the residual space, scaled to a logit, plus the energy, [n].
+
+    Source: Wang et al. 2022, sections 4.2 and 4.3, without their softmax, which would not change the order.
+    """
     residual = (features - fitted["origin"]) @ fitted["residual"]  # [n, r]
     alpha = arrays.number(float(fitted["alpha"][0]))
     virtual_logit = _lengths(residual, arrays) * alpha
@@ -337,11 +393,12 @@ def _vim(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
 
 
 def _classifier(data: MemberTraining) -> dict[str, Floats]:
+    """Return the parameters of the classifier, which many scores keep."""
     return {"weight": data.weight, "bias": data.bias}
 
 
 def _fit_react(data: MemberTraining) -> Statistics:
-    """Return the classifier, and ``clip`` [1], the quantile of all training features at which features are clipped."""
+    """Return the classifier, and ``clip`` [1], the quantile of all training features to which features are clipped."""
     classifier = _classifier(data)
     clip = np.quantile(data.features, REACT_CLIP)
     return {**classifier, "clip": np.array([clip])}
@@ -354,7 +411,10 @@ def _fit_react(data: MemberTraining) -> Statistics:
     numbers=("clip",),
 )
 def _react(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Sun et al. 2021, section 3."""
+    """Return the energy of the logits of features that are clipped at the quantile of the training features, [n].
+
+    Source: Sun et al. 2021, section 3.
+    """
     clip = float(fitted["clip"][0])
     clipped = arrays.at_most(features, clip)
     return _energy_of_classified(arrays, fitted, clipped)
@@ -362,24 +422,40 @@ def _react(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats)
 
 @_declare("ash", "energy of the logits of the highest 35 % of the features, scaled by ASH-S", _classifier)
 def _ash(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Djurisic et al. 2023, algorithm 3 (ASH-S), with 65 % pruned; of equal features the first are kept."""
+    """Return the energy of the logits of each sample's highest features, scaled by ASH-S, [n].
+
+    Source: Djurisic et al. 2023, algorithm 3 (ASH-S), with 65 % pruned; of equal features the first are kept.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier.
+        features: [n, D].
+        logits: not used.
+    """
     # Keep the highest features of each sample, and set the others to 0.
     dimensions = features.shape[1]
-    kept = dimensions - round(dimensions * ASH_PRUNED)
+    number_kept = dimensions - round(dimensions * ASH_PRUNED)
     falling = arrays.places_by_falling_value(features)
-    places = falling[:, :kept]  # of the highest features, [n, kept]
-    highest = arrays.taken(features, places)
-    pruned = arrays.placed(highest, places, dimensions)
+    kept_indices = falling[:, :number_kept]  # of the highest features, [n, number_kept]
+    highest = arrays.taken(features, kept_indices)
+    pruned = arrays.placed(highest, kept_indices, dimensions)
 
+    # Scale the rest up for what was removed; [:, None] makes the factors [n, 1].
     scaled = pruned * _factor(arrays, features, highest)[:, None]
     return _energy_of_classified(arrays, fitted, scaled)
 
 
 def _factor(arrays: Arrays, features: Floats, highest: Floats) -> Floats:
-    """Return the exponential of the sum of features [n, D] over that of their highest [n, k], [n].
+    """Return the factor [n] by which features are scaled: exp(sum of features / sum of their highest ones).
 
-    It is 1 where the highest add up to 0: of features that are not negative, all are 0 then. Of those the ratio is at
-    most D / k; only of signed features, for which it was not made, can it be so large that it has to be bounded.
+    It is 1 if the highest ones add up to 0, because features that are never negative are then all 0. For such features
+    [n, D] the ratio is at most D / k. Only signed features, for which the method was not made, can have a ratio so
+    large that it must be bounded.
+
+    Args:
+        arrays: the operations.
+        features: [n, D].
+        highest: the k highest of each sample's features, [n, k].
     """
     ratio = arrays.quotients(features.sum(axis=1), highest.sum(axis=1))
     bounded = arrays.at_most(ratio, _LARGEST_EXPONENT)
@@ -390,7 +466,7 @@ def _factor(arrays: Arrays, features: Floats, highest: Floats) -> Floats:
 
 
 def _fit_vilu(data: MemberTraining) -> Statistics:
-    """Return the trained network; the rows of the classifier's weight are the features of the class texts."""
+    """Train the network; the rows of the classifier's weight are the features of the class texts."""
     assert data.labels is not None  # checked when --train is opened
     images = unit(data.features)
     texts = unit(data.weight)
@@ -398,9 +474,9 @@ def _fit_vilu(data: MemberTraining) -> Statistics:
 
 
 def _fit_scaled_vilu(data: MemberTraining) -> Statistics:
-    """Return the network whose attention is as sharp as the softmax of the model, as in the authors' code.
+    """Train the network with an attention as sharp as the model's softmax, as the authors' code does.
 
-    The length of the rows of the classifier's weight is the factor of the cosines in the logits.
+    The model's logits are cosines times a factor, which is the length of the rows of the classifier's weight.
     """
     assert data.labels is not None  # checked when --train is opened
     images = unit(data.features)
@@ -416,7 +492,11 @@ def _fit_scaled_vilu(data: MemberTraining) -> Statistics:
     numbers=("constant",),
 )
 def _vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Lafon et al. 2025, section 3."""
+    """Return the probability that the prediction is wrong, [n].
+
+    If all training predictions were right, or all wrong, there is no network but their constant share of errors.
+    Source: Lafon et al. 2025, section 3.
+    """
     if "constant" in fitted:
         share_of_errors = float(fitted["constant"][0])
         return arrays.filled(features[:, 0], share_of_errors)
@@ -430,7 +510,10 @@ def _vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) 
     numbers=("constant",),
 )
 def _scaled_vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Lafon et al. 2025, section 3, and their code."""
+    """Return the probability that the prediction is wrong, by the network with a sharper attention, [n].
+
+    Source: Lafon et al. 2025, section 3, and their code.
+    """
     return _vilu(arrays, fitted, features, logits)
 
 
@@ -438,10 +521,10 @@ def _scaled_vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: F
 
 
 def _fit_nnguide(data: MemberTraining) -> Statistics:
-    """Keep the training features, each as long as its sample's negative energy.
+    """Keep the training features, each scaled to the length of its sample's negative energy.
 
     Returns:
-        The classifier; ``bank`` [N, D]; ``k`` [1].
+        The classifier; ``bank``: the scaled features, [N, D]; ``k``: the number of neighbours, [1].
 
     Raises:
         InputError: there are fewer than k training samples.
@@ -455,7 +538,7 @@ def _fit_nnguide(data: MemberTraining) -> Statistics:
 
 
 def _rounded(values: Floats) -> Floats:
-    """Return values rounded to float32, which takes half the space in a file."""
+    """Return values rounded to float32, which take half the space in a file."""
     return values.astype(np.float32).astype(np.float64)
 
 
@@ -466,7 +549,10 @@ def _rounded(values: Floats) -> Floats:
     numbers=("k",),
 )
 def _nnguide(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Park, Jung and Teoh 2023 (NNGuide), on the energy; all training samples are in the bank."""
+    """Return the energy times the mean over the k nearest training samples of cosine times their negative energy, [n].
+
+    Source: Park, Jung and Teoh 2023 (NNGuide), on the energy; all training samples are in the bank.
+    """
     agreement = unit(features, arrays) @ fitted["bank"].T  # [n, N]
     k = int(fitted["k"][0])
     guidance = arrays.highest(agreement, k).mean(axis=1)
@@ -474,7 +560,7 @@ def _nnguide(arrays: Arrays, fitted: Statistics, features: Floats, logits: Float
 
 
 def _fit_centre(data: MemberTraining) -> Statistics:
-    """Return the classifier, and ``centre`` of the training features, [D]."""
+    """Return the classifier, and ``centre``, the mean of the training features, [D]."""
     return {**_classifier(data), "centre": data.features.mean(axis=0)}
 
 
@@ -484,20 +570,35 @@ def _fit_centre(data: MemberTraining) -> Statistics:
     _fit_centre,
 )
 def _fdbd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Liu and Qin 2024 (fDBD); a class with the weights of the predicted one has no boundary."""
+    """Return minus the mean distance to the decision boundaries, relative to the distance from the training mean, [n].
+
+    The boundaries are those between the predicted class and each other class. The distance to one is the difference of
+    the two logits divided by the length of the difference of the two weights. A class with the weights of the predicted
+    class has no boundary. Source: Liu and Qin 2024 (fDBD).
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier, and ``centre`` [D], the mean of the training
+            features.
+        features: [n, D].
+        logits: not used.
+    """
     weight = fitted["weight"]  # [C, D]
     class_logits = features @ weight.T + fitted["bias"]  # [n, C]
     predicted = arrays.argmax(class_logits, axis=1)
-    behind = arrays.max(class_logits, axis=1, keepdims=True) - class_logits
+    # How far each logit lies below the highest one, [n, C].
+    logit_differences = arrays.max(class_logits, axis=1, keepdims=True) - class_logits
 
-    # The squared distances of the weights of all classes from those of the predicted one, [n, C].
+    # |w_p - w_k|^2 = |w_p|^2 + |w_k|^2 - 2 w_p w_k for the predicted class p and each class k, [n, C].
     squares = (weight * weight).sum(axis=1)
     sums_of_squares = squares[predicted][:, None] + squares
-    squared = sums_of_squares - 2 * (weight[predicted] @ weight.T)
-    is_apart = squared > arrays.number(_EPSILON**2) * sums_of_squares  # else it is rounding
-    norms = arrays.sqrt(arrays.at_least(squared, 1e-300))
-    distances = behind * is_apart / norms
+    squared_norms = sums_of_squares - 2 * (weight[predicted] @ weight.T)
+    # Weights that are equal but for rounding have no boundary; the lower bound only avoids a division by 0.
+    is_apart = squared_norms > arrays.number(_EPSILON**2) * sums_of_squares
+    norms = arrays.sqrt(arrays.at_least(squared_norms, 1e-300))
+    distances = logit_differences * is_apart / norms
 
+    # The predicted class itself has distance 0, so the mean is over the other classes.
     classes = weight.shape[0]
     mean_distance = distances.sum(axis=1) / max(1, classes - 1)
     from_centre = arrays.at_least(_lengths(features - fitted["centre"], arrays), _SHORTEST)
@@ -511,33 +612,49 @@ def _fdbd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) 
     _fit_centre,
 )
 def _nci(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Liu and Qin 2025 (NCI), with alpha = 0.0001 as in OpenOOD."""
+    """Return minus the projection of the centred features on the predicted class's weights, minus a norm, [n].
+
+    The projection uses only the direction of the centred features. The norm is the sum of absolute features, times
+    alpha = 0.0001 as in OpenOOD. Source: Liu and Qin 2025 (NCI).
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier, and ``centre`` [D], the mean of the training
+            features.
+        features: [n, D].
+        logits: not used.
+    """
     weight = fitted["weight"]  # [C, D]
     predicted = arrays.argmax(features @ weight.T + fitted["bias"], axis=1)
+
+    # The product of the predicted class's weights with the direction from the training mean to the features.
     centred = features - fitted["centre"]
     products = (weight[predicted] * centred).sum(axis=1)
     projection = products / arrays.at_least(_lengths(centred, arrays), _SHORTEST)
+
     norm = abs(features).sum(axis=1)
     return -projection - arrays.number(NCI_ALPHA) * norm
 
 
 def _fit_she(data: MemberTraining) -> Statistics:
-    """Return the classifier, and ``patterns`` of the classes, [C, D].
+    """Return the classifier, and ``patterns``, one for each class, [C, D].
 
-    A pattern is the mean of the class's training samples that are predicted right; where there are none, of all its
-    samples; of a class without samples, of all training samples.
+    The pattern of a class is the mean feature of its training samples that are predicted right. If there are none, it
+    is the mean of all its samples; for a class without samples, the mean of all training samples.
     """
     assert data.labels is not None  # checked when --train is opened
     predicted = (data.features @ data.weight.T + data.bias).argmax(axis=1)
     is_right = predicted == data.labels
+
+    # Start with the mean of all samples, and replace it for each class that has samples.
     classes = len(data.weight)
     patterns = np.tile(data.features.mean(axis=0), (classes, 1))
     for label in range(classes):
-        of_class = data.labels == label
-        if (of_class & is_right).any():
-            of_class &= is_right
-        if of_class.any():
-            patterns[label] = data.features[of_class].mean(axis=0)
+        is_counted = data.labels == label
+        if (is_counted & is_right).any():
+            is_counted &= is_right
+        if is_counted.any():
+            patterns[label] = data.features[is_counted].mean(axis=0)
     return {**_classifier(data), "patterns": patterns}
 
 
@@ -545,7 +662,10 @@ def _fit_she(data: MemberTraining) -> Statistics:
     "she", "minus the product of the features with the predicted class's mean of right training samples", _fit_she
 )
 def _she(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Zhang et al. 2023 (SHE)."""
+    """Return minus the product of the features with the pattern of the predicted class, [n].
+
+    Source: Zhang et al. 2023 (SHE).
+    """
     predicted = arrays.argmax(features @ fitted["weight"].T + fitted["bias"], axis=1)
     products = features * fitted["patterns"][predicted]
     return -products.sum(axis=1)
@@ -553,10 +673,13 @@ def _she(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
 
 @_declare("scale", "energy of the logits of the features, scaled by SCALE: none is set to 0", _classifier)
 def _scale(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Xu et al. 2024 (SCALE), by the highest 15 % of the features."""
+    """Return the energy of the logits of all features, scaled by a factor from the highest 15 % of them, [n].
+
+    Source: Xu et al. 2024 (SCALE).
+    """
     dimensions = features.shape[1]
-    counted = max(1, dimensions - round(dimensions * SCALE_LEFT_OUT))
-    highest = arrays.highest(features, counted)
+    number_highest = max(1, dimensions - round(dimensions * SCALE_LEFT_OUT))
+    highest = arrays.highest(features, number_highest)
     scaled = features * _factor(arrays, features, highest)[:, None]
     return _energy_of_classified(arrays, fitted, scaled)
 
@@ -564,11 +687,11 @@ def _scale(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats)
 # --- class texts ------------------------------------------------------------------------------------------------------
 
 NEGATIVE_SHARE, FEWEST_NEGATIVES = 0.15, 1000
-"""The share of the words that are kept as negative labels, and the number that is kept at least."""
+"""The share of the words that are kept as negative labels, and the smallest number of them."""
 NEGATIVE_QUANTILE = 0.95
 NEGATIVES_IN_GROUP = 100
 _NEGATIVE_SCALE = 100.0
-"""One over the temperature 0.01."""
+"""1 / the temperature 0.01."""
 
 
 def _fit_mcm(data: MemberTraining) -> Statistics:
@@ -578,33 +701,41 @@ def _fit_mcm(data: MemberTraining) -> Statistics:
 
 @_declare("mcm", "minus the highest softmax of the cosines of image and class texts (temperature 1)", _fit_mcm)
 def _mcm(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Ming et al. 2022 (MCM), tau = 1."""
+    """Return minus the highest softmax of the cosines of an image with the class texts, [n].
+
+    Source: Ming et al. 2022 (MCM), tau = 1.
+    """
     cosines = unit(features, arrays) @ fitted["texts"].T  # [n, C]
+    # The highest softmax is exp(0) over the sum of the powers relative to the highest cosine.
     highest = arrays.max(cosines, axis=1, keepdims=True)
     powers = arrays.exp(cosines - highest)
     return -1.0 / powers.sum(axis=1)
 
 
 def _fit_neglabel(data: MemberTraining) -> Statistics:
-    """Choose the words that are least like the classes as negative labels.
+    """Choose the words that are least like the classes as negative labels, and divide them into groups.
 
-    A word is as like the classes as the 0.95 quantile of its cosines with them. The negative labels come in groups of
-    equal size, of 100 or more, dealt out in the order of likeness; the most alike that are left over are dropped.
+    The likeness of a word is the 0.95 quantile of its cosines with the classes. The share 0.15 of the words is kept,
+    but at least 1000 words, or all if there are fewer. Groups have equal size, 100 or more, and are dealt out like
+    cards in the order of likeness, so that all groups are alike. Words left over, which are most alike, are dropped.
 
     Returns:
-        ``texts`` of the classes, [C, D]; ``negatives``, the texts of the negative labels by group, [G, W / G, D]; all
-        of length 1.
+        ``texts``: the features of the class texts, [C, D]. ``negatives``: the features of the negative labels by group,
+        [G, W / G, D]. All have length 1.
     """
     assert data.words is not None  # read before anything is fitted
     texts = unit(data.weight)
     words = _rounded(unit(data.words))
     likeness = np.quantile(words @ texts.T, NEGATIVE_QUANTILE, axis=1)
     least_alike_first = np.argsort(likeness, kind="stable")
-    kept = min(len(words), max(FEWEST_NEGATIVES, int(len(words) * NEGATIVE_SHARE)))
-    groups = max(1, kept // NEGATIVES_IN_GROUP)
-    size = kept // groups
-    dealt = least_alike_first[: groups * size].reshape(size, groups)
-    return {"texts": texts, "negatives": words[dealt.T]}
+
+    number_kept = min(len(words), max(FEWEST_NEGATIVES, int(len(words) * NEGATIVE_SHARE)))
+    groups = max(1, number_kept // NEGATIVES_IN_GROUP)
+    group_size = number_kept // groups
+
+    # Row t holds the t-th word of each group, [group_size, groups]; transposed, a row is a group.
+    word_of_turn = least_alike_first[: groups * group_size].reshape(group_size, groups)
+    return {"texts": texts, "negatives": words[word_of_turn.T]}
 
 
 @_declare(
@@ -614,15 +745,28 @@ def _fit_neglabel(data: MemberTraining) -> Statistics:
     _fit_neglabel,
 )
 def _neglabel(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Jiang et al. 2024 (NegLabel), with their grouping."""
+    """Return minus the share of the classes in the softmax over classes and negative labels, mean over groups, [n].
+
+    Source: Jiang et al. 2024 (NegLabel), with their grouping.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: ``texts`` [C, D], the features of the class texts, and ``negatives`` [G, W / G, D], those of W negative
+            labels in G groups; all of length 1.
+        features: the features of the images, [n, D].
+        logits: not used.
+    """
     images = unit(features, arrays)
     cosines = images @ fitted["texts"].T  # [n, C]
-    of_classes = arrays.exp(cosines * _NEGATIVE_SCALE).sum(axis=1)[:, None]  # [n, 1]
+    class_powers = arrays.exp(cosines * _NEGATIVE_SCALE).sum(axis=1)[:, None]  # [n, 1]
 
+    # The negative labels lie side by side, group after group, so their powers can be added up by group.
     negatives = fitted["negatives"]  # [G, W / G, D]
     groups, size, width = negatives.shape
     negative_cosines = images @ negatives.reshape(groups * size, width).T  # [n, W]
     powers = arrays.exp(negative_cosines * _NEGATIVE_SCALE)
-    of_groups = powers.reshape(-1, groups, size).sum(axis=2)  # [n, G]
-    shares = of_classes / (of_classes + of_groups)
+    group_powers = powers.reshape(-1, groups, size).sum(axis=2)  # [n, G]
+
+    # For each group, the share of the classes in the softmax over the classes and this group, [n, G].
+    shares = class_powers / (class_powers + group_powers)
     return -shares.mean(axis=1)

@@ -1,4 +1,4 @@
-"""ViLU: a network on the features of images and of class texts that predicts whether the prediction is wrong.
+"""ViLU: a network on features of images and of class texts that predicts whether the model's prediction is wrong.
 
 Lafon et al., ViLU: Learning Vision-Language Uncertainties for Failure Prediction (ICCV 2025).
 """
@@ -28,40 +28,45 @@ _BATCH = 256
 _PEAK_LEARNING_RATE = 1e-3
 _WEIGHT_DECAY = 1e-2
 _MOST_SAMPLES = 10_000
-"""About the largest number of samples whose products with all class texts are computed at once."""
+"""The number of samples, roughly, whose products with all class texts are computed at once."""
 
 
 def vilu_logits(
     weights: Mapping[str, Tensor], features: Tensor, texts: Tensor, scale: Tensor | float | None = None
 ) -> Tensor:
-    """Return the logit of the probability that the prediction is wrong.
+    """Return the logit of the probability that the prediction is wrong, ``[n]``.
+
+    Each image attends to all class texts. An MLP then reads the features of the image, what it attends to, and the text
+    of the predicted class.
 
     Args:
-        weights: ``query``, ``key`` and ``value`` ``[D, D]`` of the attention; ``weight.0``, ``bias.0`` and so on.
-        features: of images ``[n, D]``, of length 1.
-        texts: of the classes ``[C, D]``, of length 1; the prediction is the nearest one.
-        scale: the factor of the cosines in the attention; None for √D.
-
-    Returns:
-        ``[n]``.
+        weights: ``query``, ``key`` and ``value`` ``[D, D]`` of the attention; ``weight.0``, ``bias.0`` and so on of the
+            layers of the MLP.
+        features: the features of the images ``[n, D]``, of length 1.
+        texts: the features of the class texts ``[C, D]``, of length 1; the nearest one is the prediction.
+        scale: the factor of the cosines in the attention; None means √D.
     """
     root = math.sqrt(texts.shape[1])
-    # Scaled so that their coordinates have a mean square of 1, as layers expect it.
+    # Scale features to length √D, so that their coordinates have a mean square of 1, as layers expect.
     features = root * features
     texts = root * texts
-    # The attention of each image to all texts. The key projection is applied to the queries, not to the texts.
+
+    # The attention of each image to all texts. The key projection is applied to the n queries and not to the C texts:
+    # (q Q^T)(t K^T)^T = q Q^T K t^T.
     queries = features @ weights["query"].T @ weights["key"]  # [n, D]
-    attention_logits = queries @ texts.T / root  # [n, C], √D times the cosines while the projections are identities
+    attention_logits = queries @ texts.T / root  # [n, C]; with identity projections √D times the cosines
+    # The factor of the cosines is √D so far: replace it by `scale`.
     if scale is not None:
         attention_logits = attention_logits * (scale / root)
     attention = torch.softmax(attention_logits, dim=1)  # [n, C]
     attended = attention @ texts @ weights["value"].T  # [n, D]
 
+    # The state that the MLP reads: the image, what it attends to, and the text of the predicted class.
     similarities = features @ texts.T  # [n, C]
     predicted = similarities.argmax(dim=1)  # [n]
     state = torch.cat([features, attended, texts[predicted]], dim=1)  # [n, 3 D]
 
-    # The MLP on the features, what the image attends to, and the text of the predicted class.
+    # The MLP: hidden layers with ReLU, and a last layer with one output.
     for layer in range(len(HIDDEN)):
         linear = F.linear(state, weights[f"weight.{layer}"], weights[f"bias.{layer}"])
         state = torch.relu(linear)
@@ -73,21 +78,24 @@ def vilu_logits(
 def fit_vilu(
     features: Floats, labels: NDArray[np.int64], texts: Floats, scale: float | None = None
 ) -> dict[str, Floats]:
-    """Train the network on samples whose labels are known, from a fixed seed.
+    """Train the network on labelled samples, from a fixed seed.
 
     Args:
-        features, texts, scale: as for :func:`vilu_logits`.
+        features, texts, scale: see :func:`vilu_logits`.
         labels: ``[n]``.
 
     Returns:
-        Weights, ``texts`` and ``scale``, if there is one, for :func:`vilu_probabilities`. Where all predictions are
-        right, or all are wrong, there is nothing to learn: ``constant`` alone, the share of wrong predictions.
+        The arrays for :func:`vilu_probabilities`: the weights, ``texts``, and ``scale`` if it is not None. If all
+        predictions are right, or all are wrong, there is nothing to learn: then only ``constant``, the share of wrong
+        predictions.
     """
     wrong = _predictions(features, texts) != labels
+    # All right or all wrong: a network could learn nothing else than this.
     all_alike = wrong.all() or not wrong.any()
     if all_alike:
         share = wrong.mean()
         return {"constant": np.array([share])}
+
     fitted = {}
     # The caller may be in inference mode, whose tensors cannot be trained.
     with torch.inference_mode(False), torch.enable_grad():
@@ -105,29 +113,36 @@ def _as_float32(values: NDArray[Any]) -> Tensor:
 
 
 def _predictions(features: Floats, texts: Floats) -> NDArray[np.int64]:
-    """Return the class of the nearest text of each sample, ``[n]``."""
-    parts = 1 + len(features) // _MOST_SAMPLES
-    classes = []
-    for some_features in np.array_split(features, parts):
-        similarities = some_features @ texts.T
+    """Return the index of the text nearest to each sample, ``[n]``.
+
+    Args:
+        features: the features of the samples, ``[n, D]``.
+        texts: the features of the class texts, ``[C, D]``.
+    """
+    chunks = 1 + len(features) // _MOST_SAMPLES
+    nearest_texts = []
+    for chunk in np.array_split(features, chunks):
+        similarities = chunk @ texts.T
         nearest = similarities.argmax(axis=1)
-        classes.append(nearest)
-    return np.concatenate(classes)
+        nearest_texts.append(nearest)
+    return np.concatenate(nearest_texts)
 
 
 def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None) -> dict[str, Tensor]:
-    """Return the weights that minimise the cross-entropy, in which errors weigh more where they are rare.
+    """Train the network and return its weights; it minimises a cross-entropy in which rare errors weigh more.
 
     Args:
-        features, texts: as for :func:`vilu_logits`, float32.
-        wrong: ``[n]``, 1 where the prediction is wrong, else 0.
-        scale: as for :func:`vilu_logits`.
+        features, texts, scale: see :func:`vilu_logits`; features and texts are float32.
+        wrong: ``[n]``, 1 if the prediction is wrong, else 0.
     """
     generator = torch.Generator().manual_seed(0)
     samples, width = features.shape
+
+    # The start, and the weight of errors: log(1 + right predictions for each wrong one).
     weights = _drawn(width, generator)
     right_for_each_wrong = (1 - wrong).sum() / wrong.sum()
     error_weight = torch.log1p(right_for_each_wrong)
+
     optimizer = torch.optim.AdamW(weights.values(), lr=_PEAK_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
     batch_size = min(_BATCH, samples)
     steps = max(_FEWEST_STEPS, _EPOCHS * samples // _BATCH)
@@ -145,43 +160,47 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None
 
 
 def _drawn(width: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return weights to start from: those of the MLP as torch draws linear layers, uniform within 1 / √(inputs).
+    """Return the weights that the training starts from.
 
-    The attention starts as that of the zero-shot classifier: drawn at random, it would take far more data to learn that
-    an image is to be compared with texts.
+    The attention starts with identity projections, as in the zero-shot classifier: from random ones it would need far
+    more data to learn that an image is to be compared with texts. The MLP starts as torch's linear layers do, uniform
+    within 1 / √(inputs).
 
     Args:
-        width: D, of the features.
-        generator: of the draw.
+        width: D, the number of features.
+        generator: draws the weights.
     """
     weights = {}
     for name in ("query", "key", "value"):
         weights[name] = torch.eye(width)
+
+    # Layer i of the MLP has widths[i] inputs and widths[i + 1] outputs.
     widths = (3 * width, *HIDDEN, 1)
     for layer, (inputs, outputs) in enumerate(pairwise(widths)):
         weights[f"weight.{layer}"] = _uniform((outputs, inputs), inputs, generator)
         weights[f"bias.{layer}"] = _uniform((outputs,), inputs, generator)
+
     for tensor in weights.values():
         tensor.requires_grad_()
     return weights
 
 
 def _uniform(shape: tuple[int, ...], inputs: int, generator: torch.Generator) -> Tensor:
-    """Draw a tensor of a shape, uniform within 1 / √(inputs) on both sides of 0."""
+    """Draw a tensor of a shape, uniform between -1 / √(inputs) and 1 / √(inputs)."""
     from_0_to_1 = torch.rand(shape, generator=generator)
     within_1 = 2 * from_0_to_1 - 1
     return within_1 / math.sqrt(inputs)
 
 
 def vilu_probabilities(fitted: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """Return the probability ``[n]`` that the prediction for features ``[n, D]`` is wrong.
+    """Return the probability ``[n]`` that the prediction is wrong.
 
     Args:
-        fitted: what :func:`fit_vilu` returned, as tensors.
-        features: of images ``[n, D]``, of length 1.
+        fitted: the arrays that :func:`fit_vilu` returned, as tensors.
+        features: the features of the images ``[n, D]``, of length 1.
 
     Raises:
-        LookupError: a part of what was fitted is missing.
+        LookupError: one of the arrays is missing.
     """
     weights = dict(fitted)
     texts = weights.pop("texts")
