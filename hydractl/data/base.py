@@ -118,7 +118,7 @@ def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]
 
 
 def _kind_and_path(text: str) -> tuple[str, str]:
-    """Split a SPEC without its query into its kind (from the scheme or the file ending) and the path after the scheme."""
+    """Split a SPEC without its query into its kind (from the scheme or the file ending) and its path."""
     scheme, colon, path = text.partition(":")
     if colon and scheme in _SCHEMES:
         return scheme, path
@@ -206,7 +206,7 @@ class Dataset(ABC):
         return [self]
 
     def lengths(self) -> list[int] | None:
-        """Return each sample's length (for texts: in characters) if batches of similar length are cheaper, else None."""
+        """Return each sample's length (for texts: in characters) if batches of similar length save time, else None."""
         return None
 
     def sample_fingerprints(self) -> list[str]:

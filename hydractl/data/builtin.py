@@ -179,6 +179,7 @@ def _digits_of_split(labels: npt.NDArray[np.int64], split: str) -> npt.NDArray[n
     """
     # Sort all digits by class, with a random order inside each class. Marking digits at even distances along this
     # line takes the same share of every class.
+    shuffled = np.random.RandomState(0).permutation(len(labels))
     order_by_class = np.argsort(labels[shuffled], kind="stable")
     digits_by_class = shuffled[order_by_class]
     in_train = _evenly_marked(len(digits_by_class), DIGITS_TRAIN)
