@@ -162,7 +162,6 @@ def _origins_of_pixels(height: int, width: int, distance: int, rounds: int, rand
         ``[height * width]``: for each pixel of the result, the number of the original pixel that it shows.
     """
     # The authors' loops leave out the pixels at the border, and run from the last pixel to the first.
-    # All are replaced but those at the border, from the last one to the first, as the authors' loops go.
     rows = np.arange(height - distance, distance, -1)
     columns = np.arange(width - distance, distance, -1)
     numbers = rows[:, None] * width + columns[None, :]  # [rows, columns]

@@ -312,7 +312,6 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
         if some labels are integers and others are names.
     """
     labels = [entry.label for entry in entries if entry.label is not None]
-    labels = [entry.label for entry in entries if entry.label is not None]  # as many as entries, or it is a problem
     if not labels:
         return RawLabels()
     has_integers = any(INTEGER.fullmatch(label) for label in labels)
