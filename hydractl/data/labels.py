@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.data.names import place_of_published
+from hydractl.data.names import index_of_published
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import shown
 
@@ -369,7 +369,7 @@ def _index_data_classes(
     # the data set publishes for the same classes are accepted too, e.g. `aquarium_fish` for `aquarium fish`.
     known = set(labels)
     not_labels = [name for name in target_names if name not in known]
-    published_indices = place_of_published(labels, not_labels)
+    published_indices = index_of_published(labels, not_labels)
     unknown = []
     for name, target in zip(data_names, target_names, strict=True):
         if target not in known and target not in published_indices:
