@@ -187,7 +187,7 @@ class HeadAttention(nn.Module):
         with torch.no_grad():
             self._stacked.make()
 
-    def stack_orders(self) -> Mapping[str, StackRecipe]:
+    def stack_recipes(self) -> Mapping[str, StackRecipe]:
         """Return the recipes of the stacks of all weights; empty if members cannot run as batched products."""
         if not self._stacked.possible:
             return {}

@@ -385,7 +385,6 @@ class HeadBank(nn.Module):
     def trained_bias(self) -> Tensor | None:
         """Return ``qkv_bias``; no gradient reaches the entries of a bias that the library leaves out."""
         bias = self.qkv_bias
-        bias = self.qkv_bias
         if not self._missing_biases or bias is None or not torch.is_grad_enabled():
             return bias
         # Put constant zeros in the place of the entries that stand for a missing bias.
