@@ -109,6 +109,7 @@ class Assembly:
         parameters = dict(network.named_parameters())
         late_names = self._names_read_late(network)
         state: dict[str, Tensor] = {}
+        # Parameters, read now or when their module runs.
         for name in parameters:
             if self._is_attention(name):
                 continue
@@ -147,6 +148,7 @@ class Assembly:
         """
         if self._late is None:
             return set()
+        # The paths of these modules, and then the names of all parameters inside them.
         late_modules = list(self._block_paths)
         for path, module in network.named_modules():
             is_own_class = type(module) is not nn.Embedding
@@ -173,7 +175,9 @@ class Assembly:
         return starts
 
     def _start_of_tower(self, stages: Stages, sites: range) -> Start:
-        """Return how far the members are the same in one tower: the stem, leading blocks, and perhaps one attention.
+        """Return how far the members are the same in one tower (e.g. the image encoder).
+
+        The stem may be the same for all members, then some leading blocks, and then the attention of the next block.
 
         Args:
             stages: the stem and the blocks of the tower.
@@ -242,6 +246,8 @@ class Assembly:
             for member in range(len(self.networks)):
                 bank = self._build_bank(site, member)
                 members.append(MemberProjections(bank))
+
+        # Put the attention into the networks of all members.
         attention_dropout, output_dropout = self._family.dropouts(self.networks[0], site)
         attention = HeadAttention(
             members,
@@ -254,7 +260,7 @@ class Assembly:
         self.attentions.append(attention)
 
     def _projections_on_one_bank(self, site: Site, kept: Sequence[tuple[int, ...]]) -> list[MemberProjections]:
-        """Return the projections of each member, for members whose heads are in one bank.
+        """Return the projections of each member, for members whose heads are in one bank (one set of stored weights).
 
         Members with the same heads share one object.
 
@@ -269,6 +275,7 @@ class Assembly:
         indices_in_file = [stored_heads.index(head) for head in heads_in_bank]
         bank = self._build_bank(site, 0, indices_in_file)
 
+        # Make one object for each choice of heads.
         projections_of_heads: dict[tuple[int, ...], MemberProjections] = {}
         for heads in kept:
             if heads not in projections_of_heads:
@@ -308,6 +315,7 @@ class Assembly:
         common = self._family.common(self.networks[member], site)
 
         def make_bank(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
+            """Build the bank from tensors that are read by ``read``."""
             weights = self._read_head_weights(site, member, read)
             if indices is not None:
                 weights = weights.select(indices)
@@ -343,6 +351,7 @@ class Assembly:
         """
         blocks = self._block_paths
         inside_blocks = tuple(f"{path}." for path in blocks)
+
         # Find these weights, grouped by the path of the module that holds them.
         names_by_owner: dict[str, list[str]] = {}
         for name in sorted(self._per_member):
@@ -353,6 +362,7 @@ class Assembly:
             names_of_owner = names_by_owner.setdefault(owner, [])
             names_of_owner.append(name)
 
+        # Replace these modules.
         for owner, names in sorted(names_by_owner.items()):
             if owner in blocks:  # a vector that the block holds itself is in no module that could be replaced
                 self._replace_scales(owner, names)
@@ -506,6 +516,7 @@ class LateWeights:
 
     def _add_hooks(self, module: nn.Module) -> None:
         """Add hooks to a module that holds empty parameters or banks; leave any other module unchanged."""
+        # The parameters that the module itself holds.
         parameters: list[nn.Parameter] = []
         for parameter in module.parameters(recurse=False):
             if id(parameter) in self._stored_names:
@@ -520,6 +531,7 @@ class LateWeights:
             return
 
         def give_weights(*_: Any) -> None:
+            """Read the weights, before the module runs."""
             for parameter in parameters:
                 stored_name = self._stored_names[id(parameter)]
                 parameter.data = self.read(stored_name)
@@ -527,6 +539,7 @@ class LateWeights:
                 self._fill_bank(bank)
 
         def drop_weights(*_: Any) -> None:
+            """Drop the weights, after the module has run."""
             _empty(parameters)
             for bank in banks:
                 _empty(bank.parameters())

@@ -58,7 +58,7 @@ class _Meeting:
         return replace(meeting, relative=relative)
 
     def for_query_tokens(self, queries: QueryTokens) -> _Meeting:
-        """Return the same meeting if only some tokens ask: with their mask rows, positions and distances."""
+        """Return the same meeting if only some tokens are queries: with their mask rows, positions and distances."""
         positions = queries.positions
         mask = queries.rows_of(self.mask)
         query_rotary = _changed(self.query_rotary, lambda angles: angles.at(positions))
@@ -119,12 +119,15 @@ class HeadAttention(nn.Module):
         output_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        # The members, and for a pool all heads of their common bank.
         self.members = nn.ModuleList(members)
         self.pooled = pooled
         if pooled:
             self._all_heads = MemberProjections(members[0].bank)
         self._is_kept_apart = False
         self._read_members(list(members))
+
+        # Settings, some of which are set from outside.
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
         self.head_gate: Tensor | None = None
@@ -234,12 +237,12 @@ class HeadAttention(nn.Module):
         # The usual case, without anything special, takes a short path.
         is_watched = self.head_gate is not None or self.observer is not None
         if rotary is None and relative is None and not is_watched:
-            output = self._directly(x, attn_mask, is_causal, context)
+            output = self._short_path(x, attn_mask, is_causal, context)
             if output is not None:
-                return self._dropped(output)
+                return self._with_dropout(output)
         meeting = _Meeting(attn_mask, is_causal, query_rotary=rotary, key_rotary=rotary, relative=relative)
 
-        # If only some tokens ask, `x` holds these, and `memory` holds all tokens.
+        # If only some tokens are queries, `x` holds these, and `memory` holds all tokens.
         memory = None
         queries = context.queries
         if queries is not None:
@@ -257,11 +260,11 @@ class HeadAttention(nn.Module):
             stacked = self._stacked_weights(context, x.device)
             if stacked is not None:
                 output = self._batched(stacked, x, memory, meeting, context)
-                return self._dropped(output)
+                return self._with_dropout(output)
 
         # Otherwise project the members one after another; all their heads attend together.
         parts = apart(x, len(members))
-        heads = self._heads(members, parts, memory, meeting)
+        heads = self._concatenated_heads(members, parts, memory, meeting)
         if self.observer is not None:
             self._show_first_member(self.observer, heads[0], parts[0])
         outputs = []
@@ -270,9 +273,9 @@ class HeadAttention(nn.Module):
                 outputs.append(projections.bias_only(part))
             else:
                 outputs.append(projections.output(heads_of_member))
-        return self._dropped(cat_parts(outputs))
+        return self._with_dropout(cat_parts(outputs))
 
-    def _directly(self, x: Tensor, mask: Tensor | None, is_causal: bool, context: RunContext) -> Tensor | None:
+    def _short_path(self, x: Tensor, mask: Tensor | None, is_causal: bool, context: RunContext) -> Tensor | None:
         """Attend like :meth:`forward`, on a short path that covers only the usual case.
 
         The path handles no gates, shared keys, position terms or rotary angles. It computes the same and launches the
@@ -284,7 +287,7 @@ class HeadAttention(nn.Module):
         memory = None
         queries = context.queries
         if queries is not None:
-            if mask is not None or is_causal:  # a mask has a row for each of all tokens, and only some of them ask
+            if mask is not None or is_causal:  # the mask has rows for all tokens, not only for the queries
                 return None
             memory = queries.memory
         dropout = self.attention_dropout if self.training else 0.0
@@ -320,14 +323,14 @@ class HeadAttention(nn.Module):
             heads = part.new_zeros((batch, tokens, 0))
         observer(heads)
 
-    def _dropped(self, output: Tensor) -> Tensor:
+    def _with_dropout(self, output: Tensor) -> Tensor:
         """Apply the dropout of the output, in training or if it is always active."""
         is_active = self.training or self.drops
         if not is_active or self.output_dropout == 0:
             return output
         return F.dropout(output, self.output_dropout)
 
-    def _heads(
+    def _concatenated_heads(
         self,
         members: Sequence[MemberProjections],
         parts: Sequence[Tensor],
@@ -354,6 +357,7 @@ class HeadAttention(nn.Module):
             if memory is not None:
                 memories = apart(memory, len(members))
             attended = self._attend(members, parts, memories, meeting)
+
         # Concatenate the heads of each member.
         heads: list[Tensor | None] = []
         for member, projections in enumerate(members):
@@ -362,6 +366,7 @@ class HeadAttention(nn.Module):
                 heads.append(None)
             else:
                 heads.append(projections.concatenate(attended_heads, parts[member]))
+
         # Multiply them by the head gates, if these are set.
         if self.head_gate is None:
             return heads
@@ -412,8 +417,8 @@ class HeadAttention(nn.Module):
 
         Args:
             members: the projections of each member.
-            parts: for each member the tokens that ask, ``[B, q, d_model]``.
-            memories: for each member the tokens that are attended to, ``[B, T, d_model]``; None means the same as ask.
+            parts: for each member the query tokens, ``[B, q, d_model]``.
+            memories: for each member the key and value tokens, ``[B, T, d_model]``; None means the query tokens.
             meeting: how queries meet keys.
 
         Returns:
@@ -426,6 +431,7 @@ class HeadAttention(nn.Module):
         all_runs = list(itertools.chain(*runs_of_members))
         if not all_runs:
             return [None] * len(members)
+
         # Put the heads of all members side by side.
         queries, keys, values = zip(*all_runs, strict=True)  # for each run [B, n, q or T, head_dim]
         q = cat_parts(queries, dim=1)  # [B, sum of heads, q, head_dim]
@@ -441,6 +447,7 @@ class HeadAttention(nn.Module):
             terms_of_heads = cat_parts(terms, dim=1)  # [1 or B, sum of heads, q, T]
             mask = relative.masked(meeting.mask, terms_of_heads, q.shape[0])
             meeting = replace(meeting, mask=mask)
+
         # Rotary angles may also belong to single heads.
         if meeting.key_rotary is not None and meeting.key_rotary.of_heads:
             meeting = meeting.for_heads(_numbers_of_heads(members))
@@ -489,8 +496,8 @@ class HeadAttention(nn.Module):
 
         Args:
             stacked: the stacked weights of all members.
-            x: the tokens that ask, ``[M * B, q, d_model]``.
-            memory: the tokens that are attended to, ``[M * B, T, d_model]``; None means ``x``. In a pool they are the
+            x: the query tokens, ``[M * B, q, d_model]``.
+            memory: the key and value tokens, ``[M * B, T, d_model]``; None means ``x``. In a pool they are the
                 same for all members, ``[B, T, d_model]``.
             meeting: how queries meet keys.
             context: the context of the run.

@@ -212,7 +212,7 @@ class Chain:
             site: the index of the site among those of the model.
             state: the state before the block.
             member: the only member that runs; None means all members.
-            queries: the tokens that ask; None means all tokens.
+            queries: the query tokens; None means all tokens.
             attended: a result to use in place of the attention's, ``[M * B, T, d]``; None means that it attends.
 
         Returns:
@@ -357,7 +357,7 @@ class Chain:
         blocks = self._stages[0].blocks
         first = sites.start - self.sites.start
         stop = sites.stop - self.sites.start
-        parting = self.start.first_apart - self.sites.start
+        parting_block = self.start.first_apart - self.sites.start
 
         # If the last block may run for some tokens only, it is run separately at the end.
         has_last = stop == len(blocks) and stop > first
@@ -366,10 +366,10 @@ class Chain:
         stop_of_whole = stop - 1 if shortens_last else stop  # the end of the blocks that run for all tokens
 
         # Reusing the name `state` frees the memory of each state as soon as the next one exists.
-        if first <= parting < stop_of_whole:
-            state = context.run_all(blocks[first:parting], state)
+        if first <= parting_block < stop_of_whole:
+            state = context.run_all(blocks[first:parting_block], state)
             state = self._repeat_where_members_part(self.start.first_apart, state, context.member)
-            state = context.run_all(blocks[parting:stop_of_whole], state)
+            state = context.run_all(blocks[parting_block:stop_of_whole], state)
         else:
             state = context.run_all(blocks[first:stop_of_whole], state)
         if shortens_last:
@@ -437,8 +437,8 @@ class Chain:
         if reads_all_tokens:
             return self._run_block(last, state, context)
 
-        # The tokens that are read out ask, and all tokens are attended to. A pooled attention attends to the state that
-        # is the same for all members; any other attends to the member-major state.
+        # Queries come from the tokens that are read out, keys and values from all tokens. In a pooled attention these
+        # are the tokens that are the same for all members, in any other the member-major tokens.
         attended_state = state
         if not self.start.pooled(last):
             attended_state = self._repeat_where_members_part(last, state, context.member)

@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class QueryTokens:
-    """The tokens that ask, if a block runs only for some tokens. They can still attend to all tokens.
+    """The query tokens of a block that runs only for some tokens. They can still attend to all tokens.
 
     Attributes:
         positions: the indices of these tokens, ``[B, q]``.
@@ -34,7 +34,7 @@ class QueryTokens:
     memory: Tensor
 
     def rows_of(self, attn_mask: Tensor | None) -> Tensor | None:
-        """Return the rows of an attention mask that belong to the tokens that ask.
+        """Return the rows of an attention mask that belong to the query tokens.
 
         Args:
             attn_mask: ``[T, T]`` or ``[1 or B, h, T, T]``, with a row for each token; or ``[..., 1, T]``, with one row
@@ -98,7 +98,7 @@ class RunContext:
             run, on ``[M * B, T, d_model]``.
         batched: whether modules that every member has for itself run as one batched product if possible, or one after
             another. None means whichever is faster: one after another on a CPU, batched elsewhere.
-        queries: the tokens that ask, if the block runs only for some tokens; else None.
+        queries: the query tokens, if the block runs only for some tokens; else None.
         attended: a result to return in place of attending, ``[M * B, T, d_model]``; else None.
         stacks: the stacked weights of modules, by module, checked at the beginning of the run
             (:class:`hydractl.model.stacking.StacksOfTower`). A module that is not listed checks its weights itself.

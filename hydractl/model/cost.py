@@ -87,12 +87,12 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
 
 
 def _digest_of_call(description: Description, tensors: TensorSource, batch: int, whole_last_block: bool) -> str:
-    """Return a digest that is equal for all calls of :func:`macs` that run the same operators on the same shapes."""
+    """Return a key for the cache of :func:`macs`: equal for calls that run the same operators on the same shapes."""
     # What the model says about itself, without what does not influence its cost.
     document = description.to_json()
     for key in _KEYS_OF_THE_PAST:
         document.pop(key, None)
-    # Of stored results only the names matter. (A Laplace posterior adds matrix products, by the shapes of its tensors.)
+    # Of the results stored with a model only the names matter, e.g. that there is a Laplace posterior.
     document["extra"] = sorted(document["extra"])
     # Of members only the heads matter, and not where they came from.
     document["members"] = [mask.kept for mask in description.masks]

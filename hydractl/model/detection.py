@@ -437,10 +437,12 @@ def fit_detector(
     texts_of_members: list[Floats | None] = []
     for model in models:
         texts_of_members += _texts_of_words(model, words)
+
     # The labels of the samples that were read.
     labels_of_rows = None
     if labels is not None:
         labels_of_rows = labels[read.rows]
+
     # Everything that a score may be fitted to, for each member.
     training_of_members = []
     for member, (weight, bias) in enumerate(all_classifiers(models)):
@@ -462,6 +464,7 @@ def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]
     """
     if not words:
         return [None] * len(model.networks)
+    # Treat the remaining words as the classes of a zero-shot model, whose classifier then holds their features.
     prompted = model.prompted
     class_names = {folded_name(label) for label in prompted.labels}
     others = [word for word in words if folded_name(word) not in class_names]

@@ -136,6 +136,7 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
     Raises:
         UsageError: if the model has no linear classifier that its family names.
     """
+    # The family names its classifier by a pattern for names of parameters.
     matches_nothing = "$."
     pattern = model.family.named_parts.get("head", matches_nothing)
     heads_of_members = []
@@ -394,7 +395,8 @@ def gaussian_logits(
     image_square = 1 + image_variances.sum(dim=-1, keepdim=True)
     class_square = 1 + class_variances.sum(dim=-1, keepdim=True)
 
-    # The variance [B, classes] of the dot product of g and h.
+    # The variance [B, classes] of the dot product of g and h. The posteriors of g and h have different axes, so means
+    # and variances of one are expressed along the axes of the other.
     squared_axes = (image_axes.T @ class_axes).square()
     squared_images = (image_mean @ class_axes).square()
     squared_classes = (class_mean @ image_axes).square()

@@ -126,7 +126,7 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
     if model_comes_from_other or other_comes_from_model:
         return
 
-    # Otherwise warn if both were made from a common base, and refuse if nothing connects them.
+    # Warn if both were made from a common base. If nothing connects them, the file is refused unless that is allowed.
     short_other = other[:12]
     short_digest = source.sha256[:12]
     message = f"{origin} was made from another checkpoint ({short_other}) than {source.name} ({short_digest})"

@@ -225,8 +225,8 @@ class HeadBank(nn.Module):
 
         Args:
             run: the heads, n neighbours in the bank.
-            x: the tokens that ask, ``[B, q, d_model]``.
-            memory: the tokens that are attended to, ``[B, T, d_model]``; None means ``x``.
+            x: the query tokens, ``[B, q, d_model]``.
+            memory: the key and value tokens, ``[B, T, d_model]``; None means ``x``.
 
         Returns:
             Queries ``[B, n, q, head_dim]``, keys and values ``[B, n, T, head_dim]``.
@@ -239,7 +239,7 @@ class HeadBank(nn.Module):
         if self.normed:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        # Multiply the scores of each head by its scale. It does not matter whether queries or scores are multiplied.
+        # Multiply queries by the scale of their head, which has the same effect as multiplying its scores.
         if self.scale is not None:
             scale = self.scale[run].clamp(max=_MOST_SCALE).exp()
             q = q * scale[:, None, None]  # [B, n, q, head_dim] * [n, 1, 1]
@@ -249,13 +249,13 @@ class HeadBank(nn.Module):
         """Project tokens for all heads at once, in a bank without shared keys and without scales.
 
         Args:
-            x: the tokens that ask, ``[B, q, d_model]``.
-            memory: the tokens that are attended to, ``[B, T, d_model]``; None means ``x``.
+            x: the query tokens, ``[B, q, d_model]``.
+            memory: the key and value tokens, ``[B, T, d_model]``; None means ``x``.
 
         Returns:
             Queries ``[B, heads, q, head_dim]``, keys and values ``[B, heads, T, head_dim]``.
         """
-        # One product computes all three if the same tokens ask and are attended to; otherwise two products.
+        # One product computes all three if queries, keys and values come from the same tokens; otherwise two.
         weight = self.qkv
         bias = self.trained_bias()
         if memory is None:
@@ -346,8 +346,8 @@ class HeadBank(nn.Module):
         Args:
             runs: the heads, as runs of neighbours.
             keys: the shared heads of keys and values that these heads use, also as runs of neighbours.
-            x: the tokens that ask, ``[B, q, d_model]``.
-            memory: the tokens that are attended to, ``[B, T, d_model]``.
+            x: the query tokens, ``[B, q, d_model]``.
+            memory: the key and value tokens, ``[B, T, d_model]``.
 
         Returns:
             Queries ``[B, h, q, head_dim]``, keys and values ``[B, number of shared heads, T, head_dim]``.
@@ -374,11 +374,12 @@ class HeadBank(nn.Module):
             For each kind a tensor ``[B, heads of all runs, T, head_dim]``.
         """
         rows_of_head = kinds * self.head_dim
-        projected_by_run = []
+        projected_by_run = []  # for each run, its projections of each kind
         for run in runs:
             rows = slice(first_row + run.start * rows_of_head, first_row + run.stop * rows_of_head)
             bias_of_run = _rows_of_bias(bias, rows)
             projected_by_run.append(project_all(F.linear, x, self.qkv[rows], bias_of_run, kinds, self.head_dim))
+        # Put the heads of all runs side by side, separately for each kind.
         projected_by_kind = zip(*projected_by_run, strict=True)
         return [cat_parts(parts, dim=1) for parts in projected_by_kind]
 
@@ -412,7 +413,7 @@ def project_wanted(
         For each wanted projection a tensor ``[B, n, T, head_dim]``.
     """
     kinds = wanted.stop - wanted.start
-    if kinds < 3:  # gathers the rows from every head; only needed in a block in which few tokens ask
+    if kinds < 3:  # gathers the rows from every head; only needed in a block with few query tokens
         weight, bias = wanted_rows(weight, bias, wanted, head_dim)
     return project_all(linear, x, weight, bias, kinds, head_dim)
 
@@ -491,6 +492,7 @@ class MemberProjections(nn.Module):
 
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
         super().__init__()
+        # Which heads of the bank the member has.
         self.bank = bank
         self._positions = list(range(bank.heads) if positions is None else positions)
         self.heads = len(self._positions)
@@ -500,15 +502,18 @@ class MemberProjections(nn.Module):
         self.plain = has_all_heads and bank.gate is None and bank.key_heads is None and bank.scale is None
 
         # If heads share keys and values: the shared head that each of the member's heads uses, and all that are used.
-        key_of_head: list[int] = []
+        shared_head_of_head: list[int] = []
         if bank.key_heads is not None:
-            key_of_head = [bank.key_heads[position] for position in sorted(self._positions)]
-        used_keys = sorted(set(key_of_head))
-        self._key_runs = runs_of(used_keys)
-        # For each group of neighbouring heads with the same shared head: its index in `used_keys`, and their number.
-        self._key_uses: list[tuple[int, int]] = []
-        for key, heads_with_key in groupby(key_of_head):
-            self._key_uses.append((used_keys.index(key), len(list(heads_with_key))))
+            shared_head_of_head = [bank.key_heads[position] for position in sorted(self._positions)]
+        used_shared_heads = sorted(set(shared_head_of_head))
+        self._shared_runs = runs_of(used_shared_heads)
+        # For each group of neighbouring heads with the same shared head: its index among the used ones, and their
+        # number.
+        self._shared_uses: list[tuple[int, int]] = []
+        for shared_head, group in groupby(shared_head_of_head):
+            index = used_shared_heads.index(shared_head)
+            heads_in_group = len(list(group))
+            self._shared_uses.append((index, heads_in_group))
 
     def weights(self) -> HeadWeights:
         """Return the present weights of the member's heads, in the order of the member."""
@@ -525,8 +530,8 @@ class MemberProjections(nn.Module):
         """Project tokens to queries, keys and values.
 
         Args:
-            x: the tokens that ask, ``[B, q, d_model]``.
-            memory: the tokens that are attended to, ``[B, T, d_model]``; None means ``x``.
+            x: the query tokens, ``[B, q, d_model]``.
+            memory: the key and value tokens, ``[B, T, d_model]``; None means ``x``.
 
         Returns:
             For each run of n heads its queries ``[B, n, q, head_dim]``, keys and values ``[B, n, T, head_dim]``. If
@@ -536,15 +541,15 @@ class MemberProjections(nn.Module):
             return [self.bank.project(run, x, memory) for run in self.runs]
         if memory is None:
             memory = x
-        q, k, v = self.bank.project_shared(self.runs, self._key_runs, x, memory)
+        q, k, v = self.bank.project_shared(self.runs, self._shared_runs, x, memory)
         return [(q, self.for_each_head(k), self.for_each_head(v))]
 
     def for_each_head(self, keys: Tensor) -> Tensor:
         """Repeat shared keys or values ``[B, n, T, head_dim]``, once for each head that uses them."""
         # An index would be simpler, but a GPU sums its gradient in an order that changes from run to run.
         repeated = []
-        for key, heads in self._key_uses:
-            shared = keys[:, key : key + 1]  # [B, 1, T, head_dim]
+        for index, heads in self._shared_uses:
+            shared = keys[:, index : index + 1]  # [B, 1, T, head_dim]
             repeated.append(shared.expand(-1, heads, -1, -1))  # [B, heads, T, head_dim]
         return torch.cat(repeated, dim=1)
 

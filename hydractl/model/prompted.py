@@ -118,6 +118,7 @@ class PromptedClasses:
             log: shows a progress bar.
             title: the title of the progress bar.
         """
+        # Remember the weights, to notice later when they are written to.
         self._read_from = []
         for weight in self._weights_of_features():
             weight_read = _WeightRead(weakref.ref(weight), times_written(weight))

@@ -421,8 +421,7 @@ class HydraModel(nn.Module):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Any:
-        """Return log p ``[B, classes]``: the logarithm of the mean over members of their softmax, calibrated if
-        possible.
+        """Return log p ``[B, classes]``, the logarithm of the members' mean probabilities, calibrated if possible.
 
         Inputs are given in exactly one of three ways: ``inputs``; or images as ``pixel_values``; or tokens as
         ``input_ids``, ``attention_mask`` and ``token_type_ids``. The last two ways have the names of transformers.

@@ -268,8 +268,7 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
     if classes is None:
         return _with_prompts(source, names, prompt)
 
-    # A classifier needs one name for each class, and no prompt. If it has names already, compare them with the new
-    # ones.
+    # A classifier needs one name for each class, and no prompt. Compare the names with those it may already have.
     if prompt:
         raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
     if names is not None and len(names) != classes:
@@ -671,7 +670,7 @@ def member_source(source: Source, member: int) -> Source:
     masks = source.description.masks
     mask = masks[member]
 
-    # Where the heads of all members are stored once, the file holds more heads than this member has. Slice them away.
+    # If heads are stored once for all members, the file holds more heads than this member has. Slice these away.
     stored_once = sites_stored_once(source.tensors, source.family, source.sites)
     stored_mask = held_mask(masks, member, stored_once)
     tensors_of_member = MemberTensors(source.tensors, member)
@@ -734,15 +733,18 @@ def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, Ed
     Raises:
         InputError: if the mask keeps a head that the model does not have.
     """
+    # Check that the model has all heads to keep.
     present = source.description.mask
     for path, heads in present.kept.items():
         missing = set(mask.kept[path]).difference(heads)
         if missing:
             raise InputError("the mask keeps heads that the model no longer has")
+
     if layout == "sliced":
         tensors = sliced(source.tensors, source.family, source.sites, present, mask)
     else:
         tensors = zeroed(source.tensors, source.family, source.sites, present, mask)
+    # Nothing that was fitted to the model with more heads still holds.
     description = replace(
         source.description,
         kind="dense" if mask.is_full else "pruned",

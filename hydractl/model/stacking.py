@@ -731,7 +731,7 @@ class StackedWeights:
     def _queries_apart(self) -> tuple[MembersLinear, MembersLinear]:
         """Return two layers, one for the queries and one for keys and values; cached if ``cut_once`` is set.
 
-        They are needed for a block in which only few tokens ask, while all tokens are attended to.
+        They are needed for a block with few query tokens, in which keys and values still come from all tokens.
         """
         cut = self._cut
         if cut is not None:
@@ -753,8 +753,8 @@ class StackedWeights:
         """Project tokens to queries, keys and values.
 
         Args:
-            x: the tokens that ask, ``[M * B, q, d_model]``.
-            memory: the tokens that are attended to, ``[M * B, T, d_model]``; None means ``x``.
+            x: the query tokens, ``[M * B, q, d_model]``.
+            memory: the key and value tokens, ``[M * B, T, d_model]``; None means ``x``.
 
         Returns:
             Queries ``[M * B, heads, q, head_dim]``, keys and values ``[M * B, heads, T, head_dim]``.
@@ -763,7 +763,7 @@ class StackedWeights:
         if projections.shares_keys:
             return self._project_shared(x, x if memory is None else memory)
         assert self._qkv is not None, "a pool projects nothing"
-        # The same tokens ask and are attended to: one product computes all three. Otherwise two products.
+        # If queries, keys and values come from the same tokens, one product computes all three. Otherwise two products.
         if memory is None:
             q, k, v = split_heads(self._qkv(x), 3, projections.head_dim)
         else:
@@ -776,8 +776,8 @@ class StackedWeights:
         """Project tokens if several heads share a head of keys and values, which is repeated for each of them.
 
         Args:
-            x: the tokens that ask, ``[M * B, q, d_model]``.
-            memory: the tokens that are attended to, ``[M * B, T, d_model]``.
+            x: the query tokens, ``[M * B, q, d_model]``.
+            memory: the key and value tokens, ``[M * B, T, d_model]``.
 
         Returns:
             Queries ``[M * B, heads, q, head_dim]``, keys and values ``[M * B, heads, T, head_dim]``.

@@ -41,6 +41,7 @@ class MemberTensors(MappedTensors):
     """
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
+        # Find the stored name of each tensor.
         prefix = member_name("", member)
         names = tensors.names()
         self.stored: dict[str, str] = {}
@@ -173,6 +174,7 @@ class EditedHeads:
             cached_path, cached_tensors = self._cached
             if cached_path == site.path:
                 return cached_tensors
+
         tensors = {}
         for name, site_of_name in self._site_of.items():
             if site_of_name.path == site.path:
@@ -223,6 +225,7 @@ def sliced(
     """Return a source with only the heads of ``kept``, from weights that hold the heads of ``present``."""
 
     def select_kept(site: Site, weights: HeadWeights) -> HeadWeights:
+        """Select the heads to keep from those that are present."""
         present_heads = present.kept[site.path]
         kept_heads = kept.kept[site.path]
         indices = [present_heads.index(head) for head in kept_heads]
@@ -247,6 +250,7 @@ def zeroed(
     """
 
     def expand_and_zero(site: Site, weights: HeadWeights) -> HeadWeights:
+        """Put the heads at their original indices, and set the output of removed heads to zero."""
         all_heads = range(site.heads)
         key_heads = site.key_heads(all_heads)
         present_heads = present.kept[site.path]
@@ -302,10 +306,13 @@ def _check_blocks_and_preprocessing(
     Raises:
         InputError: naming the first thing that does not fit.
     """
+    # The attention blocks.
     heads_of_sites = [(site.path, site.heads) for site in sites]
     described_heads = list(description.masks[0].heads.items())
     if heads_of_sites != described_heads:
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
+
+    # The preprocessing.
     shape = family.image_shape(description.config)
     if shape is not None:
         size = input_size(description.preprocess)
@@ -332,8 +339,7 @@ def _problems_of_classes(description: Description, family: ModelFamily) -> list[
 def _problems_of_tensors(
     member: MemberTensors, stock: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-    """Return one message for each tensor of a member that has another shape than expected, or no floating point
-    numbers.
+    """Return one message for each tensor of a member that has a wrong shape, or wrongly holds integers.
 
     Names that only one side has are skipped; another check reports them.
 
