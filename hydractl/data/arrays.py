@@ -167,6 +167,7 @@ def _read_labels(
         limit: how many samples to take; None means all.
         seed: seed of the random draw of samples, see :func:`read_npz`.
     """
+    # Read both arrays as a whole.
     labels = None
     classes = None
     if not label_problems:
@@ -175,6 +176,8 @@ def _read_labels(
                 labels = arrays[names["y"]]
             if names["classes"] in headers:
                 classes = arrays[names["classes"]]
+
+    # Choose the samples.
     labels_to_draw_by = None if labels is None else labels.tolist()
     total = headers[names["x"]].shape[0]
     rows: Sequence[int] = limited(labels_to_draw_by, total, limit, seed)
@@ -182,6 +185,7 @@ def _read_labels(
     if are_first_rows:
         rows = range(len(rows))  # equal to the list, but takes no memory
 
+    # Check the texts in the arrays, and select the labels of the chosen samples.
     problems = list(label_problems)
     if labels is not None and _holds_no_text(labels):
         problems.append(f"{names['y']} has strings with numbers that are no characters")
@@ -207,11 +211,13 @@ def _open_images(
         read_once: whether the images will be read once and in order. If so, a compressed array is not kept in memory.
     """
     all_rows_asked = len(rows) == header.shape[0]
+
     # In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
     if header.fortran:
         all_images = _read_whole_array(path, name)
         return np.ascontiguousarray(all_images[list(rows)])
     images = NpzRows(path, name, spec.where, rows)
+
     # A compressed array would have to be unpacked from its start for every image that is read out of order.
     keep_in_memory = not images.at_any_row and not read_once
     if keep_in_memory and all_rows_asked:
@@ -264,6 +270,7 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
         size_in_file = info.file_size - member.tell()
     if dtype.hasobject:
         raise _UnusableArray(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
+
     # A header may claim any size, and numpy would allocate that much memory before it reads.
     claimed_size = dtype.itemsize * math.prod(shape)
     if claimed_size != size_in_file:

@@ -75,7 +75,8 @@ def batches(
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
-    # Check the arguments and choose the order.
+
+    # Choose the order of the samples, and check it.
     if indices is None:
         order = longest_first(dataset)
     else:
@@ -84,6 +85,7 @@ def batches(
     for index in order:
         if index < 0 or index >= total:
             raise IndexError(f"sample {index} of {total}")
+
     # Cut the order into batches.
     indices_by_batch = []
     for start in range(0, len(order), batch_size):
@@ -91,6 +93,7 @@ def batches(
         indices_by_batch.append(order[start:stop])
     reader = _BatchReader(dataset, collate, indices_by_batch)
     busy_workers = min(workers, len(reader))
+
     # _generate_batches is a separate generator, so that wrong arguments fail at this call and not at the first batch.
     return _generate_batches(reader, busy_workers)
 
@@ -119,12 +122,15 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
     """
     import torch
 
+    # Read in worker processes, or here.
     dataset = reader.dataset
     results: Iterator[_Result]
     if workers:
         results = _read_in_workers(reader, workers)
     else:
         results = map(reader.read, range(len(reader)))
+
+    # Yield each batch with its labels, without the unreadable samples.
     yielded = 0
     for indices, (inputs, unreadable) in zip(reader.indices_by_batch, results, strict=True):
         if unreadable:
@@ -138,6 +144,8 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
             labels = torch.from_numpy(dataset.labels[readable])
         yielded += 1
         yield Batch(inputs, labels, readable)
+
+    # If no batch had a readable sample, say why.
     if len(reader) > 0 and yielded == 0:
         skipped = dataset.skipped or {}
         reasons = [skipped[i] for i in sorted(skipped)]
@@ -197,6 +205,7 @@ def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
     from torch.utils.data import DataLoader
 
     callers_handler = _child_handler()
+
     # torch warns if there are more workers than processors, but the number is the user's choice.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         loader: DataLoader[Any] = DataLoader(

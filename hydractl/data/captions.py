@@ -132,12 +132,14 @@ def _read_parquet_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabe
         InputError: if columns are missing or ambiguous, or if rows have no caption (all of them are listed).
     """
     table = open_table(spec, ("image", "caption"))
+
     # Images and captions are read separately. The reader of the images would refuse ?caption=, so pass on only ?image=.
     image_query = {}
     if "image" in spec.query:
         image_query["image"] = spec.query["image"]
     image_spec = replace(spec, query=image_query)
     images, _ = read_image_parquet(image_spec, limit, None)
+
     # The captions come from the same rows as the images.
     available_columns = table.columns or ()
     caption_column = _choose_column(spec, "caption", available_columns, "column")
@@ -233,6 +235,7 @@ def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) ->
         InputError: if no column, or more than one, may be the column.
     """
     asked = spec.query.get(key)
+
     # Which names the column may have, and how messages call it.
     if asked is None:
         wanted = f"the {key}"

@@ -100,6 +100,7 @@ def impulse_noise(x: Pixels, amount: float, random: _Random) -> Pixels:
 def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     """Blur with a disk, itself smoothed a little at its edge; (radius and sigma of the smoothing in pixels)."""
     radius, smoothing = constants
+
     # The authors chose these sizes of the two kernels.
     if radius <= 8:
         disk_reach = 8
@@ -137,10 +138,12 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) ->
     """
     sigma, distance, rounds = constants
     height, width, channels = x.shape
+
     # The authors round the smoothed image down to 8 bits.
     levels = np.clip(smoothed(x, sigma), 0, 1) * 255
     eight_bits = np.floor(levels) / 255
-    # Move every pixel to its new position.
+
+    # Replace the pixels.
     origins = _origins_of_pixels(height, width, distance, rounds, random)
     pixels = eight_bits.reshape(-1, channels)  # [height * width, channels]
     shuffled = pixels[origins]  # [height * width, channels]
@@ -390,6 +393,7 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
     else:
         shifts = noise
     right, down = shifts * (side * strength)
+
     # Each pixel of the result shows the pixel that lies at the shifted position.
     rows, columns = _grid(height, width)
     shown_rows = rows + down
@@ -411,6 +415,7 @@ def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
     back = np.linalg.solve(moved_with_ones, corners)  # [3, 2]
     x_by_x, x_by_y, x_shift = back[:, 0]
     y_by_x, y_by_y, y_shift = back[:, 1]
+
     # Apply the map to the position of every pixel.
     rows, columns = _grid(height, width)
     shown_columns = columns * x_by_x + rows * x_by_y + x_shift
@@ -445,7 +450,7 @@ def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
     small=(0.95, 0.9, 0.85, 0.75, 0.65),
 )
 def pixelate(x: Pixels, share: float, random: _Random) -> Pixels:
-    """Reduce the image to a share of its sides and enlarge it again, with box filters."""
+    """Reduce the image to a share of its sides and enlarge it again, by boxes."""
     image = to_image(x)
     width = int(image.width * share)
     height = int(image.height * share)
@@ -491,6 +496,7 @@ def zoomed(x: Pixels, factor: float) -> Pixels:
     middle = _middle(x, small_height, small_width)
     factors = (factor, factor, 1)  # rows, columns, channels
     enlarged = ndimage.zoom(middle, factors, order=1, mode="nearest")
+
     # Rounding may have made the result a little larger than the image.
     return np.asarray(_middle(enlarged, height, width))
 
@@ -585,10 +591,10 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
     From one scale to the next finer one, the amplitude of the noise is divided by ``decay`` squared.
     """
     # The side of the map: the smallest power of two that is large enough.
-    # The smallest power of two that the map fits into.
     size = 2
     while size < max(height, width):
         size *= 2
+
     # Fill in the map from coarse to fine.
     field = np.zeros((size, size))
     step = size
@@ -597,6 +603,7 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
         _refine(field, step, amplitude, random)
         step //= 2
         amplitude /= decay**2
+
     # Scale by the extremes of the whole map, and cut out the asked size.
     lowest = field.min()
     highest = field.max()
@@ -627,6 +634,7 @@ def _refine(field: Pixels, step: int, amplitude: float, random: np.random.Random
         return mean + amplitude * noise
 
     half = step // 2
+
     # This array and all arrays below have one value per square: [size / step, size / step].
     corners = field[::step, ::step]  # the top left corner of each square
 

@@ -195,6 +195,7 @@ def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tup
         InputError: if a file is not text or lists nothing, or if listed files do not exist.
     """
     entries: list[_ListedImage] = []
+
     # For each entry, which share of its list has been read after it. In a list of four: 0.25, 0.5, 0.75, 1.
     shares: list[float] = []
     for file in files:
@@ -203,6 +204,7 @@ def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tup
         count = len(entries_of_file)
         entries += entries_of_file
         shares += [number / count for number in range(1, count + 1)]
+
     # The entries with the smallest numbers are the first ones of every list, and the same share of each.
     by_share = sorted(range(len(entries)), key=lambda row: shares[row])
     rows = sorted(by_share[:limit])  # back in the order of the lists
@@ -287,6 +289,7 @@ def split_line(line: str) -> tuple[str, str | None]:
     if "\t" in text:
         path, _, label = text.rpartition("\t")
         return path.strip(), label.strip() or None
+
     # Without a tab, the last field may be a label or the end of the path.
     before_last_space, _, last_field = text.rpartition(" ")
     has_space = bool(before_last_space)
@@ -315,6 +318,7 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
     if not labels:
         return RawLabels()
     has_integers = any(INTEGER.fullmatch(label) for label in labels)
+
     # A list must be labelled completely, and in one way.
     problems = _unlabelled_entries(entries)
     if has_integers:
@@ -370,7 +374,7 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
     for name, place in zip(names, places, strict=True):
         path = os.path.join(root, name)
         paths.append(path)
-        if "\0" in path or not os.path.isfile(path):  # os.path.isfile would raise an error for a NUL
+        if "\0" in path or not os.path.isfile(path):  # no file name contains a NUL
             missing.append(f"{place}: no file {printable(name)!r}")
     if not missing:
         ids = with_numbers_if_repeated(names)
@@ -427,6 +431,7 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     """
     spec.check_query(())
     root = os.path.expanduser(spec.path)
+
     # List all images.
     images_by_class: dict[str, list[str]] = {}
     try:
@@ -436,6 +441,7 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     except OSError as error:
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
     _check_folder(spec, images_by_class, loose_images)
+
     # Without class folders the images have no labels.
     if not class_folders:
         rows = limited(None, len(loose_images), limit, seed)

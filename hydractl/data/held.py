@@ -108,11 +108,13 @@ def held_set(value: Any, argument: str) -> HeldSet:
         raise InputError(f"{argument} is a DataLoader", hint="give its dataset: batches are made by batch_size")
     if isinstance(value, IterableDataset):
         raise InputError(f"{argument} is an IterableDataset, which has no samples by number")
+
     # Data sets of a library.
     if isinstance(value, TorchDataset):
         return _held_torch_set(value, argument)
     if isinstance(value, Table):
         return value
+
     # Plain samples, with or without labels.
     samples = value
     labels = None
@@ -154,6 +156,7 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
     # The items are (sample, label).
     samples = LazySamples(_SampleOfPair(dataset), range(count))
     labels = _labels_of(dataset, count)
+
     # Use its list of class names, if it has one.
     names = getattr(dataset, "classes", None)
     if not isinstance(names, list | tuple):

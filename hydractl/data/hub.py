@@ -82,6 +82,7 @@ class ParquetImages(EncodedImages):
             UnreadableSample: if the file is damaged, or was removed.
         """
         row = self._rows[i]
+
         # Find the row group that has this row, and the row's index in the group.
         groups_begun = np.searchsorted(self._starts, row, side="right")
         number = int(groups_begun) - 1
@@ -140,7 +141,7 @@ def holds_images(path: str) -> bool:
 
 
 def _image_columns(schema: Any) -> list[str]:
-    """Return the columns that hold images: ``{bytes, path}``, or plain bytes in a column of a name for images."""
+    """Return the columns that hold images: ``{bytes, path}``, or plain bytes in a column named for images."""
     from pyarrow import types
 
     def is_bytes(kind: Any) -> bool:
@@ -178,6 +179,7 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
 
     spec.check_query(_SETTINGS)
     path = os.path.expanduser(spec.path)
+
     # Choose the columns, and read the labels but not yet the images.
     labels_read: Any = None
     try:
@@ -206,6 +208,7 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
         rows = limited(None, total, limit, 0)
     else:
         rows = limited(labels, total, limit, seed)
+
     # Open them as a data set.
     file_name = printable(Path(path).name)
     ids = [f"{file_name}#{row}" for row in rows]
@@ -423,6 +426,7 @@ def _read_loaded(
         labels = list(table[label_column])
     rows = limited(labels, total, limit, seed)
     ids = [f"{name}#{row}" for row in rows]
+
     # The images are decoded when they are read, and not by the library.
     undecoded = table.cast_column(image_column, Image(decode=False))
     dataset = HubImages(spec.text, spec.where, ids, undecoded[image_column], rows, folders)
@@ -461,6 +465,7 @@ def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset,
 
     text_table = TextTable(list(table.features), rows)
     dataset, raw = read_table(spec, text_table, count, name)
+
     # Labels that are integers index the names of the set; labels that are names are the classes themselves.
     has_integers = isinstance(raw.values, np.ndarray)
     if has_integers:
@@ -483,6 +488,7 @@ def _load_table(spec: Spec) -> Any:
             f"{spec.where}: hf: data sets need the datasets library, which is not installed",
             hint=install_hint("datasets"),
         ) from error
+
     # A folder is checked before the library opens it.
     name, config, split = _name_config_split(spec)
     is_folder = name.startswith(_HERE)

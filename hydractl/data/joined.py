@@ -39,6 +39,7 @@ class JoinedSets(Dataset):
         self.kind = first.kind
         self.parts = list(parts)
         self.label_names = first.label_names
+
         # For each set, the number of samples in it and all sets before it.
         sizes = [len(part) for part in parts]
         self._ends = list(itertools.accumulate(sizes))
@@ -123,7 +124,8 @@ def open_inputs(
         UsageError, InputError: as for :func:`hydractl.data.open_data`, and if standard input is empty.
     """
     ((model, kind_read),) = reads.items()
-    parts: list[Dataset] = []
+    parts: list[Dataset] = []  # the inputs as data sets
+
     # Image files that follow each other become one set, to which the limit applies as a whole.
     for are_image_files, neighbours in itertools.groupby(texts, key=_is_image_file):
         if are_image_files:
@@ -184,12 +186,14 @@ def _read_standard_input(kind_read: str, limit: int | None) -> Dataset:
     """
     if sys.stdin is None:
         raise InputError("INPUT - : standard input is closed")
+
     # Read bytes, because file names need not be valid text.
     all_lines = [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
     filled_lines = [line for line in all_lines if line.strip()]
     lines = filled_lines[:limit]
     if not lines:
         raise InputError("INPUT - : standard input is empty", hint="give a path or a text in each line")
+
     # For a model of images every line is a path.
     if kind_read != "text":
         paths = [os.fsdecode(line) for line in lines]

@@ -63,6 +63,7 @@ def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: i
     class_sizes = _sizes_if_sorted(labels)
     if class_sizes is None:
         return list(range(limit))
+
     # Draw samples in rounds. In every round, each class that has samples left gives one sample when its turn comes.
     # The samples of a class are assigned to the rounds 0, 1, 2, ... in random order.
     random = np.random.default_rng(seed)
@@ -140,6 +141,7 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
         if kind == "missing":
             missing_count += 1
 
+    # The index of the first label of each kind, or None if there is no such label.
     first_missing = first_of_kind.get("missing")
     first_other = first_of_kind.get("other")
     first_too_large = first_of_kind.get("too large")
@@ -357,6 +359,7 @@ def _index_data_classes(
             f"{where}: the labels are names, and the model has no class names to map them to",
             hint="give the model's class names with --labels",
         )
+
     # Apply --label-map.
     target_names = data_names
     if label_map:
@@ -387,6 +390,7 @@ def _index_data_classes(
             problems=list(map(repr, ambiguous)),
         )
 
+    # Now every name leads to exactly one class.
     index_by_name = dict(published_indices)
     for index, name in enumerate(labels):
         index_by_name[name] = index

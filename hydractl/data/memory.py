@@ -65,6 +65,7 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
         raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")
     if not isinstance(held_set, HeldSamples):
         return read_table_in_memory(spec, held_set, limit, seed)
+
     # Check the samples and their labels.
     samples = held_set.samples
     total = len(samples)
@@ -82,6 +83,7 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     raw = RawLabels()
     if labels is not None:
         raw = _labels_of_rows(labels, rows, ids, held_set.class_names)
+
     # The first sample tells whether they are texts or images.
     first = samples[rows[0]]
     are_texts = isinstance(first, str | tuple | list)

@@ -117,7 +117,7 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
     """Return a warning if new names for all classes of a classifier look as if they meant other classes; else None.
 
     Nothing is odd if the old names say nothing (``LABEL_0``), or if some names change and others keep their index
-    (``automobile`` becomes ``car``). It is an error if the names are only shuffled.
+    (``automobile`` becomes ``car``).
 
     Args:
         old_names: the present class names.
@@ -152,6 +152,7 @@ def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -
     some_stay = not old_index_by_name.keys().isdisjoint(after)
     if some_stay:
         return None
+
     # Placeholders such as LABEL_0 may get any names.
     if all(_PLACEHOLDER.fullmatch(name) for name in before):
         return None
@@ -194,6 +195,7 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
     path = Path(os.path.expanduser(text))
     if path.is_dir():
         return _class_folders(path, where)
+
     # A text that is no file and has no ending was probably meant to be the name of a list.
     looks_like_name = not path.suffix
     if looks_like_name and not os.path.lexists(path):

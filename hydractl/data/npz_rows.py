@@ -82,6 +82,7 @@ class NpzRows:
         self._member = f"{name}.npy"
         self._where = where
         self._rows = rows
+
         # Find the first byte of the array, which follows the header of its .npy member.
         with open(path, "rb") as handle, zipfile.ZipFile(handle) as archive:
             self._version = _version_of(handle)

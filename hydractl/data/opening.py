@@ -254,6 +254,7 @@ def _reader_key(spec: Spec) -> str:
             raise InputError(f"{spec.where}: neither a file nor a folder")
     except (OSError, ValueError) as error:  # no permission, a name that is too long, a NUL in the name
         raise InputError(f"{spec.where}: cannot look at the path: {reason(error)}") from error
+
     # A Parquet file holds images or texts; for other files the ending decides.
     if path.name.lower().endswith(".parquet"):
         from hydractl.data.hub import holds_images

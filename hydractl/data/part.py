@@ -245,9 +245,11 @@ def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.nd
     order = random.permutation(total)
     if labels is None:
         return order
+
     # `classes` [total] is the class of each sample, in the drawn order; `counts` is the number of samples per class.
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     number_in_class = _numbers_within_classes(classes, counts)
+
     # The first sample of each class is placed at random within the first of its distances; otherwise all classes would
     # begin with a sample at 0.
     starts = random.uniform(size=len(counts))
@@ -286,6 +288,7 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     if not asked:
         return spec, None
     _check_settings(spec, asked)
+
     # Parse the values.
     count = None
     if "take" in asked:
@@ -355,6 +358,7 @@ def without_places(spec: str, places: Iterable[int]) -> str:
     for first, last in _parse_spans(text_before):
         left_out_before.update(range(first, last + 1))
     left_out = left_out_before | _indices_in_whole(indices, left_out_before)
+
     # Find the old setting by its key, because the SPEC may spell its value differently, e.g. with %2C for a comma.
     setting = f"without={_spans_text(left_out)}"
     return re.sub(r"(?<=[?&])without=[^&]*", lambda _: setting, spec, count=1)

@@ -73,6 +73,7 @@ def _image_doubts(dataset: Dataset) -> list[str]:
     ranges = _some_ranges(dataset)
     if not ranges:
         return []
+
     # An image has one colour if its darkest and its brightest value are the same.
     of_one_colour = sum(darkest == brightest for darkest, brightest in ranges)
     brightest_of_all = max(brightest for _, brightest in ranges)

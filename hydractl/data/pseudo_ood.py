@@ -207,6 +207,7 @@ class PseudoOod(Dataset):
         """Check and store which kinds of OOD samples to make; each sample is made when it is read."""
         if where is None:
             where = clean.where
+
         # Which kinds apply to these data.
         names = _names_of_kind(clean, ood_kind, where)
         needs_two = any(PSEUDO_OOD_KINDS[name].two for name in names)

@@ -145,6 +145,7 @@ def index_shards(
     if not index.ids:
         count = "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
         raise InputError(f"{spec.where}: no images in {count}")
+
     # The last shard may have more samples than are needed.
     ids = index.ids[:limit]
     places = index.places[:limit]

@@ -139,6 +139,7 @@ def _parts_of_benchmark(
         shifted sets, each is also a part under its own name, and ``full-spectrum`` is the test set with all of them.
     """
     parts: dict[str, Sequence[SuiteMember]] = {}
+
     # ID data.
     for part in ("train", "val", "test"):
         id_set = _openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")
@@ -310,6 +311,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     folder = os.path.expanduser(root)
     if not os.path.isdir(folder):
         raise InputError(f"--ood-root {root}: no such folder")
+
     # Look for every wanted set.
     wanted = _wanted_members(choice, suite)
     specs: dict[SuiteMember, str] = {}
@@ -328,6 +330,7 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         notes.append(suite.note)
     if not choice.sets:
         notes += _replace_missing(suite, folder, specs, missing)
+
     # If all sets are missing the folder is probably wrong. If only some are, the user may go on without them.
     if missing and not specs:
         what_it_holds = "benchmark_imglist and images_..."
@@ -396,6 +399,7 @@ def id_list_of(spec: str) -> str | None:
         suite = SUITES.get(f"openood-{benchmark}")
         if suite is not None and part in suite.parts:
             return _words_of_part(suite, part)
+
     # The SPEC may be the path of a list.
     return _words_of_list(path)
 
@@ -661,6 +665,7 @@ def _find_text_file(folder: str, stems: tuple[str, ...]) -> tuple[str | None, st
         endings = "|".join(sorted(suffixes))
         names = " or ".join(f"{stem}.* or {stem}_*" for stem in stems)
         return None, f"no file {names} ({endings})"
+
     # Take the best one, if it is the only one.
     best_rank = min(paths_by_rank)
     best_paths = paths_by_rank[best_rank]

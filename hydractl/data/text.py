@@ -379,6 +379,7 @@ class _Collector:
         if row.problem:
             self.problems.append(f"{row.place} {row.problem}")
             return
+
         # The first row.
         if not self.keys:
             self.keys = list(row.values)

@@ -269,6 +269,7 @@ def _open_parquet(spec: Spec) -> TextTable:
         raise UsageError(
             f"{spec.where}: reading Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow")
         ) from error
+
     # pyarrow does not only raise ArrowException: a missing file gives an OSError, and bad text a ValueError.
     errors = (pyarrow.lib.ArrowException, OSError, ValueError)
 

@@ -91,6 +91,7 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
             f"{spec.where}: the folder of the files is not given",
             hint=f"write torchvision:{spec.path}?root=FOLDER; nothing is downloaded",
         )
+
     # Open the set, and choose samples by their labels.
     source = _open_source(spec, name, split)
     if len(source) == 0:
@@ -98,6 +99,7 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
     labels = np.asarray(_labels_of(source), dtype=np.int64)
     rows = limited(labels.tolist(), len(source), limit, seed)
     dataset = TorchvisionImages(spec, rows, source)
+
     # Not every set of torchvision has class names.
     class_names = None
     classes = getattr(source, "classes", None)
@@ -148,16 +150,19 @@ def _argument_of_split(spec: Spec, name: str, split: str, set_class: Any) -> dic
         UsageError: if the set does not have the split, or has splits and none was given.
     """
     parameters = inspect.signature(set_class.__init__).parameters
+
     # The class takes `train=True` or `train=False`.
     if "train" in parameters:
         if split not in ("train", "test"):
             raise UsageError(f"{spec.where}: {name} has the splits train and test", hint=f"torchvision:{name}/test")
         return {"train": split == "train"}
+
     # The class takes the name of the split.
     if "split" in parameters:
         if not split:
             raise UsageError(f"{spec.where}: {name} needs a split", hint=f"for example torchvision:{name}/test")
         return {"split": split}
+
     # The set has no splits.
     if split:
         raise UsageError(f"{spec.where}: {name} has no splits", hint=f"torchvision:{name}")

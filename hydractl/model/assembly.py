@@ -61,6 +61,7 @@ class Assembly:
         self._views = [MemberTensors(tensors, member) for member in members]
         self._parts = parts_by_name(family, self._views[0].stored, sites)
         self._per_member = self._names_kept_per_member()
+
         # How tensors are read: now, or when a module runs.
         self._reader = _Reader(tensors, device, dtype)
         self._late: LateWeights | None = None
@@ -109,6 +110,7 @@ class Assembly:
         parameters = dict(network.named_parameters())
         late_names = self._names_read_late(network)
         state: dict[str, Tensor] = {}
+
         # Parameters, read now or when their module runs.
         for name in parameters:
             if self._is_attention(name):
@@ -148,6 +150,7 @@ class Assembly:
         """
         if self._late is None:
             return set()
+
         # The paths of these modules, and then the names of all parameters inside them.
         late_modules = list(self._block_paths)
         for path, module in network.named_modules():
@@ -521,6 +524,7 @@ class LateWeights:
         for parameter in module.parameters(recurse=False):
             if id(parameter) in self._stored_names:
                 parameters.append(parameter)
+
         # A bank itself is never called, so hooks on it would not run. The attention that uses it gets the hooks.
         banks: list[HeadBank] = []
         if isinstance(module, HeadAttention):

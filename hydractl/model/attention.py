@@ -231,9 +231,11 @@ class HeadAttention(nn.Module):
             A tensor of the shape of ``x``.
         """
         context = context_of_run()
+
         # The caller may have set the result.
         if context.attended is not None:
             return context.attended
+
         # The usual case, without anything special, takes a short path.
         is_watched = self.head_gate is not None or self.observer is not None
         if rotary is None and relative is None and not is_watched:
@@ -506,6 +508,7 @@ class HeadAttention(nn.Module):
             The output of the attention, of the shape of ``x``.
         """
         members = len(self._projections)
+
         # A pool attends once to the common input; each member then takes its heads.
         if self.pooled:
             common_input = apart(x, members)[:1]

@@ -111,6 +111,7 @@ class Chain:
         self._networks = list(networks)
         self._place = tower
         self._merged = merged
+
         # The stages of each network: stem, blocks and readout of this tower.
         self.cut_into_stages()
         self.tower = self._stages[0].tower
@@ -394,9 +395,11 @@ class Chain:
         # Gates and observers are used for all members at once.
         if self.watched:
             return True
+
         # The user has decided.
         if self.side_by_side is not None:
             return self.side_by_side
+
         # A GPU is faster with fewer, larger operations, and a compiled graph must not depend on sizes.
         if hidden.device.type != "cpu" or torch.compiler.is_compiling():
             return True
@@ -407,6 +410,7 @@ class Chain:
         rows = hidden.shape[0] * hidden.shape[1]
         is_common = self._members_part_at(site)
         rows_of_member = rows if is_common else rows // self.members
+
         # Members that were not merged have their own weights, so there is less to gain.
         most_rows = _FEW_ROWS if self._merged else _FEW_ROWS // 2
         return rows_of_member <= most_rows

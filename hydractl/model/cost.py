@@ -92,8 +92,10 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
     document = description.to_json()
     for key in _KEYS_OF_THE_PAST:
         document.pop(key, None)
+
     # Of the results stored with a model only the names matter, e.g. that there is a Laplace posterior.
     document["extra"] = sorted(document["extra"])
+
     # Of members only the heads matter, and not where they came from.
     document["members"] = [mask.kept for mask in description.masks]
 
@@ -102,6 +104,7 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
         info = tensors.info(name)
         dtype = str(info.dtype)
         shapes.append((name, dtype, info.shape))
+
     # Hash all of this together with the names, dtypes and shapes of the tensors.
     all_that_decides = [document, shapes, batch, whole_last_block]
     text = json.dumps(all_that_decides, sort_keys=True, default=repr)

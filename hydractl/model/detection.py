@@ -172,6 +172,7 @@ def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tenso
     """
     width = classes.shape[1]
     samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # [D + 1, D]; the last row is 0
+
     # The family expects the outputs in the order of the towers.
     outputs = [classes, samples]
     if _tower_of_samples(model) == 0:
@@ -464,6 +465,7 @@ def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]
     """
     if not words:
         return [None] * len(model.networks)
+
     # Treat the remaining words as the classes of a zero-shot model, whose classifier then holds their features.
     prompted = model.prompted
     class_names = {folded_name(label) for label in prompted.labels}

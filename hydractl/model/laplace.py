@@ -216,6 +216,7 @@ def attach_posteriors(model: Network, tensors: TensorSource) -> None:
             is_classifier = len(layers) == 1
             if is_classifier:  # the hook scales the logits as soon as the layer has computed them
                 layer.owner.register_forward_hook(_scale_logits)
+
     # The readouts of towers are built again, so that they use the posteriors.
     for chain in model.chains:
         chain.cut_into_stages()
@@ -243,6 +244,7 @@ def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) 
         raise broken from None
     if tensor.shape != shapes[part] or not tensor.is_floating_point():
         raise broken
+
     # The spread holds variances. A tensor on the meta device has no numbers to check.
     has_numbers = not tensor.is_meta
     if part == "spread" and has_numbers:

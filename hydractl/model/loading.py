@@ -87,6 +87,7 @@ def build_model(
     check_finite_weights(source.name, tensors)
     model = HydraModel(description, tensors, resolve_device(device), resolve_dtype(dtype))
     model.whole_last_block = whole_last_block
+
     # An OOD score on features needs the statistics that are stored with the weights.
     score = stored_score(description.extra)
     if score in ON_FEATURES and isinstance(tensors, FileTensors):
@@ -158,6 +159,7 @@ class SequentialEnsemble(nn.Module):
             numbered.append((f"model {index}", model.description))
         check_agreement(numbered)
         self.models = nn.ModuleList(models)
+
         # All models that know class names have the same ones; this was checked above.
         known_labels = [model.labels for model in models if model.labels is not None]
         self.labels: list[str] | None = known_labels[0] if known_labels else None

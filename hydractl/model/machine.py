@@ -132,6 +132,7 @@ def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, runs: int
     import torch
 
     generator = torch.Generator().manual_seed(0)
+
     # Random numbers, because some devices draw less power on zeros and then run faster.
     drawn = torch.randn(size, size, generator=generator)
     a = drawn.to(device, dtype)

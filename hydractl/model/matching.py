@@ -229,6 +229,7 @@ def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[
         return [f"{len(b)} classes, not {len(a)}"]
     if sorted(a) == sorted(b):
         return ["the same classes in another order"]
+
     # Find the first class with different names.
     first_other = 0
     while a[first_other] == b[first_other]:

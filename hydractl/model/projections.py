@@ -130,6 +130,7 @@ class HeadBank(nn.Module):
         self.heads = weights.heads
         self.head_dim = weights.head_dim
         self.key_heads = weights.key_heads
+
         # The weights of the projections.
         shared_keys = None if self.key_heads is None else weights.k.shape[0]
         self.packing = Packing(self.heads, self.head_dim, shared_keys)
@@ -150,6 +151,7 @@ class HeadBank(nn.Module):
                 rows = rows.flatten(0, 1)
             self.register_parameter(name, _parameter(rows))
         self.register_buffer("number", weights.number, persistent=False)
+
         # What belongs to no single head.
         self.q_norm = nn.Identity() if q_norm is None else q_norm
         self.k_norm = nn.Identity() if k_norm is None else k_norm
@@ -166,6 +168,7 @@ class HeadBank(nn.Module):
             The packed biases; None if all three are left out.
         """
         biases = (weights.q_bias, weights.k_bias, weights.v_bias)
+
         # A library may leave one of them out (EVA has no bias of keys). It stays zero in training and is never stored.
         self._missing_biases = [index for index, bias in enumerate(biases) if bias is None]
         if len(self._missing_biases) == len(biases):
@@ -190,6 +193,7 @@ class HeadBank(nn.Module):
         rows = {}
         for name, shape in self._row_shapes.items():
             rows[name] = getattr(self, name).detach().reshape(shape)
+
         # The parameters of the modules that belong to no single head.
         extra = {}
         for side in COMMON:
@@ -239,6 +243,7 @@ class HeadBank(nn.Module):
         if self.normed:
             q = self.q_norm(q)
             k = self.k_norm(k)
+
         # Multiply queries by the scale of their head, which has the same effect as multiplying its scores.
         if self.scale is not None:
             scale = self.scale[run].clamp(max=_MOST_SCALE).exp()
@@ -379,6 +384,7 @@ class HeadBank(nn.Module):
             rows = slice(first_row + run.start * rows_of_head, first_row + run.stop * rows_of_head)
             bias_of_run = _rows_of_bias(bias, rows)
             projected_by_run.append(project_all(F.linear, x, self.qkv[rows], bias_of_run, kinds, self.head_dim))
+
         # Put the heads of all runs side by side, separately for each kind.
         projected_by_kind = zip(*projected_by_run, strict=True)
         return [cat_parts(parts, dim=1) for parts in projected_by_kind]
@@ -388,6 +394,7 @@ class HeadBank(nn.Module):
         bias = self.qkv_bias
         if not self._missing_biases or bias is None or not torch.is_grad_enabled():
             return bias
+
         # Put constant zeros in the place of the entries that stand for a missing bias.
         biases = list(self.packing.split(bias))
         for index in self._missing_biases:
@@ -432,6 +439,7 @@ def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: in
     """
     *leading, rows, width = weight.shape
     heads = rows // (3 * head_dim)
+
     # Give the three projections a dimension of their own, select along it, and pack the rows again.
     weight_by_head = weight.view(*leading, heads, 3, head_dim, width)
     selected_by_head = weight_by_head[..., wanted, :, :]  # [..., n, kinds, head_dim, d_model]
@@ -507,6 +515,7 @@ class MemberProjections(nn.Module):
             shared_head_of_head = [bank.key_heads[position] for position in sorted(self._positions)]
         used_shared_heads = sorted(set(shared_head_of_head))
         self._shared_runs = runs_of(used_shared_heads)
+
         # For each group of neighbouring heads with the same shared head: its index among the used ones, and their
         # number.
         self._shared_uses: list[tuple[int, int]] = []

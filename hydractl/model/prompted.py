@@ -79,6 +79,7 @@ class PromptedClasses:
             inputs[name] = tensor.to(device)
         if at_once is None:
             return [inputs]
+
         # Cut between classes.
         prompts_of_class = len(self.templates)
         classes_at_once = max(1, at_once // prompts_of_class)

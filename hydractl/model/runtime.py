@@ -89,6 +89,7 @@ class HydraModel(nn.Module):
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
         self.lineage: Sequence[str] = bases_of(description.provenance)
+
         # The modules with their weights.
         assembly = Assembly(
             description, self.family, self.sites, tensors, torch.device(device), dtype, streamed=streamed

@@ -616,6 +616,7 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
     check_tensors(name, tensors, family, description, sites)
     if isinstance(tensors, FileTensors):
         return Source(name, tensors.sha256, description, tensors, tensors.size)
+
     # There is no single file, so the digest needs all weights. It is computed once, when it is first needed.
     digest = functools.cache(lambda: digest_of(description, tensors))
     return Source(name, digest, description, tensors, left=tuple(loaded.left))
@@ -744,6 +745,7 @@ def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, Ed
         tensors = sliced(source.tensors, source.family, source.sites, present, mask)
     else:
         tensors = zeroed(source.tensors, source.family, source.sites, present, mask)
+
     # Nothing that was fitted to the model with more heads still holds.
     description = replace(
         source.description,

@@ -95,9 +95,11 @@ class StackCache:
         # All members share one parameter.
         if parts is None and _are_one(weights):
             return _expanded(weights)
+
         # Gradients must flow from the stack to the parameters.
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
             return _stacked(weights, parts)
+
         # A compiled graph can compare neither addresses nor versions, so use what is cached without a check.
         if torch.compiler.is_compiling():
             cached = self._cached
@@ -391,13 +393,16 @@ class _StackSnapshot:
         # No cache has forgotten or replaced its stack.
         if not all(map(is_, map(_stack_in_cache, self._caches), self._stacks)):
             return False
+
         # Every owner still has the same parameter objects.
         present_parameters = list(map(dict.get, self._owners, self._names))
         if not all(map(is_, present_parameters, self._parameters)):
             return False
+
         # No parameter was moved.
         if addresses_of(self._parameters) != self._addresses:
             return False
+
         # No parameter that was copied has been written to since.
         return not self._copied or versions_of(self._copied) == self._versions
 
@@ -635,6 +640,7 @@ class StackedProjections:
         output = layer("out")
         if self._pooled:
             return StackedWeights(self, None, output)
+
         # Copies do not change when parameters are written to, so rows that are cut out of them may be cached.
         are_copies = all(stack.versions is not None for name, stack in stacks.items() if name.startswith("qkv"))
         return StackedWeights(self, layer("qkv"), output, cut_once=are_copies)
@@ -763,6 +769,7 @@ class StackedWeights:
         if projections.shares_keys:
             return self._project_shared(x, x if memory is None else memory)
         assert self._qkv is not None, "a pool projects nothing"
+
         # If queries, keys and values come from the same tokens, one product computes all three. Otherwise two products.
         if memory is None:
             q, k, v = split_heads(self._qkv(x), 3, projections.head_dim)
@@ -784,6 +791,7 @@ class StackedWeights:
         """
         assert self._qkv is not None, "a pool projects nothing"
         projections = self.projections
+
         # The rows of all queries come first, then for each shared head those of its keys and its values.
         query_rows = projections.heads * projections.head_dim
         query_layer = self._qkv.rows(slice(0, query_rows))  # [M, heads * head_dim, d_model]

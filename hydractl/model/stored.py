@@ -45,6 +45,7 @@ class MemberTensors(MappedTensors):
         prefix = member_name("", member)
         names = tensors.names()
         self.stored: dict[str, str] = {}
+
         # First what all members share, then what this member has for itself, which replaces a shared tensor.
         for stored_name in names:
             if not stored_name.startswith("members."):
@@ -123,6 +124,7 @@ class EditedHeads:
         self.present = present
         self.edit = edit
         names = source.names()
+
         # For each tensor of an attention block: its site, and its dtype and shape after the edit.
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
@@ -135,6 +137,7 @@ class EditedHeads:
             for name, tensor in edited.items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
+
         # The path of the site that was read last, and its edited tensors.
         self._cached: tuple[str, Mapping[str, Tensor]] | None = None
 
