@@ -55,6 +55,7 @@ class CaptionedImages(Dataset):
         return self.images._content(i)
 
     def fingerprint(self) -> str:
+        """Return the SHA-256 in hex over the fingerprint of the images and all captions."""
         fingerprint_of_images = super().fingerprint()
         digest = hashlib.sha256(fingerprint_of_images.encode())
         for caption in self.captions:

@@ -78,6 +78,7 @@ class CorruptedImages(Dataset):
             self._photographs_fingerprint = bytes.fromhex(folder.fingerprint())
 
     def _sample(self, i: int) -> Image.Image:
+        """Return image ``i``, reduced if it is large, and corrupted with random numbers of its own."""
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
 
         grey_or_coloured = grey_or_rgb(self.clean[i])
@@ -94,6 +95,7 @@ class CorruptedImages(Dataset):
         return to_image(corrupted)
 
     def _content(self, i: int) -> Iterable[bytes]:
+        """Yield what decides the corrupted image ``i``: the corruption, its photographs, and the clean image."""
         # Use the fingerprints of the clean images, so that these are read only once for all their corruptions.
         clean_fingerprint = self.clean.sample_fingerprints()[i]
         header = f"corruption/{_VERSION} {self.name} {self.severity} {i}\n"

@@ -81,6 +81,7 @@ class SharedSamples:
         return self.of_second > total_of_second / 2
 
     def __str__(self) -> str:
+        """Return a sentence that says how many samples the two sets share."""
         first = self.first.option
         second = self.second.option
         total_of_first = len(self.first.dataset)

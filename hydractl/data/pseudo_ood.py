@@ -276,6 +276,7 @@ class PseudoOod(Dataset):
         return np.delete(everything, i)
 
     def _sample(self, i: int) -> Any:
+        """Make the OOD sample ``i`` from one or two clean samples."""
         recipe = self._draw_recipe(i)
         sample = self.clean[i]
         second = None
@@ -286,6 +287,7 @@ class PseudoOod(Dataset):
         return _make_text(recipe.kind, sample, second, recipe.random)
 
     def _content(self, i: int) -> Iterable[bytes]:
+        """Yield what decides the OOD sample ``i``: its kind, its random numbers, and the clean samples."""
         # Use the fingerprints of the clean samples, so that these are read only once for all sets made from them.
         recipe = self._draw_recipe(i)
         fingerprints = self.clean.sample_fingerprints()

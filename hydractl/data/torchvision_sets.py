@@ -49,6 +49,7 @@ class TorchvisionImages(Dataset):
         self.source = source
 
     def _sample(self, i: int) -> Any:
+        """Return image ``i``, fully loaded."""
         row = self.rows[i]
         try:
             image, _ = self.source[row]

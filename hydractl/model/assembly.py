@@ -52,6 +52,7 @@ class Assembly:
         *,
         streamed: bool = False,
     ) -> None:
+        """Build the networks of all members, put one attention for all members into each, and make the chains."""
         # What members share and what each has for itself.
         self._family = family
         self._masks = description.masks

@@ -118,6 +118,7 @@ class HeadAttention(nn.Module):
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ) -> None:
+        """Take the projections of each member; nothing is stacked or computed yet."""
         super().__init__()
         # The members, and for a pool all heads of their common bank.
         self.members = nn.ModuleList(members)

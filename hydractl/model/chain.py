@@ -100,6 +100,7 @@ class Chain:
         start: Start,
         merged: bool,
     ) -> None:
+        """Find the stages of this tower in each network (stem, blocks and readout); nothing runs yet."""
         # Settings, and what the chain consists of.
         self.start = start
         self.sites = start.sites

@@ -153,6 +153,7 @@ class SequentialEnsemble(nn.Module):
     """
 
     def __init__(self, models: Sequence[HydraModel]) -> None:
+        """Check that the models can be averaged, and take the class names of the first that knows them."""
         super().__init__()
         numbered = []
         for index, model in enumerate(models):

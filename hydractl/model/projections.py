@@ -126,6 +126,7 @@ class HeadBank(nn.Module):
         k_norm: nn.Module | None = None,
         features: nn.Module | None = None,
     ) -> None:
+        """Turn the weights of all heads into parameters in which neighbouring heads are one matrix."""
         super().__init__()
         self.heads = weights.heads
         self.head_dim = weights.head_dim
@@ -499,6 +500,7 @@ class MemberProjections(nn.Module):
     """
 
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
+        """Find the runs of neighbours that the member's heads form in the bank, and the shared keys that they use."""
         super().__init__()
         # Which heads of the bank the member has.
         self.bank = bank

@@ -55,6 +55,7 @@ class PromptedClasses:
         networks: nn.ModuleList,
         elsewhere: Sequence[nn.Module],
     ) -> None:
+        """Store the prompts and what is needed to compute their features, which happens later."""
         self.labels = list(labels)
         self.templates = list(templates)
         self._prompts = prompts

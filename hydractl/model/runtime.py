@@ -81,6 +81,7 @@ class HydraModel(nn.Module):
         *,
         streamed: bool = False,
     ) -> None:
+        """Build the modules with their weights, and add what is stored beside them, such as a calibration."""
         super().__init__()
         # What the checkpoint says about the model.
         self.description = description

@@ -825,6 +825,7 @@ class _PartOfMember:
         self._width = width
 
     def __call__(self, weight: Tensor) -> Tensor:
+        """Return the part of ``weight`` that belongs to the member's heads, concatenated from its runs."""
         parts = []
         for run in self._runs:
             heads = run.stop - run.start

@@ -41,6 +41,7 @@ class MemberTensors(MappedTensors):
     """
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
+        """Find the stored name of every tensor of the member; nothing is read yet."""
         # Find the stored name of each tensor.
         prefix = member_name("", member)
         names = tensors.names()
@@ -119,6 +120,7 @@ class EditedHeads:
     def __init__(
         self, source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, edit: Edit
     ) -> None:
+        """Find names, dtypes and shapes after the edit, without reading weights."""
         self.source = source
         self.family = family
         self.present = present
