@@ -1,7 +1,7 @@
 """Images in a ``.npz`` file: ``x`` uint8, optionally ``y`` and ``classes``. Nothing is ever unpickled.
 
-Images are read from the file when they are asked for. Those of a compressed array lie in memory instead, unless the
-samples are to be read once, in their order: it would have to be unpacked anew for each image of a shuffled epoch.
+Images are read from the file when they are asked for. A compressed array would have to be unpacked again for each image
+of a shuffled epoch, so it is held in memory, unless the samples will be read just once and in order.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from hydractl.errors import InputError
 
 _SETTINGS = ("x", "y", "classes")
 
-# numpy quotes whole headers in its errors.
+# The errors of numpy quote whole headers, so the reason in a message is cut to this many characters.
 _LONGEST_REASON = 200
 
 
 class ArrayImages(Dataset):
-    """Images of one array.
+    """The images of one array.
 
     Args:
-        spec: it was opened from.
-        where: how messages call it.
-        ids: one for each image.
-        images: by place uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB): in memory, or in their file.
+        spec: the SPEC from which the set was opened.
+        where: the name of the set in messages.
+        ids: one id for each image.
+        images: the images by index, each uint8 ``[H, W]`` or ``[H, W, 1]`` (grey) or ``[H, W, 3]`` (RGB). They are an
+            array in memory, or rows that are read from the file.
     """
 
     def __init__(self, spec: str, where: str, ids: Sequence[str], images: npt.NDArray[np.uint8] | NpzRows) -> None:
@@ -44,7 +45,7 @@ class ArrayImages(Dataset):
         self.images = images
 
     def _pixels(self, i: int) -> npt.NDArray[np.uint8]:
-        """Return the pixels of an image, ``[H, W]`` or ``[H, W, 3]``."""
+        """Return the pixels of image ``i``, ``[H, W]`` if it is grey, else ``[H, W, 3]``."""
         pixels: npt.NDArray[np.uint8] = self.images[i]
         if pixels.ndim == 3 and pixels.shape[2] == 1:
             return pixels[..., 0]
@@ -56,17 +57,17 @@ class ArrayImages(Dataset):
 
     def _content(self, i: int) -> Iterable[bytes]:
         image = self._pixels(i)
-        # The shape goes in as well: 2x8 and 4x4 pixels may be the same bytes.
+        # Hash the shape too: the bytes of a 2x8 and a 4x4 image may be equal.
         header = f"uint8 {image.shape}\n"
         return [header.encode(), image.tobytes()]
 
 
 class _Header(NamedTuple):
-    """The shape and type of an array, as the header of a ``.npy`` member states them.
+    """The shape and type of an array, as the header of its ``.npy`` member states them.
 
     Attributes:
-        shape, dtype: of the array.
-        fortran: whether it is in Fortran's order, in which its rows do not follow each other.
+        shape, dtype: the shape and the element type of the array.
+        fortran: whether the array is stored in Fortran's order, where the values of one row are not contiguous.
     """
 
     shape: tuple[int, ...]
@@ -78,24 +79,25 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
     """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
 
     ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]``;
-    ``classes`` unicode strings ``[K]``. Headers are checked before any array is unpacked, and what is read is gone
-    through once, so that a damaged file is refused here.
+    ``classes`` unicode strings ``[K]``. All headers are checked before an array is unpacked. The images are read
+    through once, so that a damaged file is refused here and not later.
 
     Args:
-        spec: of the file.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class, so that every class is there.
-        read_once: the samples are read once, in their order: then not even a compressed array is kept in memory.
+        spec: the SPEC of the file.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
+            represented.
+        read_once: the samples will be read once and in order, so a compressed array need not be kept in memory.
 
     Returns:
-        The images that ``limit`` takes, and their labels before any mapping.
+        The images that ``limit`` takes, and their labels before they are mapped to the classes of a model.
 
     Raises:
-        InputError: for a damaged file, missing arrays, wrong types or shapes (all of them listed).
+        InputError: if the file is damaged, or arrays are missing or have wrong types or shapes (all are listed).
     """
     spec.check_query(_SETTINGS)
     path = Path(os.path.expanduser(spec.path))
-    names = {key: spec.query.get(key, key) for key in _SETTINGS}
+    names = {key: spec.query.get(key, key) for key in _SETTINGS}  # an array is called like its setting by default
     try:
         headers, problems = _read_needed_headers(spec, path, names)
         label_problems = _label_problems(names, headers)
@@ -118,27 +120,27 @@ def read_npz(spec: Spec, limit: int | None, seed: int = 0, *, read_once: bool = 
 
 
 def _read_needed_headers(spec: Spec, path: Path, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
-    """Return the headers of the named arrays that are there, and why the images cannot be used.
+    """Read the headers of the named arrays, and say why the images cannot be used.
 
     Args:
         spec: the SPEC of the file.
-        path: of the file.
+        path: the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
 
     Returns:
-        The headers by name of the array, and a line for each array that is needed and is missing, and for each that
-        cannot be used.
+        The headers of the usable arrays, by name of the array; and one message for each needed array that is missing
+        and each array that cannot be used.
     """
     with zipfile.ZipFile(path) as archive:
         headers, problems = _read_headers(archive, names.values())
-    present = sorted(member.removesuffix(".npy") for member in archive.namelist())
-    listed = ", ".join(present) or "nothing"
+    arrays_in_file = sorted(member.removesuffix(".npy") for member in archive.namelist())
+    listed = ", ".join(arrays_in_file) or "nothing"
 
-    # The array of the images is needed, and those that the SPEC names by ?x=, ?y= and ?classes=.
+    # The images are always needed. Arrays that the SPEC names by ?x=, ?y= or ?classes= are needed too.
     needed = {"x": names["x"]}
     needed.update(spec.query)
     for key, name in needed.items():
-        if name not in present:
+        if name not in arrays_in_file:
             problems.append(f"no array {name!r} (the file has: {listed}; choose with ?{key}=NAME)")
 
     images_name = names["x"]
@@ -155,16 +157,17 @@ def _read_labels(
     limit: int | None,
     seed: int,
 ) -> tuple[RawLabels, Sequence[int]]:
-    """Return the labels of the samples that ``limit`` takes, and the rows of these in the file.
+    """Return the labels of the samples that ``limit`` takes, and the indices of these samples in the file.
 
     Args:
-        path: of the file.
+        path: the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
-        headers: of the arrays that are there.
-        label_problems: why labels and class names cannot be used; where there are any, these are not read.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class.
+        headers: the headers of the arrays in the file, by name of the array.
+        label_problems: why labels or class names cannot be used. If there are any, neither array is read.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples, see :func:`read_npz`.
     """
+    # Read both arrays as a whole.
     labels = None
     classes = None
     if not label_problems:
@@ -173,13 +176,16 @@ def _read_labels(
                 labels = arrays[names["y"]]
             if names["classes"] in headers:
                 classes = arrays[names["classes"]]
+
+    # Choose the samples.
     labels_to_draw_by = None if labels is None else labels.tolist()
     total = headers[names["x"]].shape[0]
     rows: Sequence[int] = limited(labels_to_draw_by, total, limit, seed)
     are_first_rows = rows == list(range(len(rows)))
     if are_first_rows:
-        rows = range(len(rows))  # which takes no memory
+        rows = range(len(rows))  # equal to the list, but takes no memory
 
+    # Check the texts in the arrays, and select the labels of the chosen samples.
     problems = list(label_problems)
     if labels is not None and _holds_no_text(labels):
         problems.append(f"{names['y']} has strings with numbers that are no characters")
@@ -194,41 +200,43 @@ def _read_labels(
 def _open_images(
     spec: Spec, path: Path, name: str, header: _Header, rows: Sequence[int], *, read_once: bool
 ) -> npt.NDArray[np.uint8] | NpzRows:
-    """Return the images at some rows of the array, in memory or read when they are asked for.
+    """Return the images at some rows of the array: in memory, or read from the file when they are asked for.
 
     Args:
-        spec: of the file, for messages.
-        path: of the file.
-        name: of the array.
-        header: of the array.
-        rows: ascending.
-        read_once: whether they will be read once, in their order: then none are kept in memory.
+        spec: the SPEC of the file, for messages.
+        path: the file.
+        name: the name of the array.
+        header: the header of the array.
+        rows: the indices of the images, ascending.
+        read_once: whether the images will be read once and in order. If so, a compressed array is not kept in memory.
     """
-    is_whole = len(rows) == header.shape[0]
-    # In Fortran's order the pixels of an image do not stand together: it cannot be read by itself.
+    all_rows_asked = len(rows) == header.shape[0]
+
+    # In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
     if header.fortran:
         all_images = _read_whole_array(path, name)
         return np.ascontiguousarray(all_images[list(rows)])
     images = NpzRows(path, name, spec.where, rows)
-    # A compressed array would have to be unpacked anew for every image out of its turn.
-    in_memory = not images.at_any_row and not read_once
-    if in_memory and is_whole:
+
+    # A compressed array would have to be unpacked from its start for every image that is read out of order.
+    keep_in_memory = not images.at_any_row and not read_once
+    if keep_in_memory and all_rows_asked:
         return _read_whole_array(path, name)
     images.check()
-    if in_memory:
+    if keep_in_memory:
         return np.stack([images[i] for i in range(len(rows))])
     return images
 
 
 def _read_whole_array(path: Path, name: str) -> npt.NDArray[np.uint8]:
-    """Read an array of images as a whole."""
+    """Read the whole array of images into memory."""
     with np.load(path, allow_pickle=False) as arrays:
         images: npt.NDArray[np.uint8] = arrays[name]
     return images
 
 
 def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[str, _Header], list[str]]:
-    """Return the headers of those of the named arrays that are there and sound, and what is wrong with the others."""
+    """Return the headers of the named arrays that are in the file and usable, and one message per unusable array."""
     headers: dict[str, _Header] = {}
     problems = []
     members = set(archive.namelist())
@@ -243,14 +251,14 @@ def _read_headers(archive: zipfile.ZipFile, names: Iterable[str]) -> tuple[dict[
 
 
 class _UnusableArray(ValueError):
-    """An array that is never read, and why, as a sentence that names it."""
+    """An array must not be read. The text of the error is a sentence that names the array and says why."""
 
 
 def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
-    """Return the header of an array that is there.
+    """Return the header of array ``name``, which is in the archive.
 
     Raises:
-        _UnusableArray: its values are no plain ones, or it is not as large as it says.
+        _UnusableArray: if its values are not plain ones, or its size differs from what the header claims.
     """
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
@@ -262,7 +270,8 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
         size_in_file = info.file_size - member.tell()
     if dtype.hasobject:
         raise _UnusableArray(f"{name} holds Python objects, which are never unpickled: save it as a plain array")
-    # A header may claim any size: numpy would first set that much memory aside.
+
+    # A header may claim any size, and numpy would allocate that much memory before it reads.
     claimed_size = dtype.itemsize * math.prod(shape)
     if claimed_size != size_in_file:
         raise _UnusableArray(f"{name}: {shape} of {dtype} needs {claimed_size} bytes, the file has {size_in_file}")
@@ -270,11 +279,11 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
 
 
 def _image_problems(name: str, header: _Header) -> list[str]:
-    """List what is wrong with the images' type and shape.
+    """Return one message for each thing that is wrong with the type and the shape of the images.
 
     Args:
-        name: of the array, for messages.
-        header: of the array.
+        name: the name of the array, for messages.
+        header: the header of the array.
     """
     problems = []
     if header.dtype != np.uint8:
@@ -286,7 +295,7 @@ def _image_problems(name: str, header: _Header) -> list[str]:
 
 
 def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:
-    """Return why an array of this shape holds no images that are read; None where it does."""
+    """Return why an array of this shape cannot be read as images, or None if it can."""
     if len(shape) not in (3, 4):
         return f"{name} has shape {shape}, (N, H, W) or (N, H, W, C) is needed"
     if shape[0] == 0:
@@ -305,30 +314,32 @@ def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:
 
 
 def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) -> list[str]:
-    """List what is wrong with the types and shapes of labels and class names.
+    """Return one message for each thing that is wrong with the types and shapes of labels and class names.
 
     Args:
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
-        headers: of the arrays that are there, by name.
+        headers: the headers of the arrays in the file, by name of the array.
     """
-    images = headers.get(names["x"])
-    labels = headers.get(names["y"])
-    classes = headers.get(names["classes"])
+    images_header = headers.get(names["x"])
+    labels_header = headers.get(names["y"])
+    names_header = headers.get(names["classes"])
     problems = []
-    if labels is not None:
-        problems += _problems_of_label_header(names["y"], labels, images)
-    if classes is not None and not _is_list_of_strings(classes):
-        problems.append(f"{names['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed")
+    if labels_header is not None:
+        problems += _problems_of_label_header(names["y"], labels_header, images_header)
+    if names_header is not None and not _is_list_of_strings(names_header):
+        problems.append(
+            f"{names['classes']} is {names_header.dtype} {names_header.shape}; a list of unicode strings is needed"
+        )
     return problems
 
 
 def _problems_of_label_header(name: str, labels: _Header, images: _Header | None) -> list[str]:
-    """List what is wrong with the type and shape of labels.
+    """Return one message for each thing that is wrong with the type and the shape of the labels.
 
     Args:
-        name: of the array of the labels, for messages.
+        name: the name of the array of labels, for messages.
         labels: the header of the labels.
-        images: that of the images; None where they are not there.
+        images: the header of the images, or None if they are missing.
     """
     problems = []
     if labels.dtype.kind not in "iuU":
@@ -336,7 +347,7 @@ def _problems_of_label_header(name: str, labels: _Header, images: _Header | None
     if len(labels.shape) != 1:
         problems.append(f"{name} has shape {labels.shape}, one label for each image is needed")
         return problems
-    if images is None or not images.shape:  # reported with the images
+    if images is None or not images.shape:  # _read_needed_headers reports this as a problem of the images
         return problems
     label_count = labels.shape[0]
     image_count = images.shape[0]
@@ -346,7 +357,7 @@ def _problems_of_label_header(name: str, labels: _Header, images: _Header | None
 
 
 def _is_list_of_strings(header: _Header) -> bool:
-    """Return whether an array is a list of at least one unicode string."""
+    """Return whether an array is a list of one or more unicode strings."""
     if header.dtype.kind != "U":
         return False
     if len(header.shape) != 1:
@@ -356,13 +367,13 @@ def _is_list_of_strings(header: _Header) -> bool:
 
 _LAST_CHARACTER = 0x10FFFF
 _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
-"""Unicode's code points of half characters, which are none by themselves."""
+"""Unicode's code points of surrogates, which are only halves of characters and no text by themselves."""
 
 
 def _holds_no_text(array: npt.NDArray[Any]) -> bool:
-    """Return whether strings hold numbers beyond Unicode or half characters: Python takes them in and fails later.
+    """Return whether strings hold codes beyond Unicode or halves of characters. Python accepts them and fails later.
 
-    False for an array of anything else.
+    Returns False for an array that holds no strings.
     """
     if array.dtype.kind != "U" or not array.nbytes:
         return False
@@ -377,20 +388,20 @@ def _holds_no_text(array: npt.NDArray[Any]) -> bool:
 def _labels_of_rows(
     all_labels: npt.NDArray[Any] | None, rows: Sequence[int], names: list[str] | None, array: str
 ) -> RawLabels:
-    """Return the labels of some samples: names where the file has strings, else integers.
+    """Return the labels of some samples: class names if the file has strings, else integers.
 
     Args:
-        all_labels: those of all samples; None where there are none.
-        rows: the samples.
-        names: the class names, where the file has them.
-        array: what the array of the labels is called.
+        all_labels: the labels of all samples, or None if the file has none.
+        rows: the indices of the samples.
+        names: the class names, or None if the file has none.
+        array: the name of the array of labels, for messages.
     """
     if all_labels is None:
         return RawLabels(None, names)
     labels = all_labels[list(rows)]
     are_strings = labels.dtype.kind == "U"
     if are_strings and names is None:
-        names_in_labels = sorted(set(all_labels.tolist()))  # of all samples, so that they do not depend on the rows
+        names_in_labels = sorted(set(all_labels.tolist()))  # from all samples, so that ``rows`` does not change them
         return RawLabels(labels.tolist(), names_in_labels)
     if are_strings:
         return RawLabels(labels.tolist(), names)

@@ -1,4 +1,4 @@
-"""The SPEC that names a data set, and the interface that every open data set has."""
+"""The SPEC that names a data set, and the interface shared by all open data sets."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ SUPPORTED = (
 )
 """The kinds of data that this version opens, for messages."""
 
-# A question mark in a file name is no query unless `key=` follows it.
+# A '?' starts the settings only if `key=` follows it, because file names may contain question marks.
 _QUERY = re.compile(r"\?(?=[A-Za-z_]+=)")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One parsed SPEC: ``[KIND:]PATH[?key=value&key=value]``. Pure: no file is looked at.
+    """One parsed SPEC: ``[KIND:]PATH[?key=value&key=value]``. Parsing never looks at the disk.
 
     Attributes:
-        text: the SPEC as it was given.
-        option: the option it was given to, for messages.
-        kind: what is written before the colon, or ``npz`` or ``text`` by the ending, or ``path`` (a folder or an image
-            list: only the disk can tell).
-        path: what stands between the scheme and the query.
-        query: the settings after ``?``.
-        held: the samples of a set that a Python program holds, see :class:`hydractl.data.held.HeldData`; else None.
+        text: the SPEC as the user wrote it.
+        option: the option that received the SPEC, for example ``--data``; used in messages.
+        kind: the scheme before the colon, for example ``hf``. Without a scheme the ending decides: ``npz``, ``text`` or
+            ``path``. ``path`` means a folder or an image list; only the disk can tell which.
+        path: the text between the scheme and the query.
+        query: the settings after ``?``, by key.
+        held: the samples that a Python program holds in memory (see :class:`hydractl.data.held.HeldData`), or None.
     """
 
     text: str
@@ -57,14 +57,14 @@ class Spec:
 
     @property
     def where(self) -> str:
-        """The name of this data set in messages."""
+        """How messages name this data set: the option and the SPEC."""
         return f"{self.option} {self.text}"
 
     def check_query(self, known: Iterable[str]) -> None:
         """Refuse settings that this kind of data does not have.
 
         Raises:
-            UsageError: naming the unknown and the known keys.
+            UsageError: if the query has unknown keys; the message names the unknown and the known ones.
         """
         known = list(known)
         unknown = [key for key in self.query if key not in known]
@@ -78,13 +78,13 @@ class Spec:
 
 
 def parse_spec(text: str, option: str = "--data") -> Spec:
-    """Take a SPEC apart: the text that names a data set, ``[KIND:]PATH[?key=value&key=value]``.
+    """Parse a SPEC, the text that names a data set: ``[KIND:]PATH[?key=value&key=value]``.
 
-    The query starts at the first ``?`` that ``key=`` follows. ``%26`` stands for ``&`` in a value, ``%25`` for ``%``;
-    the path is taken as it is.
+    The query starts at the first ``?`` that is followed by ``key=``. In values ``%26`` stands for ``&`` and ``%25`` for
+    ``%``; the path is not unquoted.
 
     Raises:
-        UsageError: for an empty SPEC, or a setting that is empty, doubled or without ``=``.
+        UsageError: if the SPEC is empty, or if a setting is empty, repeated or has no ``=``.
     """
     name = text
     settings: list[str] = []
@@ -103,7 +103,7 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
 
 
 def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of settings ``key=value`` by their keys, and a line for each that cannot be read."""
+    """Return a dict of the values of all ``key=value`` settings, and one message for each setting that is wrong."""
     values: dict[str, str] = {}
     problems = []
     for setting in settings:
@@ -118,7 +118,7 @@ def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]
 
 
 def _kind_and_path(text: str) -> tuple[str, str]:
-    """Return the kind of a SPEC without its query, by its scheme or its ending, and the path without the scheme."""
+    """Split a SPEC without its query into its kind (from the scheme or the file ending) and its path."""
     scheme, colon, path = text.partition(":")
     if colon and scheme in _SCHEMES:
         return scheme, path
@@ -136,34 +136,35 @@ PAIRS = "image-caption pair"
 """The :attr:`Dataset.kind` of images with captions."""
 
 MOST_LISTED = 1000
-"""Ids of skipped samples in a document at most; their number is exact."""
+"""How many ids of skipped samples a document lists at most; it always gives their exact number."""
 
 _MOST_SAID = 5
 
 
 class UnreadableSample(InputError):
-    """One sample that is damaged, empty or gone, in a set whose other samples may be in order."""
+    """One sample cannot be read: its file is damaged, empty or gone. Other samples of the set may be fine."""
 
 
 class Dataset(ABC):
     """A finite sequence of samples in a fixed order.
 
     Attributes:
-        spec: the SPEC it was opened from.
-        kind: ``"image"``, ``"text"`` or :data:`PAIRS`: what a sample is.
-        where: how messages call this data set (option and SPEC).
+        spec: the SPEC from which the set was opened.
+        kind: what a sample is: ``"image"``, ``"text"`` or :data:`PAIRS`.
+        where: the name of this data set in messages (option and SPEC).
         ids: one id per sample, the same on every machine.
-        labels: int64 ``[samples]``, in the order of the checkpoint's names when such were given; None when unlabelled.
-        label_names: the checkpoint's names when such were given, else the data's own; None when there are none.
-        label_hint: where there are no labels, how to say where they are.
-        skipped: None where a sample that cannot be read is an error; else such samples are left out of the batches,
-            and this says which were met so far: index -> why.
+        labels: int64 ``[samples]``, or None if the set is unlabelled. If the checkpoint has class names, a label is an
+            index into those names.
+        label_names: the checkpoint's class names if there are any, else the data's own, else None.
+        label_hint: how the user can say where the labels are; set when there are no labels.
+        skipped: None means that an unreadable sample is an error. A dict means that unreadable samples are left out of
+            the batches; it maps the index of each sample skipped so far to the reason.
     """
 
     kind = "image"
 
     def __init__(self, spec: str, where: str, ids: Sequence[str]) -> None:
-        """Set what every set has; whoever opens it fills in labels and names."""
+        """Set the attributes that every set has. Whoever opens the set fills in its labels and names afterwards."""
         self.spec = spec
         self.where = where
         self.ids = list(ids)
@@ -177,12 +178,14 @@ class Dataset(ABC):
         return len(self.ids)
 
     def __getitem__(self, index: int) -> Any:
-        """Return the sample, fully loaded: a ``PIL.Image.Image`` in the mode it is stored in, a ``str``, a pair of
-        ``str``, or an image and its caption.
+        """Return the sample, fully loaded.
+
+        It is a ``PIL.Image.Image`` in the mode in which it is stored, a ``str``, a pair of ``str``, or a pair of an
+        image and its caption.
 
         Raises:
-            IndexError: outside the data set.
-            UnreadableSample: naming a file that cannot be read.
+            IndexError: if the index is outside the data set.
+            UnreadableSample: if the file cannot be read; the message names it.
         """
         i = operator.index(index)
         total = len(self)
@@ -192,28 +195,29 @@ class Dataset(ABC):
 
     @abstractmethod
     def _sample(self, i: int) -> Any:
-        """Return sample ``i``, 0 <= i < len(self)."""
+        """Return sample ``i``, where 0 <= i < len(self)."""
 
     @abstractmethod
     def _content(self, i: int) -> Iterable[bytes]:
-        """Return the bytes that make sample ``i`` what it is, in pieces of any size."""
+        """Return the bytes that identify the content of sample ``i``, in pieces of any size."""
 
     def origins(self) -> list[Dataset]:
-        """Return this set, and those that its samples were made of: a model that saw this one has seen them too."""
+        """Return this set and the sets from which its samples were made: a model trained on it has seen all of them."""
         return [self]
 
     def lengths(self) -> list[int] | None:
-        """Return the length of each sample if batches of similar length are cheaper (texts: characters); else None."""
+        """Return each sample's length (for texts: in characters) if batches of similar length save time, else None."""
         return None
 
     def sample_fingerprints(self) -> list[str]:
-        """Return the SHA-256 of each sample's content alone, in hex: the same wherever it is and however labelled.
+        """Return the SHA-256 in hex of each sample's content. Neither its location nor its label counts.
 
-        The content of an image file is the file, that of an array its shape and pixels: the same picture in another
-        format differs. The content of a text is its characters, in whatever format it is stored. Computed once.
+        The content of an image file is its bytes, so the same picture in another format has another fingerprint. The
+        content of an array is its shape and pixels; the content of a text is its characters, in any file format. The
+        result is computed once and kept.
 
         Raises:
-            UnreadableSample: for a file that cannot be read at all; where such are skipped its id counts instead.
+            UnreadableSample: if a file cannot be read. If such samples are skipped, the sample's id is hashed instead.
         """
         if self._fingerprints is None:
             fingerprints = []
@@ -223,7 +227,7 @@ class Dataset(ABC):
         return self._fingerprints
 
     def _sample_fingerprint(self, i: int) -> str:
-        """Return the fingerprint of sample ``i``: of its id, where it cannot be read and such samples are skipped."""
+        """Return the fingerprint of sample ``i``. If it is unreadable and such samples are skipped, hash its id."""
         try:
             return _sha256(self._content(i))
         except UnreadableSample:
@@ -233,7 +237,7 @@ class Dataset(ABC):
             return _sha256([b"unreadable\n", sample_id])
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 in hex over every sample's content, their order and ``labels`` as mapped."""
+        """Return the SHA-256 in hex over the content of all samples, their order, and ``labels``."""
         header = f"hydractl.data/1 {self.kind} {len(self)}\n"
         pieces = [header.encode()]
         pieces += map(bytes.fromhex, self.sample_fingerprints())
@@ -246,7 +250,7 @@ class Dataset(ABC):
 
 
 def _sha256(pieces: Iterable[bytes]) -> str:
-    """Return the SHA-256 of some bytes, which come in pieces, in hex."""
+    """Return the SHA-256 in hex of the concatenated pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -254,9 +258,9 @@ def _sha256(pieces: Iterable[bytes]) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Say in one line why the system or a library failed.
+    """Return one line that says why the system or a library failed.
 
-    Its words may quote the bytes of a damaged file: what cannot be printed is escaped.
+    The text of an error may quote bytes of a damaged file, so unprintable characters are escaped.
     """
     words = str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -268,7 +272,7 @@ def reason(error: Exception) -> str:
 
 
 def _visible(character: str) -> str:
-    """Return a character; as an escape if it cannot be printed."""
+    """Return the character itself, or its escape sequence if it cannot be printed."""
     if character.isprintable():
         return character
     quoted = repr(character)
@@ -276,7 +280,7 @@ def _visible(character: str) -> str:
 
 
 def report_classes(dataset: Dataset, log: Log) -> None:
-    """Warn of a labelled set of one class only, which says nothing of the others."""
+    """Warn if all samples of a labelled set have the same class: such a set says nothing about the other classes."""
     labels = dataset.labels
     if labels is None or len(labels) < 2:
         return
@@ -294,11 +298,11 @@ def report_classes(dataset: Dataset, log: Log) -> None:
 
 
 class SkippedSamples(TypedDict):
-    """Skipped samples as an artefact records them.
+    """The skipped samples as an artefact records them.
 
     Attributes:
-        n: how many there are.
-        ids: the first :data:`MOST_LISTED` of them in order.
+        n: the number of skipped samples.
+        ids: the ids of the first :data:`MOST_LISTED` skipped samples, in the order of the set.
     """
 
     n: int
@@ -306,7 +310,7 @@ class SkippedSamples(TypedDict):
 
 
 def skipped_document(dataset: Dataset) -> SkippedSamples | None:
-    """Return the skipped samples for an artefact; None where there are none."""
+    """Return the record of the skipped samples for an artefact, or None if no sample was skipped."""
     if not dataset.skipped:
         return None
     indices = sorted(dataset.skipped)
@@ -315,12 +319,12 @@ def skipped_document(dataset: Dataset) -> SkippedSamples | None:
 
 
 def report_skipped(dataset: Dataset, log: Log) -> None:
-    """Warn of the skipped samples: how many there are, and the first few; each and its reason is logged as a detail."""
+    """Warn how many samples were skipped and name the first few; log the reason of each one as a detail."""
     if not dataset.skipped:
         return
     ids = []
-    for i, why in sorted(dataset.skipped.items()):
-        sample_id = dataset.ids[i]
+    for index, why in sorted(dataset.skipped.items()):
+        sample_id = dataset.ids[index]
         ids.append(sample_id)
         log.detail(f"skipped {sample_id}: {why}")
     count = len(ids)

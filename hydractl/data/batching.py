@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 Collate = Callable[[list[Any]], Any]
 
 _Result = tuple[Any, dict[int, str]]
-"""What ``collate`` made of a batch, None where every sample is bad; and the samples that cannot be read, and why."""
+"""The inputs that ``collate`` made of a batch (None if every sample is unreadable), and why samples of it cannot be
+read, by index."""
 
 _DONE = object()
 
@@ -31,9 +32,9 @@ class Batch:
     """Some samples, ready for the model.
 
     Attributes:
-        inputs: what ``collate`` made of them: a tensor ``[B, C, H, W]``, or a mapping of tensors.
+        inputs: what ``collate`` returned for the samples: a tensor ``[B, C, H, W]``, or a mapping of tensors.
         labels: int64 ``[B]``, or None for an unlabelled set.
-        indices: their positions in the data set, which need not ascend; skipped samples are not among them.
+        indices: the indices of the samples in the data set, in any order; skipped samples are not listed.
     """
 
     inputs: Any
@@ -49,30 +50,33 @@ def batches(
     workers: int = 0,
     indices: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Go through a data set once; the last batch may be smaller.
+    """Iterate over a data set once; the last batch may be smaller.
 
-    Without ``indices``, images come in the order of the data set and texts by length, so that little is padded. Where
-    the data set has a ``skipped``, samples that cannot be read are noted there and left out: a batch has so many
-    samples less, and a batch of none does not come.
+    Without ``indices``, images come in the order of the data set and texts by length, so that little is padded. If the
+    data set has a ``skipped`` dict, unreadable samples are left out and recorded there. A batch is then smaller by
+    these samples; a batch with no readable sample is not yielded.
 
     Args:
         dataset: the samples.
-        collate: from a list of samples to the model's inputs. It runs in the workers, so it must not draw from a
-            random generator there: the batches would depend on the number of workers.
+        collate: turns a list of samples into the model's inputs. It runs in the workers and must not draw random
+            numbers, because the batches would then depend on the number of workers.
         batch_size: samples per batch.
-        workers: processes that read and collate; 0 reads in this one. The random state of this process is left alone.
-        indices: which samples, in which order; None: all.
+        workers: the number of processes that read and collate; 0 reads in this process. The random state of this
+            process is not changed.
+        indices: the indices of the samples to read, in this order; None means all samples.
 
     Raises:
         UsageError: for a batch size below 1, or negative workers.
         IndexError: for an index outside the data set.
-        InputError: where every sample was skipped.
-        HydraError: where a worker process was killed. Errors of reading are raised as they are, from any process.
+        InputError: if every sample was skipped.
+        HydraError: if a worker process was killed. An error of reading is raised unchanged, also from a worker.
     """
     if batch_size < 1:
         raise UsageError(f"--batch-size {batch_size}: at least 1 is needed")
     if workers < 0:
         raise UsageError(f"--workers {workers}: 0 or more is needed")
+
+    # Choose the order of the samples, and check it.
     if indices is None:
         order = longest_first(dataset)
     else:
@@ -81,20 +85,23 @@ def batches(
     for index in order:
         if index < 0 or index >= total:
             raise IndexError(f"sample {index} of {total}")
+
+    # Cut the order into batches.
     indices_by_batch = []
     for start in range(0, len(order), batch_size):
         stop = start + batch_size
         indices_by_batch.append(order[start:stop])
     reader = _BatchReader(dataset, collate, indices_by_batch)
     busy_workers = min(workers, len(reader))
-    # A generator of its own, so that wrong arguments are refused at the call and not at the first batch.
+
+    # _generate_batches is a separate generator, so that wrong arguments fail at this call and not at the first batch.
     return _generate_batches(reader, busy_workers)
 
 
 def longest_first(dataset: Dataset) -> list[int]:
-    """Return every sample once; where lengths matter, the longest first.
+    """Return the indices of all samples; if lengths matter, from the longest sample to the shortest.
 
-    Then little is padded, and want of memory shows at once.
+    Then little is padded, and a lack of memory shows at the first batch.
     """
     order = list(range(len(dataset)))
     lengths = dataset.lengths()
@@ -104,27 +111,30 @@ def longest_first(dataset: Dataset) -> list[int]:
 
 
 def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
-    """Yield the batches of a reader with their labels; note in the data set which samples cannot be read.
+    """Yield the batches of a reader with their labels; also record unreadable samples in ``dataset.skipped``.
 
     Args:
-        reader: of the batches.
-        workers: processes that read; 0 reads in this one.
+        reader: reads batch by batch.
+        workers: the number of processes that read; 0 reads in this process.
 
     Raises:
-        InputError: where every sample was skipped.
+        InputError: if every sample was skipped.
     """
     import torch
 
+    # Read in worker processes, or here.
     dataset = reader.dataset
     results: Iterator[_Result]
     if workers:
         results = _read_in_workers(reader, workers)
     else:
         results = map(reader.read, range(len(reader)))
+
+    # Yield each batch with its labels, without the unreadable samples.
     yielded = 0
     for indices, (inputs, unreadable) in zip(reader.indices_by_batch, results, strict=True):
         if unreadable:
-            assert dataset.skipped is not None  # else the reader raises
+            assert dataset.skipped is not None  # otherwise the reader has raised the error
             dataset.skipped.update(unreadable)
         readable = [i for i in indices if i not in unreadable]
         if not readable:
@@ -134,6 +144,8 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
             labels = torch.from_numpy(dataset.labels[readable])
         yielded += 1
         yield Batch(inputs, labels, readable)
+
+    # If no batch had a readable sample, say why.
     if len(reader) > 0 and yielded == 0:
         skipped = dataset.skipped or {}
         reasons = [skipped[i] for i in sorted(skipped)]
@@ -141,14 +153,14 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
 
 
 class _BatchReader:
-    """The batches of a data set, read one at a time.
+    """Reads the batches of a data set, one at a time.
 
-    Item i is batch i: torch's loader then needs no sampler and no collating of its own.
+    Item i is the whole batch i, so torch's loader needs neither a sampler nor its own collating.
 
     Args:
         dataset: the samples.
-        collate: from a list of samples to the model's inputs.
-        indices_by_batch: the samples of each batch.
+        collate: turns a list of samples into the model's inputs.
+        indices_by_batch: the indices of the samples of each batch.
     """
 
     def __init__(self, dataset: Dataset, collate: Collate, indices_by_batch: list[list[int]]) -> None:
@@ -160,10 +172,10 @@ class _BatchReader:
         return len(self.indices_by_batch)
 
     def read(self, i: int) -> _Result:
-        """Read and collate one batch; return it, and why samples of it cannot be read, by index.
+        """Read and collate batch ``i``. Return its inputs, and the reasons why samples cannot be read, by index.
 
         Raises:
-            UnreadableSample: where the data set does not skip such samples.
+            UnreadableSample: for an unreadable sample, if the data set does not skip such samples.
         """
         samples = []
         unreadable = {}
@@ -178,7 +190,7 @@ class _BatchReader:
         return inputs, unreadable
 
     def __getitem__(self, i: int) -> _Result | Exception:
-        # torch would raise the error anew with its traceback for a message; as a value it arrives as it is.
+        # Return an error instead of raising it: torch would raise a new error with the whole traceback as its message.
         try:
             return self.read(i)
         except HydraError as error:
@@ -188,26 +200,28 @@ class _BatchReader:
 
 
 def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
-    """Yield the results of the reader, batch by batch, from worker processes; raise what a worker met, as it met it."""
+    """Yield the results of the reader, batch by batch, from worker processes; raise any error a worker returned."""
     import torch
     from torch.utils.data import DataLoader
 
     callers_handler = _child_handler()
-    # torch warns of more workers than processors; the number was the user's choice.
+
+    # torch warns if there are more workers than processors, but the number is the user's choice.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         loader: DataLoader[Any] = DataLoader(
             reader,  # type: ignore[arg-type]
             batch_size=None,
             num_workers=workers,
             collate_fn=_unchanged,
-            # Its own generator: the loader would otherwise advance the global one, and results depend on the workers.
+            # With no generator given, the loader would advance the global one, and results would depend on the workers.
             generator=torch.Generator(),
-            # Where forking is safe it is used by every Python version: a collate need not be picklable.
+            # Fork wherever that is safe, whatever the Python version: then `collate` need not be picklable.
             multiprocessing_context="fork" if sys.platform == "linux" else None,
         )
         results = iter(loader)
     try:
         while True:
+            # torch's handler of ended workers is active only while this process waits for a batch.
             while_waiting = _torch_handler(callers_handler)
             with _child_signals(while_waiting, callers_handler), _worker_errors():
                 result: Any = next(results, _DONE)
@@ -217,20 +231,20 @@ def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
                 raise result
             yield result
     finally:
-        del results
+        del results  # ends the worker processes
 
 
 def _unchanged(value: Any) -> Any:
-    """Return a batch as it is: the reader has collated it."""
+    """Return a batch unchanged; the reader has already collated it."""
     return value
 
 
 @contextmanager
 def _worker_errors() -> Iterator[None]:
-    """Turn the error of a loader that lost a worker into one that says what to do about it."""
+    """Replace the error of a loader that lost a worker by one that tells the user what to do."""
     try:
         yield
-    # A worker that dies while it hands over a tensor shows as an error of the connection.
+    # If a worker dies while it hands over a tensor, the connection raises the error.
     except (RuntimeError, OSError, EOFError) as error:
         words = str(error) or repr(error)
         raise HydraError(
@@ -239,23 +253,24 @@ def _worker_errors() -> Iterator[None]:
         ) from error
 
 
-# torch watches its workers with a handler of SIGCHLD that raises wherever the main thread happens to be. It is wanted
-# while waiting for a batch, where nothing else ends every kind of wait, and unwanted in the caller's code between two
-# batches. torch installs it once per process, so it is kept here: empty, or the one handler.
+# torch watches its workers with a handler of SIGCHLD that raises an error wherever the main thread happens to be. This
+# is wanted while we wait for a batch, because nothing else would end every kind of wait. It is unwanted in the caller's
+# code between two batches. torch installs the handler once per process, so this list keeps it: it is empty or holds
+# that one handler.
 _kept_handler: list[Any] = []
 
 
 def _child_handler() -> Any:
-    """Return the handler of ended child processes that is in force."""
+    """Return the handler that is now active for ended child processes (SIGCHLD)."""
     handler = signal.getsignal(signal.SIGCHLD)
-    return handler or signal.SIG_DFL  # None: one that was not set from Python
+    return handler or signal.SIG_DFL  # None means a handler that was not set from Python
 
 
 def _torch_handler(callers_handler: Any) -> Any:
-    """Return torch's handler, or the caller's where torch has installed none.
+    """Return torch's handler, or the caller's if torch has installed none. Also remembers torch's for later loaders.
 
     Args:
-        callers_handler: the handler that was in force before the loader was started.
+        callers_handler: the handler that was active before the loader was started.
     """
     current = _child_handler()
     if current is not callers_handler:
@@ -267,9 +282,9 @@ def _torch_handler(callers_handler: Any) -> Any:
 
 @contextmanager
 def _child_signals(inside: Any, outside: Any) -> Iterator[None]:
-    """Set one handler of ended child processes inside the block, and another one after it.
+    """Set the handler ``inside`` for ended child processes within the block, and the handler ``outside`` after it.
 
-    Only the main thread may set handlers; in any other nothing changes.
+    Only the main thread may set handlers; in any other thread nothing happens.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -31,18 +31,18 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "photos": (),
     "docstrings": (),
 }
-"""The sets and their splits; () means that the set is one piece."""
+"""The sets and their splits; () means that the set has no splits."""
 
 _OF_SKLEARN = ("digits", "photos")
 
 DIGITS_TRAIN, DIGITS_VAL = 1000, 300
 
-# An image of 8x8 pixels is averaged from a bitmap of 32x32, block by block, as scikit-learn's digits are.
+# Each 8x8 image is averaged from a bitmap of 32x32 pixels, block by block, like scikit-learn's digits.
 _SIDE = 8
 _BITMAP = 32
 _BLOCK = _BITMAP // _SIDE
 _MOST_WHITE = _BLOCK**2
-"""Pixels of a block, and so the value of a pixel of ``load_digits`` that is white."""
+"""The number of pixels in a block, and therefore the value of a white pixel in ``load_digits``."""
 
 _FONT_SIZE = 160
 _CANVAS = 2 * _FONT_SIZE  # room for the widest character, turned
@@ -63,16 +63,16 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
 
     Args:
-        spec: of the set, for example ``builtin:digits/test``.
-        limit: how many samples, the first ones; None: all.
+        spec: the parsed SPEC, for example ``builtin:digits/test``.
+        limit: take only this many samples from the start; None means all.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        UsageError: for an unknown name or split, listing the known ones, and for a set of scikit-learn where that is
-            not installed.
-        InputError: for ``docstrings`` where Python's standard library has no source files.
+        UsageError: for an unknown name or split (the message lists the known ones), or if the set comes from
+            scikit-learn and scikit-learn is not installed.
+        InputError: for ``docstrings`` if Python's standard library is installed without source files.
     """
     spec.check_query(())
     name, _, split = spec.path.partition("/")
@@ -84,7 +84,7 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
         raw = RawLabels(labels[:limit], list("0123456789"))
     else:
         images = ood_images(name)
-        raw = RawLabels()  # OOD sets have none
+        raw = RawLabels()  # OOD sets have no labels
     images = images[:limit]
     ids = _ids(spec, len(images))
     dataset = ArrayImages(spec.text, spec.where, ids, images)
@@ -92,20 +92,20 @@ def read_builtin(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def _ids(spec: Spec, count: int) -> list[str]:
-    """Return the ids of so many samples of a set, numbered from 0."""
+    """Return the ids of ``count`` samples, numbered from 0, for example ``builtin:digits/test#0``."""
     return [f"builtin:{spec.path}#{number}" for number in range(count)]
 
 
 def _check_name(spec: Spec, name: str, split: str) -> None:
-    """Refuse sets and splits that do not exist, and those that need a library which is not installed.
+    """Refuse sets and splits that do not exist, and sets that need a library which is not installed.
 
     Args:
-        spec: of the set, for messages.
-        name: of the set.
-        split: of the set; empty where none was given.
+        spec: the parsed SPEC, for messages.
+        name: the name of the set, for example ``digits``.
+        split: the name of the split, or an empty string if none was given.
 
     Raises:
-        UsageError: saying which there are.
+        UsageError: saying which sets or splits there are.
     """
     if name not in SPLITS:
         all_names = []
@@ -126,7 +126,7 @@ def _check_name(spec: Spec, name: str, split: str) -> None:
 
 
 def _full_names(name: str) -> list[str]:
-    """Return the SPECs of a set: one for each split, or one for a set without splits."""
+    """Return the possible SPECs of a set: one for each split, or a single SPEC if the set has no splits."""
     splits = SPLITS[name]
     if not splits:
         return [f"builtin:{name}"]
@@ -134,10 +134,10 @@ def _full_names(name: str) -> list[str]:
 
 
 def _sentences(spec: Spec, limit: int | None) -> Texts:
-    """Return the set of English sentences.
+    """Return the set of English sentences from docstrings.
 
     Raises:
-        InputError: where Python's standard library has no source files.
+        InputError: if Python's standard library is installed without source files.
     """
     sentences = docstrings()[:limit]
     if not sentences:
@@ -148,14 +148,14 @@ def _sentences(spec: Spec, limit: int | None) -> Texts:
 
 @lru_cache(maxsize=3)
 def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
-    """Return one split of scikit-learn's 1,797 handwritten digits (UCI): always the same images, every class in it.
+    """Return one split of scikit-learn's 1,797 handwritten digits (UCI). A split always has the same images.
 
     Args:
-        split: ``train``, ``val`` or ``test``; the three have no image in common.
+        split: ``train``, ``val`` or ``test``. The three have no image in common, and each has every class.
 
     Returns:
-        Images uint8 ``[N, 8, 8]``, read-only, whose levels 0..16 are stretched to 0..255, and labels int64 ``[N]``;
-        N = 1,000 (train), 300 (val), 497 (test).
+        Images uint8 ``[N, 8, 8]``, whose levels 0..16 are stretched to 0..255, and labels int64 ``[N]``. Both are
+        read-only. N is 1,000 (train), 300 (val) or 497 (test).
     """
     from sklearn.datasets import load_digits
 
@@ -164,38 +164,38 @@ def digits(split: str) -> tuple[Images, npt.NDArray[np.int64]]:
     rows = _digits_of_split(all_labels, split)
     images = _to_grey(source.images[rows])
     labels = all_labels[rows]
-    # Both are kept for the next call, so nobody may change them.
+    # The cache returns the same arrays to the next caller, so nobody may change them.
     images.setflags(write=False)
     labels.setflags(write=False)
     return images, labels
 
 
 def _digits_of_split(labels: npt.NDArray[np.int64], split: str) -> npt.NDArray[np.int64]:
-    """Return which digits belong to a split, by their numbers, ascending.
+    """Return the indices of the digits that belong to a split, in ascending order.
 
     Args:
-        labels: of all digits.
-        split: ``train``, ``val`` or ``test``. Each has every class by its share of the whole.
+        labels: the labels of all digits.
+        split: ``train``, ``val`` or ``test``. Each split has the same share of every class.
     """
-    # All digits in a line, class after class, each class in random order: what is marked at even distances along the
+    # Sort all digits by class, with a random order inside each class. Marking digits at even distances along this
     # line takes the same share of every class.
     shuffled = np.random.RandomState(0).permutation(len(labels))
-    by_class = np.argsort(labels[shuffled], kind="stable")
-    line = shuffled[by_class]
-    in_train = _evenly_marked(len(line), DIGITS_TRAIN)
+    order_by_class = np.argsort(labels[shuffled], kind="stable")
+    digits_by_class = shuffled[order_by_class]
+    in_train = _evenly_marked(len(digits_by_class), DIGITS_TRAIN)
     if split == "train":
-        return np.sort(line[in_train])
-    rest = line[~in_train]
-    in_val = _evenly_marked(len(rest), DIGITS_VAL)
+        return np.sort(digits_by_class[in_train])
+    not_in_train = digits_by_class[~in_train]
+    in_val = _evenly_marked(len(not_in_train), DIGITS_VAL)
     if split == "val":
-        return np.sort(rest[in_val])
-    return np.sort(rest[~in_val])
+        return np.sort(not_in_train[in_val])
+    return np.sort(not_in_train[~in_val])
 
 
 def _evenly_marked(total: int, count: int) -> npt.NDArray[np.bool_]:
-    """Return bool ``[total]``, of which ``count`` are True at even distances."""
-    places = np.arange(total + 1)
-    marked_before = places * count // total  # [total + 1]: how many places are marked before each
+    """Return bool ``[total]`` with ``count`` values True, at even distances."""
+    positions = np.arange(total + 1)
+    marked_before = positions * count // total  # [total + 1]: how many are marked before each position
     return np.diff(marked_before) > 0
 
 
@@ -213,11 +213,13 @@ def ood_images(name: str) -> Images:
 
 
 def _photo_patches() -> Images:
-    """Cut square patches out of scikit-learn's two sample photographs, in grey, averaged down at four scales.
+    """Cut square patches out of scikit-learn's two sample photographs, in grey, and average them down to 8x8.
+
+    A patch has one of four sizes (scales) and a random position. The patches take turns: first every photograph at the
+    first scale, then every photograph at the next scale, and so on, from the beginning again until there are enough.
 
     Returns:
-        The patches, uint8 ``[400, 8, 8]``, each from a random place: one of every photograph at the first scale, then
-        one of every photograph at the next, and so on from the first scale again.
+        uint8 ``[400, 8, 8]``.
     """
     from sklearn.datasets import load_sample_images
 
@@ -239,9 +241,9 @@ def _photo_patches() -> Images:
 
 
 def _rounded_grey(photo: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return a photograph ``[height, width, 3]`` in grey, ``[height, width]``, by the weights of ITU-R BT.601.
+    """Return a photograph ``[height, width, 3]`` as grey levels ``[height, width]``, by the weights of ITU-R BT.601.
 
-    The arithmetic is that of integers, so that no rounding depends on the machine.
+    All arithmetic is in integers, so that the rounding is the same on every machine.
     """
     rgb = np.asarray(photo, dtype=np.int64)
     thousandfold = rgb @ np.array([299, 587, 114])
@@ -249,16 +251,16 @@ def _rounded_grey(photo: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 
 def _block_means(patch: npt.NDArray[np.int64], scale: int) -> Images:
-    """Return the rounded means of the blocks of ``scale`` times ``scale`` pixels of a patch: uint8 ``[8, 8]``."""
-    blocks = patch.reshape(_SIDE, scale, _SIDE, scale)
+    """Return the rounded mean of each block of ``scale`` x ``scale`` pixels of a square patch: uint8 ``[8, 8]``."""
+    blocks = patch.reshape(_SIDE, scale, _SIDE, scale)  # [block row, row in block, block column, column in block]
     totals = blocks.sum(axis=(1, 3))
     pixels = scale * scale
-    means = (totals + pixels // 2) // pixels
+    means = (totals + pixels // 2) // pixels  # adding half a divisor rounds to the nearest integer
     return means.astype(np.uint8)
 
 
 def _to_grey(counts: npt.NDArray[Any]) -> Images:
-    """Turn counts of white pixels in blocks, 0..16, into grey levels 0..255, any shape."""
+    """Stretch the numbers of white pixels per block, 0..16, to grey levels 0..255. Any shape."""
     step = 255 / _MOST_WHITE
     levels = np.asarray(counts) * step
     nearest = np.rint(levels)
@@ -266,15 +268,15 @@ def _to_grey(counts: npt.NDArray[Any]) -> Images:
 
 
 def _glyph_images(characters: str, variants: int, seed: int) -> Images:
-    """Draw each character in several ways, all of them different.
+    """Draw every character several times, so that no two images are equal.
 
     Args:
-        characters: what to draw; each comes once in every ``len(characters)`` images.
-        variants: ways to draw each.
-        seed: of the size, thickness, angle and place of each image.
+        characters: the characters to draw. Each round draws every character once.
+        variants: the number of rounds.
+        seed: seed of the random size, thickness, angle and position of each image.
 
     Returns:
-        Images uint8 ``[variants * len(characters), 8, 8]``.
+        uint8 ``[variants * len(characters), 8, 8]``.
     """
     # RandomState's stream never changes between numpy versions, unlike default_rng's.
     random = np.random.RandomState(seed)
@@ -284,7 +286,7 @@ def _glyph_images(characters: str, variants: int, seed: int) -> Images:
     for _ in range(variants):
         for character in characters:
             image = _draw_glyph(character, font, random)
-            while image.tobytes() in seen:
+            while image.tobytes() in seen:  # draw again until the image is new
                 image = _draw_glyph(character, font, random)
             seen.add(image.tobytes())
             images.append(image)
@@ -292,7 +294,7 @@ def _glyph_images(characters: str, variants: int, seed: int) -> Images:
 
 
 def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Images:
-    """Draw one character, uint8 ``[8, 8]``, of random thickness, angle, size and place."""
+    """Draw one character with random thickness, angle, size and position: uint8 ``[8, 8]``."""
     thickness = int(random.randint(2, 9))
     angle = float(random.uniform(-12, 12))
     box_height = random.randint(28, _BITMAP + 1)
@@ -300,7 +302,7 @@ def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Ima
     large = _large_glyph(character, font, thickness, angle)
     small = _resized_into_box(large, box_width, box_height)
 
-    # In the middle of the bitmap, or a little beside it.
+    # Paste it near the middle of the bitmap, up to a pixel to the side and a quarter of the free height up or down.
     free_width = _BITMAP - small.width
     free_height = _BITMAP - small.height
     left = free_width // 2 + int(random.randint(-1, 2))
@@ -308,6 +310,7 @@ def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Ima
     bitmap = Image.new("L", (_BITMAP, _BITMAP))
     bitmap.paste(small, (left, top))
 
+    # Count the white pixels of each block, so that the edges of the character become grey.
     is_white = np.asarray(bitmap) >= 128
     blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)
     white_pixels = blocks.sum(axis=(1, 3))  # [8, 8]
@@ -315,16 +318,16 @@ def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Ima
 
 
 def _large_glyph(character: str, font: Any, thickness: int, angle: float) -> Image.Image:
-    """Draw a character in white on black, turned by some degrees, and cut off what is black around it."""
+    """Draw a character in white on black, turn it by ``angle`` degrees, and crop the black margin."""
     canvas = Image.new("L", (_CANVAS, _CANVAS))
-    place = (_FONT_SIZE // 2, _FONT_SIZE // 3)
-    ImageDraw.Draw(canvas).text(place, character, fill=255, font=font, stroke_width=thickness)
+    text_position = (_FONT_SIZE // 2, _FONT_SIZE // 3)
+    ImageDraw.Draw(canvas).text(text_position, character, fill=255, font=font, stroke_width=thickness)
     turned = canvas.rotate(angle, resample=Image.Resampling.BILINEAR)
     return turned.crop(turned.getbbox())
 
 
 def _resized_into_box(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Return an image resized into a box of this size; flat or narrow signs keep their proportions."""
+    """Return the image resized to fit into a box of ``width`` x ``height``, with its proportions kept."""
     scale = min(height / image.height, width / image.width)
     fitted_width = max(1, round(image.width * scale))
     fitted_height = max(1, round(image.height * scale))

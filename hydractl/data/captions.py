@@ -1,4 +1,4 @@
-"""``captions:`` pairs of an image and its caption, from a table of paths, WebDataset shards or Parquet."""
+"""``captions:`` pairs of an image and its caption, from a table of image paths, WebDataset shards or Parquet."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from hydractl.data.text_rows import TextRow, open_table
 from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
-# Names of the columns of the images' paths and of the captions; filepath and title are open_clip's own defaults.
+# Names under which the column of images and the column of captions are found; open_clip uses filepath and title.
 _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("caption", "title", "text")}
 
 
 class CaptionedImages(Dataset):
-    """Images, each with one caption. An image with several captions is several samples.
+    """Images, each with one caption. An image with several captions makes several samples.
 
-    The fingerprint of a sample is that of its image, whatever its caption: an image that a model has been trained on
-    is no test image any more. That of the whole set is of images and captions.
+    The fingerprint of a sample covers its image and not its caption: once a model has been trained on an image, it is
+    no test image any more under any caption. The fingerprint of the whole set covers images and captions.
     """
 
     kind = PAIRS
 
     def __init__(self, images: Dataset, captions: Sequence[str]) -> None:
-        """Set up the pairs.
+        """Pair images with captions.
 
         Args:
-            images: one for each pair.
-            captions: of the images, in the same order.
+            images: one image for each pair.
+            captions: the captions of these images, in the same order.
         """
         super().__init__(images.spec, images.where, images.ids)
         self.images = images
@@ -55,8 +55,9 @@ class CaptionedImages(Dataset):
         return self.images._content(i)
 
     def fingerprint(self) -> str:
-        of_images = super().fingerprint()
-        digest = hashlib.sha256(of_images.encode())
+        """Return the SHA-256 in hex over the fingerprint of the images and all captions."""
+        fingerprint_of_images = super().fingerprint()
+        digest = hashlib.sha256(fingerprint_of_images.encode())
         for caption in self.captions:
             content = caption.encode("utf-8")
             digest.update(f"caption {len(content)}\n".encode() + content)
@@ -66,20 +67,22 @@ class CaptionedImages(Dataset):
 def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open ``captions:PATH``: pairs of images and captions. They have no labels.
 
-    A ``.jsonl``, ``.csv`` or ``.tsv`` file (each also ``.gz``) and a ``.parquet`` file name an image (a path, relative
-    to ``?root=``, else to the file's folder) and a caption in each row; a ``.parquet`` file may also hold the images
-    themselves. A ``.tar`` file, several by braces, or a folder of them are WebDataset shards: each image with its
-    ``.txt``. ``?image=`` and ``?caption=`` name the columns, or the endings of the files in shards, where a caption
-    may also be in ``json.KEY``. With ``limit``, nothing behind the first ``limit`` pairs is read.
+    There are three sources. A table (``.jsonl``, ``.csv`` or ``.tsv``, each also ``.gz``, or ``.parquet``) has an image
+    and a caption in each row; the image is a path, relative to ``?root=`` or else to the file's folder. A ``.parquet``
+    file may also hold the images themselves. A ``.tar`` file, several ``.tar`` files written with braces, or a folder
+    of them are WebDataset shards, where each image has a ``.txt`` file.
+
+    ``?image=`` and ``?caption=`` name the columns, or in shards the endings of the files; a caption in a shard may also
+    be at ``json.KEY``. With ``limit``, nothing after the first ``limit`` pairs is read.
 
     Args:
-        spec: of the pairs.
-        limit: how many pairs, the first ones; None: all.
+        spec: the SPEC of the pairs.
+        limit: take only this many pairs from the start; None means all.
 
     Raises:
-        InputError: for a file that cannot be read, columns that are not there or cannot be decided, and listing the
-            pairs without a caption or an image.
-        UsageError: for Parquet without pyarrow.
+        InputError: if the file cannot be read, if columns are missing or ambiguous, or if pairs lack a caption or an
+            image (all of them are listed).
+        UsageError: for Parquet if pyarrow is not installed.
     """
     name = spec.path.lower()
     path = Path(os.path.expanduser(spec.path))
@@ -97,14 +100,14 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def _read_shard_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs of WebDataset shards; they have no labels.
+    """Open the pairs in WebDataset shards; they have no labels.
 
     Args:
-        spec: of the shards.
-        limit: how many pairs, the first ones; None: all.
+        spec: the SPEC of the shards.
+        limit: take only this many pairs from the start; None means all.
 
     Raises:
-        InputError: listing the images without a caption.
+        InputError: if images have no caption; all of them are listed.
     """
     spec.check_query(("image", "caption"))
     caption_source = spec.query.get("caption", "txt")
@@ -120,52 +123,54 @@ def _read_shard_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels
 
 
 def _read_parquet_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs of a Parquet file that holds the images themselves; they have no labels.
+    """Open the pairs in a Parquet file that holds the images themselves; they have no labels.
 
     Args:
-        spec: of the file.
-        limit: how many pairs, the first ones; None: all.
+        spec: the SPEC of the file.
+        limit: take only this many pairs from the start; None means all.
 
     Raises:
-        InputError: for columns that are not there or cannot be decided, and listing the rows without a caption.
+        InputError: if columns are missing or ambiguous, or if rows have no caption (all of them are listed).
     """
     table = open_table(spec, ("image", "caption"))
-    # What reads the images knows no setting of the captions.
+
+    # Images and captions are read separately. The reader of the images would refuse ?caption=, so pass on only ?image=.
     image_query = {}
     if "image" in spec.query:
         image_query["image"] = spec.query["image"]
     image_spec = replace(spec, query=image_query)
     images, _ = read_image_parquet(image_spec, limit, None)
-    available = table.columns or ()
-    column = _choose_column(spec, "caption", available, "column")
-    all_rows = table.rows([column])
+
+    # The captions come from the same rows as the images.
+    available_columns = table.columns or ()
+    caption_column = _choose_column(spec, "caption", available_columns, "column")
+    all_rows = table.rows([caption_column])
     rows = itertools.islice(all_rows, len(images))
-    texts, _ = _read_texts(spec, rows, {"caption": column})
+    texts, _ = _read_texts(spec, rows, {"caption": caption_column})
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()
 
 
 def _read_table_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open the pairs of a table whose rows name the files of the images; they have no labels.
+    """Open the pairs of a table whose rows name image files; they have no labels.
 
     Args:
-        spec: of the file.
-        limit: how many pairs, the first ones; None: all.
+        spec: the SPEC of the file.
+        limit: take only this many pairs from the start; None means all.
 
     Raises:
-        InputError: for columns that are not there or cannot be decided, and listing the rows without a caption, and
-            the images that do not exist.
+        InputError: if columns are missing or ambiguous, rows have no caption, or images do not exist (all are listed).
     """
     table = open_table(spec, ("image", "caption", "root"))
     columns = {}
-    if table.columns:  # else every row has keys of its own
+    if table.columns:  # JSON lines have no common columns: _read_texts decides by the keys of the first row
         columns = _choose_columns(spec, table.columns, "column")
     all_rows = table.rows(list(columns.values()))
     rows = itertools.islice(all_rows, limit)
-    texts, places = _read_texts(spec, rows, columns)
-    if not places:
+    texts, row_names = _read_texts(spec, rows, columns)
+    if not row_names:
         raise InputError(f"{spec.where}: no pairs in the file")
-    images = listed_images(spec, texts["image"], places)
+    images = listed_images(spec, texts["image"], row_names)
     dataset = CaptionedImages(images, texts["caption"])
     return dataset, RawLabels()
 
@@ -173,27 +178,29 @@ def _read_table_pairs(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels
 def _read_texts(
     spec: Spec, rows: Iterable[TextRow], columns: Mapping[str, str]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Read the texts of some columns, and note the place of each row.
+    """Read the texts in some columns of each row.
 
     Args:
-        spec: of the file.
-        rows: of the file.
-        columns: the names of the columns by ``image`` and ``caption``; empty: decided by the keys of the first row.
+        spec: the SPEC of the file.
+        rows: the rows to read.
+        columns: the names of the columns by ``image`` and ``caption``. If it is empty, the keys of the first readable
+            row decide.
 
     Returns:
-        By ``image`` and ``caption`` a text for each row; and where each row stands.
+        For each of ``image`` and ``caption`` a list with one text per row (empty if its column was not asked for); and
+        for each row where it is in the file, e.g. ``line 3``.
 
     Raises:
-        InputError: listing the rows that lack a text.
+        InputError: listing the rows in which a text is missing.
     """
     texts: dict[str, list[str]] = {key: [] for key in _NAMES}
-    places = []
+    row_names = []
     problems = []
     for row in rows:
         try:
             if row.problem:
-                raise ValueError(row.problem)  # noted below, as the others are
-            if not columns:  # the first row that can be read decides for all
+                raise ValueError(row.problem)  # caught below, like the problems of the texts
+            if not columns:  # the first readable row decides for all rows
                 columns = _choose_columns(spec, list(row.values), "key")
             texts_of_row = {key: _text_of_row(row, column, key) for key, column in columns.items()}
         except ValueError as error:
@@ -201,15 +208,15 @@ def _read_texts(
             if len(problems) == MOST_PROBLEMS:
                 break
             continue
-        places.append(row.place)
+        row_names.append(row.place)
         for key, text in texts_of_row.items():
             texts[key].append(text)
     _refuse_pairs(spec, problems)
-    return texts, places
+    return texts, row_names
 
 
 def _choose_columns(spec: Spec, available: Sequence[str], what: str) -> dict[str, str]:
-    """Return the column of the images and that of the captions, by ``image`` and ``caption``."""
+    """Return a dict with the names of two columns: ``image`` and ``caption``."""
     columns = {}
     for key in _NAMES:
         columns[key] = _choose_column(spec, key, available, what)
@@ -217,18 +224,20 @@ def _choose_columns(spec: Spec, available: Sequence[str], what: str) -> dict[str
 
 
 def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) -> str:
-    """Return the column of the images or the captions, as ``?image=`` or ``?caption=`` says or by its name.
+    """Return the column of the images or of the captions: the one that the SPEC names, else the one with a known name.
 
     Args:
-        spec: of the file.
-        key: ``image`` or ``caption``.
+        spec: the SPEC of the file.
+        key: ``image`` or ``caption``; ``?image=NAME`` or ``?caption=NAME`` names the column.
         available: the columns of the file, or the keys of its first row.
-        what: what messages call one of these.
+        what: how messages call a column, ``column`` or ``key``.
 
     Raises:
-        InputError: where there is none, or more than one.
+        InputError: if no column, or more than one, may be the column.
     """
     asked = spec.query.get(key)
+
+    # Which names the column may have, and how messages call it.
     if asked is None:
         wanted = f"the {key}"
         known_names = _NAMES[key]
@@ -238,7 +247,7 @@ def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) ->
     candidates = [name for name in known_names if name in available]
     if len(candidates) == 1:
         (name,) = candidates
-        times_there = list(available).count(name)
+        times_there = list(available).count(name)  # a header may name a column twice
         if times_there == 1:
             return name
     if candidates:
@@ -253,15 +262,15 @@ def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) ->
 
 
 def _text_of_row(row: TextRow, column: str, what: str) -> str:
-    """Return a path or a caption of one row.
+    """Return the text in one column of a row: an image's path, or a caption.
 
     Args:
-        row: of the file.
-        column: where it is.
-        what: what messages call it.
+        row: a row of the file.
+        column: the name of the column.
+        what: how messages call the text, ``image`` or ``caption``.
 
     Raises:
-        ValueError: saying what is wrong with it, as the end of a sentence about the row.
+        ValueError: saying what is wrong with the text, as the end of a sentence about the row.
     """
     value: Any = row.values.get(column)
     if value is None:
@@ -274,12 +283,12 @@ def _text_of_row(row: TextRow, column: str, what: str) -> str:
 
 
 def _refuse_pairs(spec: Spec, problems: list[str], hint: str | None = None) -> None:
-    """Raise the error of pairs that cannot be used, if there are any.
+    """Raise an error that lists the pairs that cannot be used, if there are any.
 
     Args:
-        spec: of the pairs.
+        spec: the SPEC of the pairs.
         problems: one line for each pair.
-        hint: of the error.
+        hint: the hint of the error.
     """
     if not problems:
         return

@@ -1,6 +1,6 @@
 """A data set of corrupted images: ``?corruption=NAME&severity=N`` after the SPEC of any images.
 
-``frost`` needs ``&photographs=FOLDER`` as well.
+``frost`` also needs ``&photographs=FOLDER``.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from hydractl.families.pixels import grey_or_rgb
 _SETTINGS = ("corruption", "severity", "photographs")
 
 SMALL_SIDE = 64
-"""An image whose shorter side has fewer pixels gets the constants of CIFAR-C, any other those of ImageNet-C."""
+"""An image whose shorter side has fewer pixels gets the constants of CIFAR-C; any other image those of ImageNet-C."""
 
 LARGE_SIDE = 256
-"""An image whose shorter side has more pixels is first reduced to it, as ImageNet-C does before it crops."""
+"""An image whose shorter side has more pixels is first reduced to this side, as ImageNet-C does before it crops."""
 
-# To be raised when a corruption changes: its images are others then, and so must their fingerprints be.
+# Raise this number when a corruption changes: its images are then different, and their fingerprints must differ too.
 _VERSION = 1
 
 
 class CorruptedImages(Dataset):
     """The images of a data set, each corrupted in its own way, the same at every reading.
 
-    An image is decoded; one of a grey mode is made 8-bit grey and stays one channel, any other is made RGB; one that is
-    larger than :data:`LARGE_SIDE` is reduced (Pillow, bilinear), and the model's preprocessing comes after all this.
-    Random numbers are drawn from a generator seeded by the corruption, the severity and the sample's index, so that
+    An image is decoded, made 8-bit grey with one channel (if its mode is grey) or RGB (otherwise), reduced if it is
+    larger than :data:`LARGE_SIDE` (Pillow, bilinear), and corrupted. The model's preprocessing comes after all this.
+    Random numbers come from a generator that is seeded by the corruption, the severity and the sample's index, so
     neither the order of reading nor the number of workers matters. Ids and labels are those of the clean images.
 
     Args:
-        clean: the images.
-        name: of the corruption.
+        clean: the clean images.
+        name: the name of the corruption, for example ``fog``.
         severity: 1 to 5.
-        photographs: the folder with the photographs of frost, which are held in memory; None for other corruptions.
+        photographs: the folder with the photographs for frost, which are held in memory; None for other corruptions.
 
     Raises:
-        UsageError: for texts.
-        InputError: for a folder without images, or one that cannot be read.
+        UsageError: if the samples are texts.
+        InputError: if the folder of photographs has no images, or one of them cannot be read.
     """
 
     def __init__(self, clean: Dataset, name: str, severity: int, photographs: str | None = None) -> None:
-        """Take over ids and labels of the clean images; photographs of frost are read now, the images later."""
+        """Take over ids and labels of the clean images. Photographs of frost are read now, the clean images later."""
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         settings = f"corruption={name}&severity={severity}"
@@ -66,18 +66,19 @@ class CorruptedImages(Dataset):
         self.label_names = clean.label_names
         skips_bad_samples = clean.skipped is not None
         if skips_bad_samples:
-            self.skipped = {}  # by index, filled when samples are read
+            self.skipped = {}  # filled while samples are read, by index
 
-        # Frost alone has photographs.
+        # Only frost has photographs.
         self.photographs: list[Image.Image] | None = None
         self._photographs_fingerprint = b""
         if photographs is not None:
             folder, _ = read_folder(Spec(photographs, "photographs", "path", photographs), None)
-            # Decoded here, so that one that cannot be read is an error, and not taken for a bad image of the set.
+            # Decode them here, so that an unreadable photograph is an error, and not a bad image of the set.
             self.photographs = [folder[i] for i in range(len(folder))]
             self._photographs_fingerprint = bytes.fromhex(folder.fingerprint())
 
     def _sample(self, i: int) -> Image.Image:
+        """Return image ``i``, reduced if it is large, and corrupted with random numbers of its own."""
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
 
         grey_or_coloured = grey_or_rgb(self.clean[i])
@@ -86,7 +87,7 @@ class CorruptedImages(Dataset):
         is_small = min(image.size) < SMALL_SIDE
         constants_by_severity = corruption.small if is_small else corruption.large
         constants = constants_by_severity[self.severity - 1]
-        if self.photographs is not None:  # of frost, which takes them as its last constant
+        if self.photographs is not None:  # the corruption is frost, which takes the photographs as its last constant
             constants = (*constants, self.photographs)
         random = _generator_of_sample(self.name, self.severity, i)
         pixels = to_pixels(image)
@@ -94,7 +95,8 @@ class CorruptedImages(Dataset):
         return to_image(corrupted)
 
     def _content(self, i: int) -> Iterable[bytes]:
-        # By fingerprint, so that the clean images are read once for all corruptions of them.
+        """Yield what decides the corrupted image ``i``: the corruption, its photographs, and the clean image."""
+        # Use the fingerprints of the clean images, so that these are read only once for all their corruptions.
         clean_fingerprint = self.clean.sample_fingerprints()[i]
         header = f"corruption/{_VERSION} {self.name} {self.severity} {i}\n"
         yield header.encode()
@@ -103,7 +105,7 @@ class CorruptedImages(Dataset):
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """Reduce an image whose shorter side is longer than :data:`LARGE_SIDE` to that side; return any other as it is."""
+    """Reduce an image so that its shorter side is :data:`LARGE_SIDE`; return a smaller image unchanged."""
     shorter = min(image.size)
     if shorter <= LARGE_SIDE:
         return image
@@ -117,9 +119,9 @@ class AskedCorruption(NamedTuple):
     """The corruption that a SPEC asks for.
 
     Attributes:
-        name: of the corruption.
+        name: the name of the corruption, for example ``fog``.
         severity: 1 to 5.
-        photographs: the folder with the photographs of frost; None for other corruptions.
+        photographs: the folder with the photographs for frost; None for other corruptions.
     """
 
     name: str
@@ -128,33 +130,33 @@ class AskedCorruption(NamedTuple):
 
 
 def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
-    """Take the settings of a corruption out of a SPEC, the name of a data set with settings behind ``?``.
+    """Split a SPEC into the SPEC of the clean images and the corruption to apply to them.
 
     Returns:
-        The SPEC of the clean images, without these settings, and the corruption that they ask for; None: none.
+        The SPEC without the settings of a corruption, and the corruption they ask for, or None if there are none.
 
     Raises:
         UsageError: for an unknown corruption or severity, and for settings that do not go together.
     """
-    asked: dict[str, str] = {}
+    corruption_settings: dict[str, str] = {}
     other_settings: dict[str, str] = {}
     for key, value in spec.query.items():
         if key in _SETTINGS:
-            asked[key] = value
+            corruption_settings[key] = value
         else:
             other_settings[key] = value
-    if not asked:
+    if not corruption_settings:
         return spec, None
-    if "corruption" not in asked or "severity" not in asked:
+    if "corruption" not in corruption_settings or "severity" not in corruption_settings:
         raise UsageError(
             f"{spec.where}: ?corruption= and &severity= go together", hint="for example ?corruption=fog&severity=3"
         )
-    name = asked["corruption"]
-    severity = asked["severity"]
-    photographs = asked.get("photographs")
+    name = corruption_settings["corruption"]
+    severity = corruption_settings["severity"]
+    photographs = corruption_settings.get("photographs")
     _check_corruption(spec.where, name, severity)
 
-    # Photographs are for frost alone, which cannot do without them.
+    # Only frost takes photographs, and it cannot do without them.
     hint_at_photographs = PHOTOGRAPHS.format("&photographs=FOLDER")
     if name == FROST and photographs is None:
         raise UsageError(f"{spec.where}: {name} needs photographs of frost", hint=hint_at_photographs)
@@ -168,18 +170,18 @@ def _check_corruption(where: str, name: str, severity: str) -> None:
     """Refuse a corruption or a severity that does not exist.
 
     Args:
-        where: what messages call the data set.
-        name: of the corruption.
-        severity: as it was written, which is to be one of 1 to 5.
+        where: the name of the data set in messages.
+        name: the name of the corruption.
+        severity: the severity as the user wrote it; valid ones are ``1`` to ``5``.
 
     Raises:
-        UsageError: with the known ones.
+        UsageError: naming the known corruptions or severities.
     """
     if name not in CORRUPTIONS:
-        near = difflib.get_close_matches(name, CORRUPTIONS, n=1)
+        closest_names = difflib.get_close_matches(name, CORRUPTIONS, n=1)
         guess = ""
-        if near:
-            guess = f"; did you mean {near[0]}?"
+        if closest_names:
+            guess = f"; did you mean {closest_names[0]}?"
         known = ", ".join(CORRUPTIONS)
         raise UsageError(f"{where}: unknown corruption {name!r}{guess}", hint=f"there are: {known}")
     known_severities = [str(known) for known in SEVERITIES]
@@ -196,6 +198,6 @@ def _generator_of_sample(name: str, severity: int, index: int) -> np.random.Rand
     """
     text = f"hydractl.corruption {name} {severity} {index}"
     digest = hashlib.sha256(text.encode()).digest()
-    little_endian = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine
+    little_endian = np.frombuffer(digest, dtype="<u4")  # [8] the same numbers on every machine
     seeds = little_endian.astype(np.uint32)
     return np.random.RandomState(seeds)

@@ -1,11 +1,11 @@
 """The corruptions of ImageNet-C and CIFAR-C, reimplemented from their definitions, on scipy and Pillow.
 
 Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR 2019
-(arXiv 1903.12261); the constants are those of the authors' ``ImageNet-C/imagenet_c`` and ``create_c/make_cifar_c.py``
-(https://github.com/hendrycks/robustness). Their photographs of frost are not here: :func:`frost` is given some.
+(arXiv 1903.12261). The constants come from the authors' ``ImageNet-C/imagenet_c`` and ``create_c/make_cifar_c.py``
+(https://github.com/hendrycks/robustness). Their photographs of frost are not included: :func:`frost` receives some.
 
-Each function takes an image as float64 ``[height, width, channels]`` in [0, 1], one channel or three, the constants of
-a severity and a random generator, and returns an array of the same shape, not yet clipped.
+Each function takes an image as float64 ``[height, width, channels]`` in [0, 1] with one or three channels, the
+constants of one severity, and a random generator. It returns an array of the same shape, not yet clipped.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Severities(NamedTuple):
 
     Attributes:
         apply: the function; it takes an image, the constants of one severity and a random generator.
-        large: the constants of ImageNet-C.
-        small: those of CIFAR-C.
+        large: the constants of ImageNet-C, one entry per severity.
+        small: the constants of CIFAR-C, one entry per severity.
     """
 
     apply: Corruption
@@ -42,15 +42,15 @@ class Severities(NamedTuple):
 
 
 TABLE: dict[str, Severities] = {}
-"""Every corruption, by the names of :data:`hydractl.expressions.data_sets.CORRUPTIONS` and in their order."""
+"""All corruptions, by the names of :data:`hydractl.expressions.data_sets.CORRUPTIONS` and in their order."""
 
 
 def _corruption(*, large: tuple[Any, ...], small: tuple[Any, ...]) -> Callable[[Corruption], Corruption]:
-    """Return a decorator that enters a function into :data:`TABLE` under its name.
+    """Return a decorator that adds a function to :data:`TABLE` under its name.
 
     Args:
-        large: its constants for severities 1 to 5 in ImageNet-C.
-        small: those in CIFAR-C.
+        large: the constants for severities 1 to 5 in ImageNet-C.
+        small: the constants for severities 1 to 5 in CIFAR-C.
     """
 
     def declare(apply: Corruption) -> Corruption:
@@ -100,25 +100,28 @@ def impulse_noise(x: Pixels, amount: float, random: _Random) -> Pixels:
 def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     """Blur with a disk, itself smoothed a little at its edge; (radius and sigma of the smoothing in pixels)."""
     radius, smoothing = constants
-    # The sizes of the two kernels are the authors'.
+
+    # The authors chose these sizes of the two kernels.
     if radius <= 8:
         disk_reach = 8
         bell_reach = 1
     else:
         disk_reach = int(radius)
         bell_reach = 2
-    disk = _disk(radius, disk_reach)
+    disk = _disk(radius, disk_reach)  # [2 * disk_reach + 1, 2 * disk_reach + 1]
+
+    # Smooth the edge of the disk with a small two-dimensional Gaussian.
     bell = _bell(np.arange(-bell_reach, bell_reach + 1), smoothing)
     bell_in_two_directions = bell[:, None] * bell[None, :]
-    disk_as_image = disk[..., None]  # of one channel, [side, side, 1]
+    disk_as_image = disk[..., None]  # `filtered` takes images: [side, side, 1]
     smooth_disk = filtered(disk_as_image, bell_in_two_directions)
     return filtered(x, smooth_disk[..., 0])
 
 
 def _disk(radius: float, reach: int) -> Pixels:
-    """Return a kernel ``[2 * reach + 1, 2 * reach + 1]`` of equal weights within a radius, whose sum is 1."""
+    """Return a kernel ``[2 * reach + 1, 2 * reach + 1]``: equal weights within ``radius``, 0 outside; the sum is 1."""
     squares = np.arange(-reach, reach + 1) ** 2
-    squared_distances = squares[:, None] + squares[None, :]  # of each place from the centre
+    squared_distances = squares[:, None] + squares[None, :]  # from the centre to each cell of the kernel
     is_inside = squared_distances <= radius**2
     weights = is_inside.astype(np.float64)
     return weights / weights.sum()
@@ -135,41 +138,46 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) ->
     """
     sigma, distance, rounds = constants
     height, width, channels = x.shape
-    # They cut the smoothed image down to 8 bits.
+
+    # The authors round the smoothed image down to 8 bits.
     levels = np.clip(smoothed(x, sigma), 0, 1) * 255
     eight_bits = np.floor(levels) / 255
+
+    # Replace the pixels.
     origins = _origins_of_pixels(height, width, distance, rounds, random)
-    pixels = eight_bits.reshape(-1, channels)
+    pixels = eight_bits.reshape(-1, channels)  # [height * width, channels]
     shuffled = pixels[origins]  # [height * width, channels]
     return smoothed(shuffled.reshape(x.shape), sigma)
 
 
 def _origins_of_pixels(height: int, width: int, distance: int, rounds: int, random: _Random) -> list[int]:
-    """Replace pixel after pixel by one nearby, and return which pixel is at each place then.
+    """Replace each pixel by a random one nearby, one after another, and return where each pixel then comes from.
+
+    Pixels are numbered row by row: pixel ``row * width + column``.
 
     Args:
-        height, width: of the image.
-        distance: how far at most a pixel is from the one it replaces, in rows and in columns.
-        rounds: how often all pixels are gone through.
-        random: draws the pixels nearby.
+        height, width: the size of the image.
+        distance: a pixel and its replacement are at most this many rows and this many columns apart.
+        rounds: how often every pixel is replaced.
+        random: draws the replacements.
 
     Returns:
-        ``[height * width]``: for each place the pixel of the image that is there now, both counted row by row.
+        ``[height * width]``: for each pixel of the result, the number of the original pixel that it shows.
     """
-    # All are replaced but those at the border, from the last one to the first, as the authors' loops go.
+    # The authors' loops leave out the pixels at the border, and run from the last pixel to the first.
     rows = np.arange(height - distance, distance, -1)
     columns = np.arange(width - distance, distance, -1)
-    places = rows[:, None] * width + columns[None, :]
-    replaced = places.ravel()
+    numbers = rows[:, None] * width + columns[None, :]  # [rows, columns]
+    replaced = numbers.ravel()
 
-    origins = list(range(height * width))
+    origins = list(range(height * width))  # at first every pixel shows itself
     for _ in range(rounds):
         shifts = random.randint(-distance, distance, size=(len(replaced), 2))
         right, down = shifts.T
         nearby = replaced + down * width + right
-        # One after another: the pixel nearby may itself have been replaced already.
-        for place, neighbour in zip(replaced.tolist(), nearby.tolist(), strict=True):
-            origins[place] = origins[neighbour]
+        # This loop must run in order, because the pixel nearby may itself have been replaced before.
+        for pixel, neighbour in zip(replaced.tolist(), nearby.tolist(), strict=True):
+            origins[pixel] = origins[neighbour]
     return origins
 
 
@@ -224,27 +232,34 @@ def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
     mean, deviation, zoom, threshold, radius, sigma, unchanged_share = constants
     height, width, _ = x.shape
 
+    # Flakes: normal noise, enlarged, of which only what exceeds the threshold is kept.
     noise = random.normal(loc=mean, scale=deviation, size=(height, width, 1))
     enlarged = zoomed(noise, zoom)
     above_threshold = np.where(enlarged < threshold, 0.0, enlarged)
     flakes = np.clip(above_threshold, 0, 1)
+
+    # Blur the flakes along the wind, and add them once as they are and once turned by 180 degrees.
     angle = random.uniform(-135, -45)
     blown = shifted_along(flakes, radius, sigma, angle)
     upside_down = blown[::-1, ::-1]
-
     whitened = _whitened(x, unchanged_share)
     return whitened + blown + upside_down
 
 
 def _whitened(x: Pixels, unchanged_share: float) -> Pixels:
-    """Mix an image with one in which dark and colourful pixels are replaced by light grey ones."""
-    light_grey = _grey_values(x) * 1.5 + 0.5
+    """Mix an image with a lighter copy, in which dark and colourful pixels are replaced by light grey ones.
+
+    Args:
+        x: ``[height, width, channels]``.
+        unchanged_share: the weight of the original image in the mixture.
+    """
+    light_grey = _grey_values(x) * 1.5 + 0.5  # [height, width, 1]
     lightened = np.maximum(x, light_grey)
     return unchanged_share * x + (1 - unchanged_share) * lightened
 
 
 def _grey_values(x: Pixels) -> Pixels:
-    """Return an image in grey, ``[height, width, 1]``, by the weights of ITU-R BT.601."""
+    """Return an image as grey values ``[height, width, 1]``, by the weights of ITU-R BT.601."""
     if x.shape[2] == 1:
         return x
     red, green, blue = np.split(x, 3, axis=2)
@@ -267,19 +282,22 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     image_share, frost_share, stride, photographs = constants
     height, width, channels = x.shape
 
-    number = random.randint(len(photographs))
+    # Choose a photograph, in the mode of the image, and make it large enough.
+    index = random.randint(len(photographs))
     mode = "L" if channels == 1 else "RGB"
-    photograph = in_mode(photographs[number], mode)
+    photograph = in_mode(photographs[index], mode)
     large_photograph = _covering(photograph, stride * width, stride * height)
+
+    # Keep every n-th pixel, and cut out a random part of the size of the image.
     middle = stride // 2
     pixels = np.asarray(large_photograph)[middle::stride, middle::stride]
     part = _random_part(pixels, height, width, random)
-    frosted = part.reshape(x.shape)  # [height, width] of a grey one -> [height, width, 1]
+    frosted = part.reshape(x.shape)  # a grey part [height, width] becomes [height, width, 1]
     return image_share * x + frost_share * frosted / 255
 
 
 def _random_part(pixels: npt.NDArray[Any], height: int, width: int, random: _Random) -> npt.NDArray[Any]:
-    """Cut a part of this size out of a larger image, at a random place."""
+    """Cut a part of ``height`` x ``width`` pixels out of a larger image, at a random position."""
     free_height = pixels.shape[0] - height
     free_width = pixels.shape[1] - width
     top = random.randint(free_height + 1)
@@ -288,7 +306,7 @@ def _random_part(pixels: npt.NDArray[Any], height: int, width: int, random: _Ran
 
 
 def _covering(photograph: Image.Image, width: int, height: int) -> Image.Image:
-    """Enlarge a photograph until it has at least so many pixels in both directions; return a larger one as it is."""
+    """Enlarge a photograph until it has at least ``width`` x ``height`` pixels; return a large enough one unchanged."""
     horizontal = width / photograph.width
     vertical = height / photograph.height
     factor = max(1.0, horizontal, vertical)
@@ -310,7 +328,7 @@ def fog(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     height, width, _ = x.shape
     brightest = x.max()
     fractal = plasma(height, width, decay, random)
-    foggy = x + amount * fractal[..., None]
+    foggy = x + amount * fractal[..., None]  # the same fog in every channel: [height, width, 1]
     return foggy * brightest / (brightest + amount)
 
 
@@ -322,10 +340,11 @@ def brightness(x: Pixels, amount: float, random: _Random) -> Pixels:
     """Raise the value of HSV by ``amount``; hue and saturation are kept."""
     value = x.max(axis=2, keepdims=True)
     raised = np.clip(value + amount, 0, 1)
+    # Scaling all channels by the same factor raises the value and keeps hue and saturation.
     is_coloured = value > 0
     divisor = np.where(is_coloured, value, 1)
     brighter = x * (raised / divisor)
-    # A black pixel has no hue: it becomes grey.
+    # A black pixel has no hue, so it becomes grey.
     return np.where(is_coloured, brighter, raised)
 
 
@@ -340,7 +359,7 @@ def contrast(x: Pixels, share: float, random: _Random) -> Pixels:
     return distance * share + mean
 
 
-# ImageNet-C's constants are written for a side of 244 where its images have 224.
+# ImageNet-C's images have a side of 224, but its constants are written for a side of 244.
 _LARGER = 244 / 224
 
 
@@ -365,15 +384,17 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
     side = min(height, width)
     moved = _randomly_mapped(x, side * affine, random)
 
-    noise = random.uniform(-1, 1, size=(2, height, width))  # to the right, and down
+    # A smooth random field of shifts, two numbers for each pixel: to the right, and down.
+    noise = random.uniform(-1, 1, size=(2, height, width))
     if smoothness > 0:
         sigma = side * smoothness
-        sigmas = (0, sigma, sigma)  # none between the two directions
+        sigmas = (0, sigma, sigma)  # no smoothing across the two directions
         shifts = ndimage.gaussian_filter(noise, sigmas, mode="reflect", truncate=3)
     else:
         shifts = noise
     right, down = shifts * (side * strength)
 
+    # Each pixel of the result shows the pixel that lies at the shifted position.
     rows, columns = _grid(height, width)
     shown_rows = rows + down
     shown_columns = columns + right
@@ -381,19 +402,21 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
 
 
 def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
-    """Apply an affine map that moves each of three points near the middle by up to ``most`` pixels in x and in y."""
+    """Apply a random affine map: three points near the middle each move by up to ``most`` pixels in x and in y."""
     height, width, _ = x.shape
     corners = _three_corners(height, width)
     moved_corners = corners + random.uniform(-most, most, size=corners.shape)
     is_one_point = min(height, width) < 3
-    if is_one_point:  # no map is known by it; the numbers are drawn all the same
+    if is_one_point:  # the three points coincide and define no map; the numbers above are drawn anyway
         return x
 
-    # The map leads from a place in the result back to the place in the image that it shows: [x, y, 1] @ back.
+    # Find the map from a position in the result to the position in the image that it shows: [x, y, 1] @ back.
     moved_with_ones = np.column_stack([moved_corners, np.ones(3)])
     back = np.linalg.solve(moved_with_ones, corners)  # [3, 2]
     x_by_x, x_by_y, x_shift = back[:, 0]
     y_by_x, y_by_y, y_shift = back[:, 1]
+
+    # Apply the map to the position of every pixel.
     rows, columns = _grid(height, width)
     shown_columns = columns * x_by_x + rows * x_by_y + x_shift
     shown_rows = columns * y_by_x + rows * y_by_y + y_shift
@@ -403,8 +426,8 @@ def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
 def _three_corners(height: int, width: int) -> Pixels:
     """Return three corners of a square around the middle of an image, ``(x, y)`` each: float64 ``[3, 2]``.
 
-    They are a third of the shorter side from the middle, in x and in y; of an image with a side below 3, they are one
-    point.
+    In x and in y they are a third of the shorter side away from the middle. If a side is below 3, all three are the
+    same point.
     """
     reach = min(height, width) // 3
     top = height // 2 - reach
@@ -416,7 +439,7 @@ def _three_corners(height: int, width: int) -> Pixels:
 
 
 def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
-    """Return the row and the column of each pixel, float64 ``[height, width]`` each."""
+    """Return the row and the column of each pixel, two arrays float64 ``[height, width]``."""
     grid = np.mgrid[:height, :width]
     rows, columns = grid.astype(np.float64)
     return rows, columns
@@ -450,32 +473,36 @@ def jpeg_compression(x: Pixels, quality: int, random: _Random) -> Pixels:
 
 
 def filtered(x: Pixels, kernel: Pixels) -> Pixels:
-    """Correlate an image with a kernel ``[rows, columns]``; beyond the border the image is reflected."""
+    """Correlate every channel of an image with a kernel ``[rows, columns]``; the image is mirrored at its border."""
     kernel_of_each_channel = kernel[..., None]  # [rows, columns, 1]
     correlated = ndimage.correlate(x, kernel_of_each_channel, mode="mirror")
     return np.asarray(correlated)
 
 
 def smoothed(x: Pixels, sigma: float) -> Pixels:
-    """Smooth an image in both directions by a Gaussian; the edge pixels are repeated beyond the border."""
-    sigmas = (sigma, sigma, 0)  # rows, columns, and none between channels
+    """Smooth an image in both directions by a Gaussian; beyond the border the edge pixels are repeated."""
+    sigmas = (sigma, sigma, 0)  # for rows, columns and channels: channels are not mixed
     return np.asarray(ndimage.gaussian_filter(x, sigmas, mode="nearest"))
 
 
 def zoomed(x: Pixels, factor: float) -> Pixels:
-    """Enlarge the middle of an image to the size of the whole, linearly between the centres of its corner pixels."""
+    """Enlarge the middle of an image by ``factor`` to the size of the whole, with linear interpolation.
+
+    Positions are interpolated between the centres of the corner pixels.
+    """
     height, width, _ = x.shape
     small_height = math.ceil(height / factor)
     small_width = math.ceil(width / factor)
     middle = _middle(x, small_height, small_width)
     factors = (factor, factor, 1)  # rows, columns, channels
     enlarged = ndimage.zoom(middle, factors, order=1, mode="nearest")
-    # Rounding may have made it a little larger than the image.
+
+    # Rounding may have made the result a little larger than the image.
     return np.asarray(_middle(enlarged, height, width))
 
 
 def _middle(x: Pixels, height: int, width: int) -> Pixels:
-    """Cut a part of ``height`` times ``width`` pixels out of the middle of an image."""
+    """Cut a part of ``height`` x ``width`` pixels out of the middle of an image."""
     full_height, full_width, _ = x.shape
     top = (full_height - height) // 2
     left = (full_width - width) // 2
@@ -485,12 +512,12 @@ def _middle(x: Pixels, height: int, width: int) -> Pixels:
 
 
 def warped(x: Pixels, rows: Pixels, columns: Pixels, mode: str) -> Pixels:
-    """Return the values at places between pixels, linear in both directions.
+    """Return an image whose pixels are taken from given positions in ``x``, with linear interpolation between pixels.
 
     Args:
         x: ``[height, width, channels]``.
-        rows, columns: the place each pixel of the result is taken from, ``[height, width]`` each.
-        mode: what lies beyond the border, by scipy's names.
+        rows, columns: the position in ``x`` that each pixel of the result shows, ``[height, width]`` each.
+        mode: how ``x`` continues beyond its border, by scipy's names, e.g. ``reflect``.
 
     Returns:
         The warped image, ``[height, width, channels]``.
@@ -503,13 +530,13 @@ def warped(x: Pixels, rows: Pixels, columns: Pixels, mode: str) -> Pixels:
 
 
 def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
-    """Blur as ImageMagick does: with one half of a normal bell along a direction, at whole pixels.
+    """Blur along a direction as ImageMagick does: by the weights of half a normal bell, at whole pixels.
 
     Args:
-        x: ``[height, width, channels]``; the edge pixels are repeated beyond the border.
-        radius: the reach is ``2 * ceil(radius)`` pixels.
-        sigma: of the bell, in pixels.
-        angle: in degrees; 0 is to the right.
+        x: ``[height, width, channels]``; beyond the border the edge pixels are repeated.
+        radius: the blur reaches ``2 * ceil(radius)`` pixels far.
+        sigma: the standard deviation of the bell, in pixels.
+        angle: the direction in degrees; 0 is to the right.
 
     Returns:
         The blurred image, ``[height, width, channels]``.
@@ -517,11 +544,13 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
     reach = 2 * math.ceil(radius)
     distances = np.arange(reach + 1)
     weights = _bell(distances, sigma)
+
+    # The shift in whole pixels for each distance along the direction.
     direction = math.radians(angle)
     steps_down = _nearest_integers(distances * math.sin(direction))
     steps_right = _nearest_integers(distances * math.cos(direction))
 
-    # Each pixel is a weighted sum of those that stand behind it in this direction.
+    # Each pixel of the result is the weighted sum of the pixels at all distances from it in this direction.
     blurred = np.zeros_like(x)
     for distance, weight in enumerate(weights):
         shifted = _shifted(x, steps_down[distance], steps_right[distance])
@@ -530,7 +559,10 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
 
 
 def _shifted(x: Pixels, down: int, right: int) -> Pixels:
-    """Return an image whose pixels are taken so many rows below and columns to the right, its edges repeated."""
+    """Return an image in which each pixel shows the pixel ``down`` rows below and ``right`` columns to its right.
+
+    Beyond the border the edge pixels are repeated.
+    """
     height, width, _ = x.shape
     last_row = height - 1
     last_column = width - 1
@@ -540,7 +572,7 @@ def _shifted(x: Pixels, down: int, right: int) -> Pixels:
 
 
 def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
-    """Return the weights of a normal distribution at some distances from its mean; their sum is 1."""
+    """Return the weights of a normal distribution at the given distances from its mean, scaled to the sum 1."""
     exponents = -(distances**2) / (2 * sigma**2)
     weights = np.exp(exponents)
     total = weights.sum()
@@ -548,20 +580,22 @@ def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
 
 
 def _nearest_integers(values: npt.NDArray[Any]) -> npt.NDArray[np.int_]:
-    """Round to the nearest integers, halves downwards."""
+    """Round to the nearest integers; halves are rounded down."""
     nearest = np.ceil(values - 0.5)
     return nearest.astype(int)
 
 
 def plasma(height: int, width: int, decay: float, random: np.random.RandomState) -> Pixels:
-    """Draw a height map by the diamond-square algorithm on a torus, scaled to 0 .. 1: ``[height, width]``.
+    """Draw a height map ``[height, width]`` by the diamond-square algorithm on a torus, scaled to 0 .. 1.
 
-    The amplitude of the noise is divided by ``decay`` squared from one scale to the next finer one.
+    From one scale to the next finer one, the amplitude of the noise is divided by ``decay`` squared.
     """
-    # The smallest power of two that the map fits into.
+    # The side of the map: the smallest power of two that is large enough.
     size = 2
     while size < max(height, width):
         size *= 2
+
+    # Fill in the map from coarse to fine.
     field = np.zeros((size, size))
     step = size
     amplitude = 1.0
@@ -569,6 +603,8 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
         _refine(field, step, amplitude, random)
         step //= 2
         amplitude /= decay**2
+
+    # Scale by the extremes of the whole map, and cut out the asked size.
     lowest = field.min()
     highest = field.max()
     part = field[:height, :width]
@@ -576,41 +612,46 @@ def plasma(height: int, width: int, decay: float, random: np.random.RandomState)
 
 
 def _refine(field: Pixels, step: int, amplitude: float, random: np.random.RandomState) -> None:
-    """Fill in the points of a map halfway between those that are ``step`` apart, in place.
+    """Fill in, in place, the points of a map that lie halfway between known points ``step`` apart.
 
-    Each is the mean of its four neighbours and some noise. First come the middles of squares, between their four
-    corners; then the middles of edges, between their two ends and the middles of the squares on either side.
+    This is one round of the diamond-square algorithm. The known points are the corners of squares with side ``step``.
+    Each new point is the mean of its four neighbours plus noise. First come the middles of the squares, whose
+    neighbours are the four corners. Then come the middles of the edges, whose neighbours are the two ends of the edge
+    and the middles of the squares on either side.
 
     Args:
-        field: the map ``[size, size]``, a torus; its points at every ``step``-th row and column are there: the corners.
-        step: a power of two.
-        amplitude: of the noise.
-        random: where the noise is drawn from.
+        field: the map ``[size, size]``, which wraps around at its borders (a torus). The points at every ``step``-th
+            row and column are known.
+        step: the side of the squares, a power of two.
+        amplitude: the amplitude of the noise.
+        random: draws the noise.
     """
 
     def noisy_mean(total_of_four: Pixels) -> Pixels:
-        """Return the mean of four neighbours, given their sum, with noise added."""
+        """Return the mean of four neighbours plus noise, from the sum of the four."""
         noise = random.uniform(-1, 1, size=total_of_four.shape)
         mean = total_of_four / 4
         return mean + amplitude * noise
 
     half = step // 2
-    corners = field[::step, ::step]  # [size / step, size / step], as all below
 
-    # The middle of each square.
+    # This array and all arrays below have one value per square: [size / step, size / step].
+    corners = field[::step, ::step]  # the top left corner of each square
+
+    # The middle of each square. Rolling by -1 gives the neighbour below (axis 0) or to the right (axis 1).
     lower_corners = np.roll(corners, -1, axis=0)
     left_sides = corners + lower_corners
     right_sides = np.roll(left_sides, -1, axis=1)
     centres = noisy_mean(left_sides + right_sides)
     field[half::step, half::step] = centres
 
-    # The middle of each horizontal edge: its ends, and the squares below and above.
+    # The middle of each horizontal edge, from its two ends and the middles of the squares below and above.
     right_corners = np.roll(corners, -1, axis=1)
     horizontal_ends = corners + right_corners
     squares_above = np.roll(centres, 1, axis=0)
     field[::step, half::step] = noisy_mean(horizontal_ends + centres + squares_above)
 
-    # The middle of each vertical edge: its ends, and the squares to its right and left.
+    # The middle of each vertical edge, from its two ends and the middles of the squares to its right and left.
     vertical_ends = corners + lower_corners
     squares_to_the_left = np.roll(centres, 1, axis=1)
     field[half::step, ::step] = noisy_mean(vertical_ends + centres + squares_to_the_left)
@@ -620,14 +661,14 @@ def to_pixels(image: Image.Image) -> Pixels:
     """Return an ``L`` or ``RGB`` image as float64 ``[height, width, channels]`` in [0, 1]."""
     pixels = np.asarray(image, dtype=np.float64) / 255
     if pixels.ndim == 2:
-        pixels = pixels[..., None]  # [height, width] -> [height, width, 1]
+        pixels = pixels[..., None]  # a grey image [height, width] becomes [height, width, 1]
     return pixels
 
 
 def to_image(x: Pixels) -> Image.Image:
-    """Return the nearest 8-bit image, ``L`` for one channel, ``RGB`` for three."""
+    """Round to 8 bits and return an image, ``L`` for one channel and ``RGB`` for three."""
     levels = np.clip(x, 0, 1) * 255
     values = np.rint(levels).astype(np.uint8)
     if values.shape[2] == 1:
-        values = values[..., 0]  # [height, width, 1] -> [height, width]
+        values = values[..., 0]  # Pillow takes grey images as [height, width]
     return Image.fromarray(values)

@@ -1,7 +1,7 @@
-"""English sentences that every Python brings along: what the docstrings of its standard library say first.
+"""English sentences that come with every Python: the first paragraphs of its standard library's docstrings.
 
-They are an OOD set for classifiers of texts that are not about programming: real sentences with words of another
-domain, which words of the ID texts in another order are not.
+They serve as an OOD set for classifiers of texts that are not about programming. They are real sentences about another
+domain, which the words of the ID texts in shuffled order would not be.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @lru_cache(maxsize=1)
 def docstrings() -> tuple[str, ...]:
-    """Return the sentences, at most :data:`COUNT`, in a random order that is always the same.
+    """Return at most :data:`COUNT` sentences, in a random order that is always the same.
 
-    They are those of the running Python: another version has others. Nothing is imported or run. There are none where
-    the standard library has no source files.
+    The sentences come from the Python that runs; another version has other sentences. No module is imported or run.
+    The tuple is empty if the standard library is installed without source files.
     """
-    different_texts = dict.fromkeys(_first_paragraphs())  # each once, in the order they are met
+    different_texts = dict.fromkeys(_first_paragraphs())  # removes repeated texts and keeps the order
     texts = list(different_texts)
     # RandomState's stream never changes between numpy versions, unlike default_rng's.
     order = np.random.RandomState(0).permutation(len(texts))
@@ -37,12 +37,12 @@ def docstrings() -> tuple[str, ...]:
 
 
 def _first_paragraphs() -> Iterator[str]:
-    """Yield the first paragraph of each docstring that is a sentence or two, module after module."""
+    """Yield, module after module, the first paragraph of each docstring that consists of one or a few sentences."""
     for path in _modules():
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # other files have sentences enough
+            continue  # a file that cannot be parsed is skipped: the other files have enough sentences
         for node in ast.walk(tree):
             if not isinstance(node, _DOCUMENTED):
                 continue
@@ -54,7 +54,7 @@ def _first_paragraphs() -> Iterator[str]:
 
 
 def _is_prose(text: str) -> bool:
-    """Return whether a text is a sentence or a few, and neither a signature nor an example."""
+    """Return whether a text consists of one or a few sentences, and is neither a signature nor an example."""
     if not text[:1].isupper() or not text.endswith("."):
         return False
     words = len(text.split())
@@ -62,7 +62,7 @@ def _is_prose(text: str) -> bool:
 
 
 def _modules() -> list[Path]:
-    """Return the files of public modules of the standard library that are one file each, sorted by name."""
+    """Return the source files of the public standard-library modules that are single files, sorted by name."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = []
     for name in sorted(sys.stdlib_module_names):

@@ -1,6 +1,6 @@
-"""Images in files, read one at a time: folders, and lists of one ``path label`` a line.
+"""Images in files, read one at a time: folders of images, and image lists with one ``path label`` per line.
 
-The lists are those of OpenOOD (https://github.com/Jingkang50/OpenOOD).
+The lists have the format of OpenOOD's (https://github.com/Jingkang50/OpenOOD).
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from hydractl.data.labels import INTEGER, RawLabels, limited
 from hydractl.errors import InputError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp")
-"""Endings (any case) that make a file an image."""
+"""File endings, in upper or lower case, by which a file counts as an image."""
 
-# Named, because Pillow would otherwise also hand a file to outside programs (Ghostscript for EPS).
+# Only these formats are tried. Pillow would otherwise also pass files to outside programs (Ghostscript for EPS).
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
 
 class EncodedImages(Dataset):
-    """Images that are stored encoded, as image files are, wherever their bytes lie."""
+    """Images that are stored encoded, as in PNG or JPEG files, wherever the bytes come from."""
 
     nothing = "the file is empty"
-    """How messages call an image without bytes."""
+    """How messages describe an image that has no bytes."""
 
     @abstractmethod
     def read(self, i: int) -> bytes:
-        """Return the encoded bytes of one image.
+        """Return the encoded bytes of image ``i``.
 
         Raises:
-            UnreadableSample: where they cannot be read.
+            UnreadableSample: if they cannot be read.
         """
 
     def name(self, i: int) -> str:
-        """Return what messages call one image."""
+        """Return the name of image ``i`` in messages."""
         return self.ids[i]
 
     def unreadable(self, i: int, why: str) -> UnreadableSample:
-        """Return the error of one image that cannot be read."""
+        """Return the error which says that image ``i`` cannot be read, and why."""
         return UnreadableSample(
             f"cannot read image {self.name(i)}: {why} ({self.where})",
             hint="replace the file or take it out of the set",
         )
 
     def _sample(self, i: int) -> Image.Image:
-        """Return the image in the mode it is stored in; of several frames the first."""
+        """Return the image in the mode in which it is stored. If it has several frames, return the first one."""
         content = self.read(i)
         if not content:
             raise self.unreadable(i, self.nothing)
@@ -64,7 +64,7 @@ class EncodedImages(Dataset):
         except UnidentifiedImageError as error:
             known = ", ".join(_available_formats())
             raise self.unreadable(i, f"not an image in one of the formats {known}") from error
-        # A damaged file makes the decoders raise nearly anything: OSError, SyntaxError, ValueError, struct.error, ...
+        # Decoders raise nearly anything for a damaged file: OSError, SyntaxError, ValueError, struct.error, ...
         except Exception as error:
             raise self.unreadable(i, reason(error)) from error
 
@@ -73,11 +73,11 @@ class EncodedImages(Dataset):
 
 
 class FileImages(EncodedImages):
-    """Image files.
+    """Image files on disk.
 
     Args:
         spec, where, ids: see :class:`Dataset`.
-        paths: the files, in the same order.
+        paths: the files, in the order of ``ids``.
     """
 
     def __init__(self, spec: str, where: str, ids: Sequence[str], paths: Sequence[str]) -> None:
@@ -97,21 +97,21 @@ class FileImages(EncodedImages):
 
 
 class TooManyPixels(ValueError):
-    """An image whose header tells of more pixels than are allowed."""
+    """The header of an image states more pixels than are allowed."""
 
 
 def decoded_image(content: bytes, most_pixels: int | None = None) -> Image.Image:
-    """Return an encoded image in the mode it is stored in; of several frames the first.
+    """Decode an image and return it in the mode in which it is stored. If it has several frames, return the first one.
 
     Args:
         content: the bytes of an image file.
-        most_pixels: how many pixels it may have, by its header, before it is decoded; None for Pillow's own limit.
+        most_pixels: refuse an image whose header states more pixels, before decoding it; None means Pillow's own limit.
 
     Raises:
-        TooManyPixels: it has more.
-        UnidentifiedImageError: it is in none of the formats that are read.
-        Exception: whatever the decoders make of a damaged file, ``OSError``, ``SyntaxError``, ``ValueError`` and
-            others, and ``ValueError`` for a mode that has no colours.
+        TooManyPixels: if it has more pixels than ``most_pixels``.
+        UnidentifiedImageError: if it has none of the formats that are read.
+        ValueError: if its mode cannot be converted to RGB.
+        Exception: decoders raise ``OSError``, ``SyntaxError``, ``ValueError`` and others for a damaged file.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=_available_formats())
@@ -129,7 +129,7 @@ def decoded_image(content: bytes, most_pixels: int | None = None) -> Image.Image
 
 @lru_cache
 def _is_readable(mode: str) -> bool:
-    """Return whether images of this mode can be made grey or RGB."""
+    """Return whether images of this mode can be converted to grey or RGB."""
     if mode.startswith("I;16"):
         return True
     try:
@@ -141,14 +141,14 @@ def _is_readable(mode: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _available_formats() -> tuple[str, ...]:
-    """Return those of the formats that this build of Pillow has; ``Image.open`` refuses the names of others."""
+    """Return the formats of ``_FORMATS`` that this build of Pillow supports; ``Image.open`` refuses unknown names."""
     Image.init()
     formats = [name for name in _FORMATS if name in Image.OPEN]
     return tuple(formats)
 
 
 def printable(path: str) -> str:
-    """Return a path as text that any encoder takes: bytes that are not UTF-8 become escapes."""
+    """Return a path as text that every encoder accepts; bytes that are not UTF-8 become escapes."""
     path_bytes = os.fsencode(path)
     return path_bytes.decode("utf-8", "backslashreplace")
 
@@ -157,23 +157,24 @@ def printable(path: str) -> str:
 
 
 def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open an image list (UTF-8), with a path and perhaps a label in each line.
+    """Open an image list (UTF-8) with a path and optionally a label in each line.
 
-    Paths are relative to ``?root=``, else to the list's folder. A tab, if there is one, separates path and label. Else
-    the last field is the label if it is an integer, or if the line does not end like an image file's name (then it is
-    a name); the rest is the path, spaces included. Blank lines are passed over. Ids are the paths as written; a path
-    that comes again gets ``#2``, ``#3``, ...
+    Paths are relative to ``?root=`` if it is set, else to the folder of the list. If a line has a tab, the tab
+    separates path and label. Otherwise the last field is the label if it is an integer, or if the line does not end
+    like the name of an image file (the label is then a class name); everything before it is the path, spaces included.
+    Blank lines are skipped. Ids are the paths as written; a repeated path gets ``#2``, ``#3``, ...
 
     Args:
-        spec: of the list.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class, so that every class is there.
+        spec: the SPEC of the list.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
+            represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        InputError: for a file that is not text or lists nothing, and for listed files that do not exist (all of them).
+        InputError: if the file is not text or lists nothing, or if listed files do not exist (all are named).
     """
     spec.check_query(("root",))
     entries = _parse_list(spec, spec.path)
@@ -183,27 +184,30 @@ def read_image_list(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Datas
 
 
 def read_image_lists(spec: Spec, files: Sequence[str], limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open several image lists as one set, in their order; a limit takes the same share of each, its first images.
+    """Open several image lists as one set, in order. A limit takes the same share of each list, from its start.
 
     Args:
-        spec: with the ``root`` of all.
-        files: the lists.
-        limit: how many images in all; None: all.
+        spec: the SPEC of the set; its ``?root=`` holds for all lists.
+        files: the paths of the lists.
+        limit: how many images to take in all; None means all.
 
     Raises:
-        InputError: for a file that is not text or lists nothing, and for listed files that do not exist.
+        InputError: if a file is not text or lists nothing, or if listed files do not exist.
     """
     entries: list[_ListedImage] = []
-    shares: list[float] = []  # by entry: the share of its list that is done with it
+
+    # For each entry, which share of its list has been read after it. In a list of four: 0.25, 0.5, 0.75, 1.
+    shares: list[float] = []
     for file in files:
         file_name = os.path.basename(file)
         entries_of_file = _parse_list(spec, file, f"{file_name} ")
         count = len(entries_of_file)
         entries += entries_of_file
         shares += [number / count for number in range(1, count + 1)]
-    # The first entries by share are the same share of every list.
+
+    # The entries with the smallest numbers are the first ones of every list, and the same share of each.
     by_share = sorted(range(len(entries)), key=lambda row: shares[row])
-    rows = sorted(by_share[:limit])
+    rows = sorted(by_share[:limit])  # back in the order of the lists
     return _open_entries(spec, entries, rows)
 
 
@@ -211,9 +215,9 @@ class _ListedImage(NamedTuple):
     """One line of an image list.
 
     Attributes:
-        place: where it stands, for messages.
-        path: that of the image, as it is written.
-        label: as it is written; None where there is none.
+        place: the position in the list, for messages, e.g. ``line 3``.
+        path: the path of the image as it is written.
+        label: the label as it is written; None if there is none.
     """
 
     place: str
@@ -222,15 +226,15 @@ class _ListedImage(NamedTuple):
 
 
 def _parse_list(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
-    """Return the entries of an image list, one for each line that is not blank.
+    """Parse an image list and return one entry for each line that is not blank.
 
     Args:
-        spec: the SPEC it belongs to.
-        file: the list.
-        name: what messages call it, with a space behind; empty where it is the only list.
+        spec: the SPEC to which the list belongs, for messages.
+        file: the path of the list.
+        name: the name of the list in messages, with a space at its end; empty if it is the only list.
 
     Raises:
-        InputError: for a file that cannot be read, is not UTF-8 text, or lists nothing.
+        InputError: if the file cannot be read, is not UTF-8 text, or lists nothing.
     """
     path = Path(os.path.expanduser(file))
     try:
@@ -238,6 +242,7 @@ def _parse_list(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
     except OSError as error:
         raise InputError(f"{spec.where}: cannot read the image list: {error.strerror}") from error
     except UnicodeDecodeError as error:
+        # Say in which line the first wrong byte is.
         content_before = error.object[: error.start]
         number = content_before.count(b"\n") + 1
         raise InputError(f"{spec.where}: {name}line {number} of the image list is not UTF-8 text") from error
@@ -254,15 +259,15 @@ def _parse_list(spec: Spec, file: str, name: str = "") -> list[_ListedImage]:
 
 
 def _open_entries(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) -> tuple[Dataset, RawLabels]:
-    """Open some images of a list, and read their labels.
+    """Open some images of a list, with their labels.
 
     Args:
-        spec: of the list.
-        entries: all lines of the list.
-        rows: which of them are opened.
+        spec: the SPEC of the list.
+        entries: all entries of the list.
+        rows: the indices of the entries to open.
 
     Raises:
-        InputError: listing the images that do not exist.
+        InputError: if images do not exist; they are listed together with the problems of the labels.
     """
     raw = _labels_of_entries(entries, rows)
     paths = []
@@ -275,49 +280,53 @@ def _open_entries(spec: Spec, entries: list[_ListedImage], rows: Sequence[int]) 
 
 
 def split_line(line: str) -> tuple[str, str | None]:
-    """Return path and label of one line of an image list, by the rules of :func:`read_image_list`.
+    """Split one line of an image list into path and label, by the rules of :func:`read_image_list`.
 
-    ``a.jpg 3`` is (``a.jpg``, ``3``); ``my cat.jpg`` is the path alone, with None for the label; behind a tab there is
-    always a label.
+    ``a.jpg 3`` gives (``a.jpg``, ``3``), and ``my cat.jpg`` gives (``my cat.jpg``, None). After a tab there is always
+    a label; it is None if nothing follows the tab.
     """
     text = line.strip(" \r")
     if "\t" in text:
         path, _, label = text.rpartition("\t")
         return path.strip(), label.strip() or None
 
+    # Without a tab, the last field may be a label or the end of the path.
     before_last_space, _, last_field = text.rpartition(" ")
     has_space = bool(before_last_space)
     if not has_space:
         return text, None
     is_number = INTEGER.fullmatch(last_field) is not None
     ends_like_image = text.lower().endswith(IMAGE_SUFFIXES)
-    if ends_like_image and not is_number:  # a space within the name of a file
+    if ends_like_image and not is_number:  # the space is part of the file's name, as in `my cat.jpg`
         return text, None
     return before_last_space.rstrip(), last_field
 
 
 def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawLabels:
-    """Return the labels of some entries of a list, whose labels are all integers (``3``) or all names (``cat``).
+    """Return the labels of some entries of an image list. Labels must be all integers (``3``) or all names (``cat``).
 
     Args:
-        entries: all of the list. They are checked, whichever rows are asked for; names of classes are those of all.
+        entries: all entries of the list. All are checked, whichever rows are asked for, and the class names come from
+            all of them.
         rows: the indices of the entries whose labels are returned.
 
     Returns:
-        The labels; nothing where no entry has one; problems alone where some entries have none, or some labels are
-        integers and others names.
+        The labels. They are empty if no entry has a label. They hold only problems if some entries have no label, or
+        if some labels are integers and others are names.
     """
-    labels = [entry.label for entry in entries if entry.label is not None]  # as many as entries, or it is a problem
+    labels = [entry.label for entry in entries if entry.label is not None]
     if not labels:
         return RawLabels()
     has_integers = any(INTEGER.fullmatch(label) for label in labels)
+
+    # A list must be labelled completely, and in one way.
     problems = _unlabelled_entries(entries)
     if has_integers:
         problems += _entries_with_names(entries)
     if problems:
         return RawLabels(problems=problems)
 
-    # From here on every entry has a label, so these have the indices of the entries; and all are integers, or none is.
+    # Now every entry has a label, so `labels` has the same indices as `entries`.
     labels_of_rows = [labels[row] for row in rows]
     if has_integers:
         numbers = [int(label) for label in labels_of_rows]
@@ -327,7 +336,7 @@ def _labels_of_entries(entries: list[_ListedImage], rows: Sequence[int]) -> RawL
 
 
 def _unlabelled_entries(entries: Iterable[_ListedImage]) -> list[str]:
-    """List the entries without a label, a line of a message for each."""
+    """Return a line of a message for each entry without a label."""
     problems = []
     for entry in entries:
         if entry.label is None:
@@ -337,7 +346,7 @@ def _unlabelled_entries(entries: Iterable[_ListedImage]) -> list[str]:
 
 
 def _entries_with_names(entries: Iterable[_ListedImage]) -> list[str]:
-    """List the entries whose label is no number, a line of a message for each."""
+    """Return a line of a message for each entry whose label is a name and not an integer."""
     problems = []
     for entry in entries:
         if entry.label is not None and not INTEGER.fullmatch(entry.label):
@@ -346,16 +355,17 @@ def _entries_with_names(entries: Iterable[_ListedImage]) -> list[str]:
 
 
 def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()) -> FileImages:
-    """Open images by their paths in a file, relative to ``?root=``, else to the folder of the file.
+    """Open the images that a file lists by their paths, relative to ``?root=`` or else to the folder of the file.
 
     Args:
         spec: the SPEC of the file.
-        names: the paths.
-        places: where each stands in the file, for messages.
-        problems: what else is wrong with the file, for the same message.
+        names: the paths as written in the file; they also become the ids.
+        places: where each path is written, for messages, e.g. ``line 3``.
+        problems: other problems of the file, to be listed in the same error.
 
     Raises:
-        InputError: listing the images that do not exist; a root that fits none of them is one problem.
+        InputError: if images do not exist; the missing ones are listed. If all are missing, the root is probably wrong,
+            and the error names only the first image.
     """
     folder_of_file = os.path.dirname(spec.path)
     root = Path(os.path.expanduser(spec.query.get("root", folder_of_file)))
@@ -364,12 +374,13 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
     for name, place in zip(names, places, strict=True):
         path = os.path.join(root, name)
         paths.append(path)
-        if "\0" in path or not os.path.isfile(path):  # a NUL is no part of a name
+        if "\0" in path or not os.path.isfile(path):  # no file name contains a NUL
             missing.append(f"{place}: no file {printable(name)!r}")
     if not missing:
         ids = with_numbers_if_repeated(names)
         return FileImages(spec.text, spec.where, ids, paths)
 
+    # Some or all images are missing.
     hint = "name the folder that the paths are relative to with ?root=FOLDER"
     total = len(paths)
     if len(missing) < total:
@@ -382,7 +393,7 @@ def listed_images(spec: Spec, names: Sequence[str], places: Sequence[str], probl
 
 
 def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
-    """Return the names; one that comes again gets ``#2``, ``#3``, ..."""
+    """Return the names; a repeated name gets ``#2``, ``#3``, ... appended."""
     times_met: dict[str, int] = {}
     ids = []
     for name in names:
@@ -399,26 +410,29 @@ def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
 
 
 def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open a folder of images, or of class folders with images.
+    """Open a folder of images, or a folder of class folders with images.
 
-    Every sub-folder is a class and holds its images at any depth; ids are paths relative to the folder, classes and
-    files in the order of their names (code points, the same on every machine). Hidden files and folders and files
-    without an image's ending are passed over. A folder with images and no sub-folders is a set without labels.
+    Every sub-folder is a class and holds its images at any depth. Ids are paths relative to the folder. Classes and
+    files are sorted by name (by code points, so the order is the same on every machine). Hidden files and folders, and
+    files that do not end like an image, are skipped. A folder with images and no sub-folders is an unlabelled set.
 
     Args:
-        spec: of the folder.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class, so that every class is there.
+        spec: the SPEC of the folder.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
+            represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        InputError: for a folder without any images, a class folder without images, images beside class folders, or a
-            folder that cannot be listed.
+        InputError: if the folder has no images, a class folder has no images, there are images beside class folders,
+            or a folder cannot be listed.
     """
     spec.check_query(())
     root = os.path.expanduser(spec.path)
+
+    # List all images.
     images_by_class: dict[str, list[str]] = {}
     try:
         class_folders, loose_images = _folders_and_images(root)
@@ -427,6 +441,8 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     except OSError as error:
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
     _check_folder(spec, images_by_class, loose_images)
+
+    # Without class folders the images have no labels.
     if not class_folders:
         rows = limited(None, len(loose_images), limit, seed)
         dataset = _open_paths(spec, root, [loose_images[row] for row in rows])
@@ -441,14 +457,14 @@ def read_folder(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
 
 
 def _open_paths(spec: Spec, root: str, paths: Sequence[str]) -> FileImages:
-    """Open images by their paths in a folder, which are their ids too."""
+    """Open images by their paths relative to a folder; these paths become the ids."""
     ids = [printable(path) for path in paths]
     files = [os.path.join(root, path) for path in paths]
     return FileImages(spec.text, spec.where, ids, files)
 
 
 def _classes_and_paths(images_by_class: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return the class of each image, and its path ``CLASS/IMAGE``: two lists of the same length, class after class."""
+    """Return two lists of equal length, class after class: the class of each image, and its path ``CLASS/IMAGE``."""
     class_of_each = []
     paths = []
     for name, images in images_by_class.items():
@@ -459,15 +475,15 @@ def _classes_and_paths(images_by_class: Mapping[str, Sequence[str]]) -> tuple[li
 
 
 def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loose_images: Sequence[str]) -> None:
-    """Refuse a folder that is neither one of class folders, each with images, nor one of images.
+    """Refuse a folder that holds neither only class folders with images nor only images.
 
     Args:
-        spec: of the folder.
-        images_by_class: the images below each of its folders.
-        loose_images: those directly in it.
+        spec: the SPEC of the folder.
+        images_by_class: the images in each class folder, by its name.
+        loose_images: the images directly in the folder.
 
     Raises:
-        InputError: saying what is there that does not belong.
+        InputError: saying what is missing or does not belong there.
     """
     if not loose_images and not any(images_by_class.values()):
         endings = " ".join(IMAGE_SUFFIXES)
@@ -489,7 +505,7 @@ def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loos
 
 
 def _folders_and_images(folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the sub-folders and of the images directly in a folder, each sorted; links are followed."""
+    """Return two sorted lists: the sub-folders of a folder, and the images directly in it. Links are followed."""
     folders = []
     images = []
     with os.scandir(folder) as entries:
@@ -504,11 +520,12 @@ def _folders_and_images(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _images_below(folder: str, above: tuple[tuple[int, int], ...]) -> list[str]:
-    """List the images at any depth of a folder, relative to it, in a fixed order.
+    """Return the images at any depth of a folder, as paths relative to it, in a fixed order.
 
     Args:
         folder: the folder.
-        above: device and inode of the folders that led here; links that lead back to one of them are not followed.
+        above: device and inode of each folder on the way here. A link back to one of them is not followed, because the
+            search would never end.
     """
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)

@@ -1,4 +1,4 @@
-"""Data that a Python program hands over, as samples and labels that can be read one after another."""
+"""Data that a Python program passes in, as a list of samples and a list of labels."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Table(Protocol):
 
     @property
     def features(self) -> Any:
-        """The contents of each column."""
+        """The type of each column."""
 
     def select_columns(self, column_names: Any) -> Any:
-        """Return the table with these columns alone."""
+        """Return the table with only these columns."""
 
     def __len__(self) -> int: ...
 
 
 class HeldSamples(NamedTuple):
-    """Samples in memory, or read as they are asked for.
+    """Samples in memory, or samples that are read when they are asked for.
 
     Attributes:
         samples: images, texts or pairs of texts.
-        labels: one for each, by number or by name; None where there are none.
-        class_names: what numbers point into; None where that is not known.
+        labels: one label for each sample, a number or a name; None if there are no labels.
+        class_names: the names that numbers index; None if they are not known.
     """
 
     samples: Sequence[Any]
@@ -45,21 +45,21 @@ class HeldSamples(NamedTuple):
 
 
 HeldSet = HeldSamples | Table
-"""A table is read later, by its columns, when it is known what the models read."""
+"""A table is read later, when it is known whether the models read images or texts: that decides its columns."""
 
 
 class HeldData(Held):
-    """Data in the place of a SPEC; ``memory:NAME`` is what messages and documents call them."""
+    """Data that take the place of a SPEC; messages and documents call them ``memory:NAME``."""
 
     value: HeldSet
 
 
 class LazySamples(Sequence[Any]):
-    """Samples that are read when they are asked for, every time anew.
+    """A sequence whose samples are read again at every access.
 
     Args:
         read: returns the sample of a row.
-        rows: the rows, in order.
+        rows: the rows that this sequence holds, in order.
     """
 
     def __init__(self, read: Callable[[int], Any], rows: Sequence[int]) -> None:
@@ -69,8 +69,8 @@ class LazySamples(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, place: Any) -> Any:
-        row = self._rows[place]
+    def __getitem__(self, index: Any) -> Any:
+        row = self._rows[index]
         return self._read(row)
 
     def __iter__(self) -> Iterator[Any]:
@@ -79,8 +79,9 @@ class LazySamples(Sequence[Any]):
 
 
 class _SampleOfPair:
-    """Callable that reads the sample of an item ``(sample, label)``; a class, because it has to be pickled for
-    processes that read data.
+    """Callable that returns the sample of an item ``(sample, label)``.
+
+    It is a class and not a closure, because it is pickled for processes that read data.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -92,24 +93,29 @@ class _SampleOfPair:
 
 
 def held_set(value: Any, argument: str) -> HeldSet:
-    """Return what a program gave as data in one of the two forms that are read.
+    """Convert what a program passed as data to one of the two forms that hydractl reads.
 
     Args:
-        value: samples; ``(samples, labels)``, where labels may be None; a torch ``Dataset`` of ``(sample, label)`` or
-            of samples; or a ``datasets.Dataset``.
-        argument: its name, for messages.
+        value: one of: samples; ``(samples, labels)``, where labels may be None; a torch ``Dataset`` of samples or of
+            ``(sample, label)``; a ``datasets.Dataset``.
+        argument: the name of the argument, for messages.
 
     Raises:
-        InputError: for a data loader, a set without a length, or a torch set of other items.
+        InputError: for a data loader, a set without a length, or a torch set whose items are anything else.
     """
+    # Reject the forms of torch that have no samples by number.
     if isinstance(value, DataLoader):
         raise InputError(f"{argument} is a DataLoader", hint="give its dataset: batches are made by batch_size")
     if isinstance(value, IterableDataset):
         raise InputError(f"{argument} is an IterableDataset, which has no samples by number")
+
+    # Data sets of a library.
     if isinstance(value, TorchDataset):
         return _held_torch_set(value, argument)
     if isinstance(value, Table):
         return value
+
+    # Plain samples, with or without labels.
     samples = value
     labels = None
     if isinstance(value, tuple) and len(value) == 2:
@@ -126,7 +132,7 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
     """Read the labels of a torch data set; its samples are read when they are needed.
 
     Raises:
-        InputError: for a set without a length, and for items that are neither samples nor ``(sample, label)``.
+        InputError: if the set has no length, or its items are neither samples nor ``(sample, label)``.
     """
     try:
         count = len(dataset)
@@ -135,7 +141,7 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
     if count == 0:
         return HeldSamples((), None)
 
-    # All items are taken to be like the first one.
+    # The first item tells whether all items are samples or pairs.
     first = dataset[0]
     if isinstance(first, dict):
         raise InputError(
@@ -147,8 +153,11 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
     if len(first) != 2:
         raise InputError(f"{argument} is a data set whose items have {len(first)} parts: (sample, label) is needed")
 
+    # The items are (sample, label).
     samples = LazySamples(_SampleOfPair(dataset), range(count))
     labels = _labels_of(dataset, count)
+
+    # Use its list of class names, if it has one.
     names = getattr(dataset, "classes", None)
     if not isinstance(names, list | tuple):
         return HeldSamples(samples, labels)
@@ -159,14 +168,14 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
 
 
 def _labels_of(dataset: Any, count: int) -> Sequence[Any]:
-    """Return the labels of a torch data set: those that it lists, or else those of its items, each of which is read.
+    """Return the labels of a torch data set: its own list if it has one, else the label of each item, read one by one.
 
     Args:
         dataset: the data set, of items ``(sample, label)``.
-        count: how many there are.
+        count: the number of items.
     """
     listed = getattr(dataset, "targets", None)
-    # What it lists are the labels before such a change.
+    # The list holds the labels before `target_transform` changes them.
     changes_labels = getattr(dataset, "target_transform", None) is not None
     if listed is not None and len(listed) == count and not changes_labels:
         return list(listed)

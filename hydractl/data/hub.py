@@ -1,8 +1,8 @@
 """Data in the forms of Hugging Face: ``.parquet`` files of images, and ``hf:NAME/config/split``.
 
-A Parquet file is read by pyarrow: its images are a column of ``{bytes, path}``. An ``hf:`` set is a name on the hub or
-a local folder, opened by the ``datasets`` library. Both libraries are optional. A name is the only form that may use
-the network; what the library has in its cache is taken from there. It runs no code of a data set.
+pyarrow reads a Parquet file; its images are a column of ``{bytes, path}``. The ``datasets`` library opens an ``hf:``
+set, which is a name on the hub or a local folder. Both libraries are optional. Only a name may use the network; what
+the library has in its cache is taken from there. No code of a data set is run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hydractl.errors import InputError, UsageError, install_hint
 
 _SETTINGS = ("image", "label")
 
-_NAMES = ("image", "img")
+_NAMES = ("image", "img")  # a column of plain bytes counts as images only under one of these names
 _LABEL = "label"
-_HERE = ("/", "./", "../", "~")
+_HERE = ("/", "./", "../", "~")  # a path that begins so is a folder, any other is a name on the hub
 _NO_BYTES = "the row holds no bytes"
 
 
@@ -37,11 +37,11 @@ _NO_BYTES = "the row holds no bytes"
 
 
 class _RowGroup(NamedTuple):
-    """The images of one group of rows of a file.
+    """The images of one row group of a Parquet file.
 
     Attributes:
-        process: id of the process that read them; a process forked from it reads its own.
-        number: of the group in the file.
+        process: id of the process that read them; a forked process must read its own.
+        number: the index of the row group in the file.
         images: the values of the column of images.
     """
 
@@ -51,16 +51,16 @@ class _RowGroup(NamedTuple):
 
 
 class ParquetImages(EncodedImages):
-    """Images in one Parquet file; one group of its rows is in memory at a time.
+    """The images in one Parquet file; one row group of the file is in memory at a time.
 
     Args:
-        spec: it was opened from.
-        where: how messages call it.
-        ids: one for each image.
+        spec: the SPEC from which the set was opened.
+        where: the name of the set in messages.
+        ids: one id for each image.
         path: the file.
         column: the name of the column of images.
-        rows: of the samples in the file.
-        starts: the first row of each group of rows, ascending, and behind the last one the number of rows.
+        rows: for each sample, its row in the file.
+        starts: the first row of each row group, ascending, and at the end the number of rows in the file.
     """
 
     nothing = _NO_BYTES
@@ -76,26 +76,28 @@ class ParquetImages(EncodedImages):
         self._group: _RowGroup | None = None
 
     def read(self, i: int) -> bytes:
-        """Return the bytes of image ``i``; empty where its row holds none.
+        """Return the bytes of image ``i``; they are empty if its row holds none.
 
         Raises:
-            UnreadableSample: the file is damaged, or no longer there.
+            UnreadableSample: if the file is damaged, or was removed.
         """
         row = self._rows[i]
+
+        # Find the row group that has this row, and the row's index in the group.
         groups_begun = np.searchsorted(self._starts, row, side="right")
-        number = int(groups_begun) - 1  # of the group that has the row
+        number = int(groups_begun) - 1
         images = self._images_of_group(number)
-        place = row - int(self._starts[number])
-        if place >= len(images):  # a damaged file may hold fewer than it says
+        row_in_group = row - int(self._starts[number])
+        if row_in_group >= len(images):  # a damaged file may hold fewer rows than it states
             return b""
-        value = images[place]
+        value = images[row_in_group]
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
             return b""
         return content
 
     def _images_of_group(self, number: int) -> list[Any]:
-        """Return the images of a group of rows; the last group that was read is kept."""
+        """Return the images of a row group; also keep them, so that the next image of the group needs no reading."""
         process = os.getpid()
         group = self._group
         if group is not None and group.process == process and group.number == number:
@@ -105,10 +107,10 @@ class ParquetImages(EncodedImages):
         return images
 
     def _read_group(self, number: int) -> list[Any]:
-        """Read the images of a group of rows from the file.
+        """Read the images of a row group from the file.
 
         Raises:
-            UnreadableSample: the file is damaged, or no longer there.
+            UnreadableSample: if the file is damaged, or was removed.
         """
         import pyarrow
         import pyarrow.parquet
@@ -124,7 +126,7 @@ class ParquetImages(EncodedImages):
 
 
 def holds_images(path: str) -> bool:
-    """Return whether a Parquet file has a column of images; False if it cannot be opened (reported elsewhere)."""
+    """Return whether a Parquet file has a column of images; False if it cannot be opened (its reader reports that)."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -139,11 +141,11 @@ def holds_images(path: str) -> bool:
 
 
 def _image_columns(schema: Any) -> list[str]:
-    """Return the columns of a schema that hold images: ``{bytes, path}``, or plain bytes under the name of an image."""
+    """Return the columns that hold images: ``{bytes, path}``, or plain bytes in a column named for images."""
     from pyarrow import types
 
     def is_bytes(kind: Any) -> bool:
-        """Return whether a type of Arrow is of bytes."""
+        """Return whether an Arrow type holds bytes."""
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
     columns = []
@@ -161,21 +163,24 @@ def _image_columns(schema: Any) -> list[str]:
 def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple[EncodedImages, RawLabels]:
     """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
 
-    Labels are integers or names; integers point into the names of the published ``ClassLabel``, where the file says so.
+    Labels are integers or names. Integers index the names of the published ``ClassLabel``, if the file has them.
 
     Args:
-        spec: of the file.
-        limit: how many images; None: all.
-        seed: of their draw, see :func:`hydractl.data.labels.limited`; None: ``limit`` takes the first rows.
+        spec: the SPEC of the file.
+        limit: how many images to take; None means all.
+        seed: seed of the random draw of images, see :func:`hydractl.data.labels.limited`. None means that ``limit``
+            takes the first rows.
 
     Raises:
-        InputError: for a file that cannot be read, or columns that are not there or cannot be decided.
+        InputError: if the file cannot be read, or columns are missing or ambiguous.
     """
     import pyarrow
     import pyarrow.parquet
 
     spec.check_query(_SETTINGS)
     path = os.path.expanduser(spec.path)
+
+    # Choose the columns, and read the labels but not yet the images.
     labels_read: Any = None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -198,10 +203,13 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
         if len(labels) != total:
             raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
 
+    # Choose the rows.
     if seed is None:
         rows = limited(None, total, limit, 0)
     else:
         rows = limited(labels, total, limit, seed)
+
+    # Open them as a data set.
     file_name = printable(Path(path).name)
     ids = [f"{file_name}#{row}" for row in rows]
     starts = [0, *itertools.accumulate(group_sizes)]
@@ -214,15 +222,15 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
 
 
 def _choose_columns(spec: Spec, image_columns: Sequence[str], available: Sequence[str]) -> tuple[str, str | None]:
-    """Return the column of the images and that of the labels, None where there are no labels.
+    """Return the column of the images, and the column of the labels or None if there are no labels.
 
     Args:
-        spec: whose ``?image=`` and ``?label=`` may name them.
+        spec: the SPEC, whose ``?image=`` and ``?label=`` may name the columns.
         image_columns: the columns that hold images.
         available: all columns.
 
     Raises:
-        InputError: for a column that is not there, or cannot be decided.
+        InputError: if a column is missing or ambiguous.
     """
     image_column = _choose_image_column(spec, image_columns)
     label_column = spec.query.get("label", _LABEL)
@@ -238,7 +246,7 @@ def _choose_image_column(spec: Spec, image_columns: Sequence[str]) -> str:
     """Return the column of the images: the one that ``?image=`` names, else the only one.
 
     Raises:
-        InputError: for a column that holds no images, or several of which none is named.
+        InputError: if the named column holds no images, or there is not exactly one and none is named.
     """
     asked = spec.query.get("image")
     if asked is None:
@@ -253,22 +261,22 @@ def _choose_image_column(spec: Spec, image_columns: Sequence[str]) -> str:
 
 
 def _unlabelled(available: Sequence[str]) -> RawLabels:
-    """Return the labels of a set without a column of labels: none, and a hint that lists its columns."""
+    """Return the labels of a set that has no column of labels: no values, but a hint that lists its columns."""
     listed = ", ".join(available)
     return RawLabels(hint=f"the columns are {listed}: name that of the labels with ?label=NAME")
 
 
 def _names_in_metadata(schema: Any, column: str) -> list[str] | None:
-    """Return the class names that the ``datasets`` library wrote beside a column of integers; None where it has none.
+    """Return the class names that the ``datasets`` library stored for a column of integers; None if it stored none.
 
-    They are JSON in the metadata of a Parquet file: ``info.features.COLUMN.names``.
+    They are JSON in the metadata of the Parquet file, at ``info.features.COLUMN.names``.
     """
     try:
         metadata = schema.metadata or {}
         description = json.loads(metadata[b"huggingface"])
         names = description["info"]["features"][column]["names"]
     except (KeyError, TypeError, ValueError):
-        return None  # the file is of another program, or the names are not there
+        return None  # another program wrote the file, or it has no names
     if not isinstance(names, list) or not names:
         return None
     if not all(isinstance(name, str) for name in names):
@@ -280,15 +288,16 @@ def _names_in_metadata(schema: Any, column: str) -> list[str] | None:
 
 
 class HubImages(EncodedImages):
-    """Images of a set of the ``datasets`` library.
+    """The images of a set of the ``datasets`` library.
 
     Args:
-        spec: it was opened from.
-        where: how messages call it.
-        ids: one for each image.
+        spec: the SPEC from which the set was opened.
+        where: the name of the set in messages.
+        ids: one id for each image.
         column: the column of images, not decoded: each item is ``{"bytes", "path"}``.
-        rows: of the samples in it.
-        folders: where images that are files may lie: that of the set, or the library's cache; None: anywhere.
+        rows: for each sample, its row in the column.
+        folders: image files may only be read from these folders (the folder of the set, or the library's cache); None
+            means from anywhere.
     """
 
     def __init__(
@@ -300,16 +309,16 @@ class HubImages(EncodedImages):
         self._folders_of_images = folders
 
     def read(self, i: int) -> bytes:
-        """Return the bytes of image ``i``, which stand in its row or in a file that the row names.
+        """Return the bytes of image ``i``, from its row or from the file that the row names.
 
         Raises:
-            UnreadableSample: it has none, or a file that is not one of the set's, or cannot be read.
+            UnreadableSample: if the row has no image, its file lies outside the set, or the file cannot be read.
         """
         row = self._rows[i]
-        value = self.column[row] or {}  # an image may be missing
+        value = self.column[row] or {}  # the value is None if the image is missing
         content = value.get("bytes")
         path = value.get("path")
-        if content is None and path:  # the image is a file
+        if content is None and path:  # the row names a file
             if not self._may_read(path):
                 raise self.unreadable(i, f"its image is {printable(path)!r}, outside of the set")
             try:
@@ -321,29 +330,30 @@ class HubImages(EncodedImages):
         return bytes(content)
 
     def _may_read(self, path: str) -> bool:
-        """Return whether a file lies in one of the folders of the set."""
+        """Return whether a file lies in one of the allowed folders."""
         if self._folders_of_images is None:
             return True
         return any(_lies_in(path, folder) for folder in self._folders_of_images)
 
 
 def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
-    """Open ``hf:NAME/config/split`` or ``hf:FOLDER/config/split`` (a folder starts with ``/``, ``./`` or ``~``).
+    """Open ``hf:NAME/config/split`` or ``hf:FOLDER/config/split`` (a folder starts with ``/``, ``./``, ``../``, ``~``).
 
-    A set with a column of images is one of images (``?image=``, ``?label=``), any other one of texts (``?text=``,
-    ``?text_b=``, ``?label=``). Integers point into the names of the set's own ``ClassLabel``.
+    If the set has a column of images, it is opened as images (``?image=``, ``?label=``), otherwise as texts
+    (``?text=``, ``?text_b=``, ``?label=``). Labels that are integers index the names of the set's own ``ClassLabel``.
 
     Args:
-        spec: of the set.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class, so that every class is there.
+        spec: the SPEC of the set.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
+            represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        UsageError: where the library is not installed, or the SPEC has no config and split.
-        InputError: where the library cannot open the set, or columns are not there or cannot be decided.
+        UsageError: if the library is not installed, or the SPEC has no config and split.
+        InputError: if the library cannot open the set, or columns are missing or ambiguous.
     """
     table = _load_table(spec)
     folders = _folders_of_images(spec)
@@ -351,21 +361,21 @@ def read_hub_set(spec: Spec, limit: int | None, seed: int) -> tuple[Dataset, Raw
 
 
 def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -> tuple[Dataset, RawLabels]:
-    """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as those of a set of the hub.
+    """Open a ``datasets.Dataset`` that a Python program holds; its columns are found as for a set of the hub.
 
     Args:
-        spec: what messages and ids call it.
+        spec: names the set in messages and ids.
         table: the data set of the library.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples, see :func:`read_hub_set`.
 
     Raises:
-        InputError: where columns are not there or cannot be decided.
+        InputError: if columns are missing or ambiguous.
     """
     try:
         return _read_loaded(spec, table, None, limit, seed)
     except InputError as error:
-        if error.hint is not None and "?" in error.hint:  # there is no SPEC to write that into
+        if error.hint is not None and "?" in error.hint:  # the hint names a setting of a SPEC, but there is no SPEC
             error.hint = (
                 "name the columns with rename_columns (image, text, text_b, label), or give two: (samples, labels)"
             )
@@ -375,24 +385,28 @@ def read_table_in_memory(spec: Spec, table: Any, limit: int | None, seed: int) -
 def _read_loaded(
     spec: Spec, table: Any, folders: Sequence[str] | None, limit: int | None, seed: int
 ) -> tuple[Dataset, RawLabels]:
-    """Open the images of a table of the library, or its texts where it has no column of images.
+    """Open the images of a table of the library, or its texts if it has no column of images.
 
     Args:
-        spec: what it was opened for.
-        table: the library's own.
-        folders: where images that are files may lie; None: anywhere, as the table is held by a Python program.
-        limit: how many samples; None: all.
-        seed: of their draw.
+        spec: the SPEC for which the table was loaded.
+        table: the library's own table.
+        folders: image files may only be read from these folders. None means from anywhere, for a table that a Python
+            program holds.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples, see :func:`read_hub_set`.
 
     Raises:
-        InputError: for an empty table, or columns that are not there or cannot be decided.
+        InputError: if the table is empty, or columns are missing or ambiguous.
     """
+    # The ids begin with the name of the set.
     name = spec.path
     if folders is not None:
         name = f"hf:{spec.path}"
     total = len(table)
     if total == 0 or limit == 0:
         raise InputError(f"{spec.where}: the set is empty")
+
+    # Without a column of images it is a set of texts.
     image_columns = []
     for column, feature in table.features.items():
         if type(feature).__name__ == "Image":
@@ -401,6 +415,7 @@ def _read_loaded(
         count = total if limit is None else min(limit, total)
         return _read_texts(spec, table, count, name)
 
+    # Choose the columns, read the labels, and choose the rows.
     spec.check_query(_SETTINGS)
     available = list(table.features)
     image_column, label_column = _choose_columns(spec, image_columns, available)
@@ -411,6 +426,8 @@ def _read_loaded(
         labels = list(table[label_column])
     rows = limited(labels, total, limit, seed)
     ids = [f"{name}#{row}" for row in rows]
+
+    # The images are decoded when they are read, and not by the library.
     undecoded = table.cast_column(image_column, Image(decode=False))
     dataset = HubImages(spec.text, spec.where, ids, undecoded[image_column], rows, folders)
     if labels is None:
@@ -421,7 +438,7 @@ def _read_loaded(
 
 
 def _names_of_feature(feature: Any) -> list[str] | None:
-    """Return the class names of a column; None for plain numbers and texts."""
+    """Return the class names of a column; None if the column holds plain numbers or texts."""
     names = getattr(feature, "names", None)
     if not names:
         return None
@@ -432,23 +449,24 @@ def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset,
     """Read the texts and labels of a table without images.
 
     Args:
-        spec: what it was opened for.
-        table: the library's own.
-        count: how many rows, the first ones.
-        name: what the ids begin with.
+        spec: the SPEC for which the table was loaded.
+        table: the library's own table.
+        count: read only this many rows from the start.
+        name: the beginning of the ids.
     """
     spec.check_query(TEXT_QUERY)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
-        """Yield the rows with the values of some columns, numbered from 1."""
+        """Yield the rows, numbered from 1, with only the values of the given columns."""
         chosen_columns = table.select_columns(list(columns))
-        for i in range(count):
-            place = f"row {i + 1}"
-            yield TextRow(place, chosen_columns[i])
+        for index in range(count):
+            place = f"row {index + 1}"
+            yield TextRow(place, chosen_columns[index])
 
     text_table = TextTable(list(table.features), rows)
     dataset, raw = read_table(spec, text_table, count, name)
-    # Integers point into the names of the set; labels that are names are the classes themselves.
+
+    # Labels that are integers index the names of the set; labels that are names are the classes themselves.
     has_integers = isinstance(raw.values, np.ndarray)
     if has_integers:
         label_column = spec.query.get("label", _LABEL)
@@ -457,11 +475,11 @@ def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset,
 
 
 def _load_table(spec: Spec) -> Any:
-    """Return the library's own table.
+    """Load the set with the ``datasets`` library and return the library's own table.
 
     Raises:
-        UsageError: where the library is not installed.
-        InputError: where it cannot open the set, or the folder names files outside of it.
+        UsageError: if the library is not installed.
+        InputError: if the library cannot open the set, or the folder refers to files outside it.
     """
     try:
         import datasets
@@ -470,6 +488,8 @@ def _load_table(spec: Spec) -> Any:
             f"{spec.where}: hf: data sets need the datasets library, which is not installed",
             hint=install_hint("datasets"),
         ) from error
+
+    # A folder is checked before the library opens it.
     name, config, split = _name_config_split(spec)
     is_folder = name.startswith(_HERE)
     name_or_folder = name
@@ -481,13 +501,13 @@ def _load_table(spec: Spec) -> Any:
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(name_or_folder, config, split=split)
-    # The library says what is wrong with errors of many kinds.
+    # The library raises many kinds of errors, whose texts say what is wrong.
     except Exception as error:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
 
 
 def _folders_of_images(spec: Spec) -> list[str]:
-    """Return where the files of a set lie: in its own folder, or where the library keeps what it downloads."""
+    """Return the folders in which image files of a set may lie: its own folder, or the caches of the library."""
     import datasets
 
     name, _, _ = _name_config_split(spec)
@@ -498,7 +518,7 @@ def _folders_of_images(spec: Spec) -> list[str]:
 
 
 def _lies_in(path: str, folder: str) -> bool:
-    """Return whether a path leads into a folder, by its names: links within are followed as in any other set."""
+    """Return whether a path leads into a folder. Only names are compared: links inside the folder may be followed."""
     full_path = os.path.abspath(path)
     full_folder = os.path.abspath(folder)
     common_folder = os.path.commonpath([full_path, full_folder])
@@ -507,12 +527,12 @@ def _lies_in(path: str, folder: str) -> bool:
 
 _CARD = "README.md"
 _DESCRIPTIONS = (_CARD, ".huggingface.yaml")
-"""The files in which the library looks for the names of the data files of a set."""
-_LONGEST_DESCRIPTION = 1 << 20  # bytes; YAML of a few kilobytes is usual
+"""The files in which the library looks for the names of a set's data files."""
+_LONGEST_DESCRIPTION = 1 << 20  # in bytes; a few kilobytes of YAML are usual
 
 
 def _refuse_files_elsewhere(spec: Spec, folder: Path) -> None:
-    """Refuse a folder that sends the library elsewhere: to an address, or to files outside of it.
+    """Refuse a folder whose description sends the library elsewhere: to a web address, or to files outside the folder.
 
     Raises:
         InputError: naming the address or the file.
@@ -522,19 +542,19 @@ def _refuse_files_elsewhere(spec: Spec, folder: Path) -> None:
         if not file.is_file():
             continue
         description = _read_description(spec, file)
-        for place in _file_names_in(description, set()):
-            if _is_elsewhere(place):
+        for file_name in _file_names_in(description, set()):
+            if _is_elsewhere(file_name):
                 raise InputError(
-                    f"{spec.where}: {file} names {printable(place)!r}, outside of the folder",
+                    f"{spec.where}: {file} names {printable(file_name)!r}, outside of the folder",
                     hint="put the files into the folder, or name the set that holds them",
                 )
 
 
 def _read_description(spec: Spec, file: Path) -> Any:
-    """Parse the YAML of a description of a set: the whole file, or what is at the beginning of a card.
+    """Parse the YAML of a set's description: the whole file, or the block at the start of a dataset card.
 
     Raises:
-        InputError: for a file that is too long or cannot be read.
+        InputError: if the file is too long or cannot be read.
     """
     size = file.stat().st_size
     if size > _LONGEST_DESCRIPTION:
@@ -549,7 +569,7 @@ def _read_description(spec: Spec, file: Path) -> Any:
 
 
 def _is_elsewhere(place: str) -> bool:
-    """Return whether the name of a file leads out of its folder."""
+    """Return whether a file name leads out of its folder, for example to a web address."""
     if "://" in place:
         return True
     if place.startswith(("/", "~")):
@@ -558,7 +578,7 @@ def _is_elsewhere(place: str) -> bool:
 
 
 def _yaml_of_card(text: str) -> str:
-    """Return the YAML at the beginning of a card, between two lines of ``---``; empty where there is none."""
+    """Return the YAML at the start of a dataset card, between two lines of ``---``; empty if there is none."""
     match = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
     if match is None:
         return ""
@@ -566,13 +586,13 @@ def _yaml_of_card(text: str) -> str:
 
 
 def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool = False) -> Iterator[str]:
-    """Yield the names of files that a description of a set gives: every text below ``data_files`` or ``data_dir``.
+    """Yield all file names that the description of a set gives: every text below a key ``data_files`` or ``data_dir``.
 
-    A part that stands there twice (YAML has aliases, and they may even go round in a circle) is gone through once.
+    YAML has aliases, so the same part may occur twice or even contain itself. Every part is searched only once.
 
     Args:
         document: the description, or a part of it.
-        met: the parts that were gone through, by identity and ``below_key``; more are added.
+        met: the parts that were searched before, by identity and ``below_key``; this call adds more.
         below_key: whether the part lies below one of the two keys.
     """
     if isinstance(document, str) and below_key:
@@ -593,10 +613,10 @@ def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool
 
 
 def _name_config_split(spec: Spec) -> tuple[str, str, str]:
-    """Return name, config and split of ``[ORG/]NAME/config/split`` or ``FOLDER/config/split``.
+    """Split ``[ORG/]NAME/config/split`` or ``FOLDER/config/split`` into name, config and split.
 
     Raises:
-        UsageError: for any other path.
+        UsageError: if the path has another form.
     """
     rest, _, split = spec.path.rpartition("/")
     name, _, config = rest.rpartition("/")

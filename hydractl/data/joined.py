@@ -22,50 +22,51 @@ STANDARD_INPUT = "-"
 
 
 class JoinedSets(Dataset):
-    """Data sets one after another, as one.
+    """Several data sets, one after another, as one data set.
 
-    Ids are those of the sets; where two sets share one, every id has the SPEC of its set before it, as in
-    ``day1/:cat/3.jpg``. A set without labels leaves its samples without: their label is -1.
+    Ids are those of the sets. If two samples share an id, every id gets the SPEC of its set in front, for example
+    ``day1/:cat/3.jpg``. The samples of a set without labels get the label -1.
 
     Args:
-        parts: the sets, at least one, all of the same kind of sample.
+        parts: the sets, at least one, all with the same kind of samples.
     """
 
     def __init__(self, parts: Sequence[Dataset]) -> None:
-        """Join the ids and labels of the sets; their samples are read where they are."""
+        """Join the ids and labels of the sets. The samples stay in their sets and are read there."""
         specs = [part.spec for part in parts]
         super().__init__(" ".join(specs), "INPUT", _joined_ids(parts))
         first = parts[0]
         self.kind = first.kind
         self.parts = list(parts)
         self.label_names = first.label_names
-        # Behind the last sample of each set, counted over all sets before it.
+
+        # For each set, the number of samples in it and all sets before it.
         sizes = [len(part) for part in parts]
         self._ends = list(itertools.accumulate(sizes))
         if any(part.labels is not None for part in parts):
             self.labels = np.concatenate([_labels_or_minus_one(part) for part in parts])
         skips_bad_samples = first.skipped is not None
         if skips_bad_samples:
-            self.skipped = {}  # by index over all sets, filled when samples are read
+            self.skipped = {}  # filled while samples are read; the index counts over all sets
 
-    def _place(self, i: int) -> tuple[Dataset, int]:
-        """Return the set that has sample ``i``, and its place there."""
-        number = bisect_right(self._ends, i)
+    def _set_and_index(self, i: int) -> tuple[Dataset, int]:
+        """Return the set that holds sample ``i``, and the index of the sample in that set."""
+        set_index = bisect_right(self._ends, i)
         samples_before = 0
-        if number > 0:
-            samples_before = self._ends[number - 1]
-        return self.parts[number], i - samples_before
+        if set_index > 0:
+            samples_before = self._ends[set_index - 1]
+        return self.parts[set_index], i - samples_before
 
     def _sample(self, i: int) -> Any:
-        part, place = self._place(i)
-        return part[place]
+        part, index = self._set_and_index(i)
+        return part[index]
 
     def _content(self, i: int) -> Iterable[bytes]:
-        part, place = self._place(i)
-        return part._content(place)
+        part, index = self._set_and_index(i)
+        return part._content(index)
 
     def lengths(self) -> list[int] | None:
-        """Return the lengths of the samples of all sets; None where one of them has none."""
+        """Return the lengths of the samples of all sets; None if one of the sets has no lengths."""
         lengths: list[int] = []
         for part in self.parts:
             lengths_of_part = part.lengths()
@@ -76,7 +77,7 @@ class JoinedSets(Dataset):
 
 
 def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
-    """Return the ids of the samples of all sets; where two sets share one, each with the SPEC of its set before it."""
+    """Return the ids of the samples of all sets. If two are equal, put the SPEC of its set in front of every id."""
     ids = []
     for part in parts:
         ids += part.ids
@@ -90,7 +91,7 @@ def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
 
 
 def _labels_or_minus_one(part: Dataset) -> np.ndarray:
-    """Return the labels of a set, int64 ``[samples]``; -1 for each sample of one that has none."""
+    """Return the labels of a set, int64 ``[samples]``; if it has none, -1 for each sample."""
     if part.labels is None:
         return np.full(len(part), -1, dtype=np.int64)
     return part.labels
@@ -105,26 +106,27 @@ def open_inputs(
     seed: int = 0,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open the inputs of a command that reads them once, without their labels where these are not the model's.
+    """Open all inputs of a command as one data set that is read once. Labels that do not fit the model are left out.
 
     Args:
-        texts: image files, SPECs, and ``-`` for standard input: the path of an image in each line, or a text for a
-            model that reads texts. An only SPEC is opened as it is, with the ids that it has everywhere.
-        reads: the name of the model, and what it reads, ``image`` or ``text``; one entry.
-        labels: the names of its classes; empty where it has none.
-        limit: only so many samples of each input; image files one after another are one.
-        seed: draws them of a set sorted by class.
-        on_bad: what becomes of an image that cannot be read: ``error`` or ``skip``.
+        texts: image files, SPECs, and ``-`` for standard input. Standard input has the path of an image in each line,
+            or a text in each line for a model that reads texts. If there is a single SPEC, its set keeps its own ids.
+        reads: maps the name of the model to what it reads, ``image`` or ``text``; exactly one entry.
+        labels: the class names of the model; empty if it has none.
+        limit: take only this many samples of each input; neighbouring image files count as one input.
+        seed: seed of the random draw of samples from a set that is sorted by class.
+        on_bad: what to do with an image that cannot be read: ``error`` or ``skip``.
 
     Returns:
-        The only input, or all of them joined.
+        The single input, or a :class:`JoinedSets` of all inputs.
 
     Raises:
-        UsageError, InputError: as :func:`hydractl.data.open_data`, or nothing is in standard input.
+        UsageError, InputError: as for :func:`hydractl.data.open_data`, and if standard input is empty.
     """
     ((model, kind_read),) = reads.items()
-    parts: list[Dataset] = []
-    # Image files one after another become one set, to which the limit applies as a whole.
+    parts: list[Dataset] = []  # the inputs as data sets
+
+    # Image files that follow each other become one set, to which the limit applies as a whole.
     for are_image_files, neighbours in itertools.groupby(texts, key=_is_image_file):
         if are_image_files:
             paths = list(neighbours)
@@ -147,49 +149,52 @@ def open_inputs(
                 )
             parts.append(part)
 
-    # What open_data opens is checked and prepared already; image files and standard input are not.
+    # Check and prepare every set. For sets that open_data opened this changes nothing.
     for part in parts:
         if part.kind != kind_read:
             raise InputError(f"{part.where} holds {part.kind}s, and {model} reads {kind_read}s")
         if on_bad == "skip":
-            part.skipped = {}  # by index, filled when samples are read
+            part.skipped = {}  # filled while samples are read
         else:
-            part.skipped = None  # a sample that cannot be read is an error
+            part.skipped = None  # an unreadable sample is an error
     if len(parts) == 1:
         return parts[0]
     return JoinedSets(parts)
 
 
 def _is_image_file(text: str) -> bool:
-    """Return whether an input is a file with the ending of an image."""
+    """Return whether an input is an existing file that ends like an image."""
     return text.lower().endswith(IMAGE_SUFFIXES) and Path(text).is_file()
 
 
 def _open_image_files(paths: Sequence[str]) -> FileImages:
-    """Return image files as a set, each with its path as its id; a path that comes again gets ``#2``, ``#3``, ..."""
+    """Return image files as a set. An id is the path; a repeated path gets ``#2``, ``#3``, ..."""
     names = [printable(path) for path in paths]
     ids = with_numbers_if_repeated(names)
     return FileImages("files", "INPUT", ids, paths)
 
 
 def _read_standard_input(kind_read: str, limit: int | None) -> Dataset:
-    """Open what standard input lists: paths of images, or texts, one a line; empty lines are passed over.
+    """Open the images or texts that standard input lists, one per line; blank lines are skipped.
 
     Args:
-        kind_read: what the model reads: ``text`` for texts, else images.
-        limit: so many lines, the first ones; None: all.
+        kind_read: what the model reads. ``text`` means that the lines are texts; otherwise they are paths of images.
+        limit: take only this many lines from the start; None means all.
 
     Raises:
-        InputError: it lists nothing, or texts that are not UTF-8.
+        InputError: if standard input is empty, or has texts that are not UTF-8.
     """
     if sys.stdin is None:
         raise InputError("INPUT - : standard input is closed")
-    # As bytes: the name of a file may be no text.
+
+    # Read bytes, because file names need not be valid text.
     all_lines = [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
     filled_lines = [line for line in all_lines if line.strip()]
     lines = filled_lines[:limit]
     if not lines:
         raise InputError("INPUT - : standard input is empty", hint="give a path or a text in each line")
+
+    # For a model of images every line is a path.
     if kind_read != "text":
         paths = [os.fsdecode(line) for line in lines]
         return _open_image_files(paths)

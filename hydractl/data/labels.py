@@ -13,29 +13,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.data.names import place_of_published
+from hydractl.data.names import index_of_published
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonio import shown
 
 Labels = npt.NDArray[np.int64]
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-"""A label in a text that is a number."""
-_MOST_COMPARED = 50_000  # pairs of names, for messages: a second of work
+"""Matches a label in a text file that is an integer."""
+_MOST_COMPARED = 50_000  # pairs of names to compare for a hint in a message; takes about a second
 
 
 @dataclass
 class RawLabels:
-    """Labels before any mapping.
+    """The labels of a data set before they are mapped to the classes of a checkpoint.
 
     Attributes:
-        values: int64 ``[samples]``, or one name per sample, or None when there are none.
-        names: the data's own class names (of the whole set, whatever ``limit``): integers point into them, strings are
-            among them.
-        problems: why the labels cannot be used, one line each; kept apart because a set that needs no labels may have
-            bad ones.
-        hint: where there are none, how to say where they are.
-        texts: integers as they stand in a file that does not tell numbers from texts.
+        values: int64 ``[samples]``, or one class name per sample, or None if there are no labels.
+        names: the data's own class names, of the whole set whatever ``limit`` is. Integers index this list, and labels
+            that are strings are in it.
+        problems: why the labels cannot be used, one line each. They are not raised at once, because a set that needs no
+            labels may have bad ones.
+        hint: how the user can say where the labels are; set if there are none.
+        texts: integer labels as they are written in the file, if the file does not tell numbers from texts.
     """
 
     values: Labels | list[str] | None = None
@@ -46,47 +46,50 @@ class RawLabels:
 
 
 def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: int) -> list[int]:
-    """Return which samples of a set ``--limit`` takes, in their order.
+    """Return the indices of the samples that ``--limit`` takes, in ascending order.
 
-    These are the first ones; of a set sorted by class, whose first ones are all of one class, as many of every class as
-    there are, drawn by ``seed``. A larger limit takes all that a smaller one takes.
+    Usually these are the first samples. A set sorted by class would then give only one class, so from such a set the
+    same number of samples is drawn at random from every class, as far as a class has enough. A larger limit always
+    includes the samples of a smaller one.
 
     Args:
-        labels: of all samples; None where there are none.
-        total: number of samples.
-        limit: how many are wanted; None: all.
-        seed: of the draw.
+        labels: the labels of all samples; None if there are none.
+        total: the number of samples.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw.
     """
     if limit is None or limit >= total:
         return list(range(total))
     class_sizes = _sizes_if_sorted(labels)
     if class_sizes is None:
         return list(range(limit))
-    # Samples are drawn in rounds: each class has its turn in every round while it has samples left. The samples of a
-    # class are given the rounds 0, 1, ... in random order.
+
+    # Draw samples in rounds. In every round, each class that has samples left gives one sample when its turn comes.
+    # The samples of a class are assigned to the rounds 0, 1, 2, ... in random order.
     random = np.random.default_rng(seed)
     turn_of_class = random.permutation(len(class_sizes))
     round_within_class = [random.permutation(size) for size in class_sizes]
-    turns = np.repeat(turn_of_class, class_sizes)  # [samples]
-    rounds = np.concatenate(round_within_class)  # [samples]
-    drawn = np.lexsort((turns, rounds))  # by round, and within a round by turn
-    return sorted(drawn[:limit].tolist())
+    turns = np.repeat(turn_of_class, class_sizes)  # [samples] the turn of each sample's class
+    rounds = np.concatenate(round_within_class)  # [samples] the round of each sample
+    order = np.lexsort((turns, rounds))  # sorts by round, and within a round by turn
+    return sorted(order[:limit].tolist())
 
 
 def _sizes_if_sorted(labels: Sequence[Any] | None) -> list[int] | None:
-    """Return the number of samples of each class of a set sorted by class; None for any other set.
+    """Return the number of samples of each class if the set is sorted by class; None for any other set.
 
-    A set of one class, or of one sample a class, counts as any other.
+    A set with a single class, or with one sample per class, does not count as sorted.
     """
     if labels is None:
         return None
     run_lengths = []
     for _, run in itertools.groupby(labels):
         run_lengths.append(len(list(run)))
+    # A set is sorted if every class is one run of equal labels.
     runs = len(run_lengths)
     if runs <= 1 or runs >= len(labels):
         return None
-    if runs > len(set(labels)):  # a class comes again
+    if runs > len(set(labels)):  # a class has several runs
         return None
     return run_lengths
 
@@ -99,14 +102,18 @@ def raw_labels(
     hint: str | None = None,
     texts: list[str] | None = None,
 ) -> RawLabels:
-    """Return the labels of a column: all integers, all names, or none at all; anything else becomes a problem.
+    """Check the values of a column of labels, which are all integers, all names or all missing, and return the labels.
 
     Args:
-        values: one for each sample; None where there is no label.
-        ids: sample ids, for messages.
-        names: what integers point into; None where that is not known.
-        hint: how to say where the labels are, where there are none.
-        texts: integers as they stand in a file that does not tell numbers from texts.
+        values: one for each sample; None where a label is missing.
+        ids: the ids of the samples, for messages.
+        names: the class names that integers index; None if they are not known.
+        hint: how the user can say where the labels are, for a set without labels.
+        texts: integers as they are written in a file that does not tell numbers from texts.
+
+    Returns:
+        The labels. If all are missing, there are no values. Values of other kinds, or of several kinds, give only a
+        list of problems.
     """
     if all(value is None for value in values):
         return RawLabels(None, names, hint=hint)
@@ -119,20 +126,22 @@ def raw_labels(
 
 
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
-    """List what is wrong with labels: one line for each kind of problem, about the first sample that has it.
+    """Return what is wrong with labels: one line for each kind of problem, which names the first sample that has it.
 
     Args:
-        values: integers of 64 bits, or names; anything else, None, and both kinds together are problems.
-        ids: of the samples, for messages.
+        values: integers of 64 bits, or names. Anything else, None, and a mixture of integers and names are problems.
+        ids: the ids of the samples, for messages.
     """
+    # Find the first label of each kind, and count those that are missing.
     first_of_kind: dict[str, int] = {}
-    missing = 0
+    missing_count = 0
     for i, value in enumerate(values):
         kind = _kind_of_label(value)
         first_of_kind.setdefault(kind, i)
         if kind == "missing":
-            missing += 1
+            missing_count += 1
 
+    # The index of the first label of each kind, or None if there is no such label.
     first_missing = first_of_kind.get("missing")
     first_other = first_of_kind.get("other")
     first_too_large = first_of_kind.get("too large")
@@ -142,8 +151,8 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
     problems = []
     if first_missing is not None:
         problem = f"no label for sample {ids[first_missing]}"
-        if missing > 1:
-            problem += f", and for {missing - 1} more"
+        if missing_count > 1:
+            problem += f", and for {missing_count - 1} more"
         problems.append(problem)
     if first_other is not None:
         label = shown(values[first_other])
@@ -157,7 +166,7 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
 
 
 def _kind_of_label(value: Any) -> str:
-    """Return what a label is: ``missing``, ``name``, ``integer``, ``too large`` (an integer) or ``other``."""
+    """Return the kind of a label: ``missing``, ``name``, ``integer``, ``too large`` (for 64 bits) or ``other``."""
     if value is None:
         return "missing"
     if type(value) is str:
@@ -182,20 +191,21 @@ def resolve_labels(
     """Map the labels of a data set to the checkpoint's classes, by name and never by position.
 
     Args:
-        raw: what the reader found.
-        ids: sample ids, for messages.
-        where: what messages call the data set.
-        labels: the checkpoint's names; empty: a checkpoint without names; None: the data's own order counts.
-        label_map: name in the data -> name in the checkpoint; None where there is no option to give one.
+        raw: the labels as they were read.
+        ids: the ids of the samples, for messages.
+        where: the name of the data set in messages.
+        labels: the checkpoint's class names. Empty means a checkpoint without names. None means that there is no
+            checkpoint, and the data's own order of classes counts.
+        label_map: maps names in the data to names in the checkpoint; None if the command has no option for it.
         need: refuse a set without labels.
-        ignore: a set whose labels cannot be mapped is simply unlabelled.
+        ignore: treat a set whose labels cannot be mapped as unlabelled, without an error.
 
     Returns:
-        Indices int64 ``[samples]`` or None, and the names they point into or None.
+        The class indices, int64 ``[samples]``, or None for an unlabelled set; and the names that they index, or None.
 
     Raises:
-        InputError: for labels that are missing while needed, out of range, negative, or names that cannot be mapped.
-        UsageError: for a ``label_map`` without names to map to.
+        InputError: if labels are needed and missing, negative or out of range, or names that cannot be mapped.
+        UsageError: if there is a ``label_map`` but no checkpoint with names.
     """
     if label_map and labels is None:
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
@@ -223,28 +233,29 @@ def _class_indices(
     """Return the index of each sample's class, int64 ``[samples]``; None for a set without labels.
 
     Args:
-        raw: integers or names, as the reader found them.
-        ids: sample ids, for messages.
-        where: what messages call the data set.
-        labels: the checkpoint's names, which the indices point into; empty: a checkpoint without names; None: they
-            point into the data's own.
-        label_map: name in the data -> name in the checkpoint; None where there is no option to give one.
+        raw: integers or names, as they were read.
+        ids: the ids of the samples, for messages.
+        where: the name of the data set in messages.
+        labels: the checkpoint's class names, which the result indexes. Empty means a checkpoint without names. None
+            means that the result indexes the data's own names.
+        label_map: maps names in the data to names in the checkpoint; None if the command has no option for it.
 
     Raises:
-        InputError: for labels that are out of range, negative, or names that cannot be mapped.
+        InputError: for labels that are negative or out of range, and names that cannot be mapped.
     """
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
     values = raw.values
     data_names = raw.names
     if raw.texts is not None and labels and set(raw.texts) <= set(labels):
-        # Numbers that are names of the checkpoint: five stars are the class named "5", not the class at position 5.
+        # The labels are numbers, but the checkpoint's class names are such numbers too. Then they are names: five stars
+        # are the class named "5" and not the class at index 5.
         values = raw.texts
         data_names = sorted(set(raw.texts))
     if values is None:
         return None
 
-    # First as indices into the data's own names, where there are such, else into the checkpoint's.
+    # First step: indices into the data's own names if there are any, else into the checkpoint's names.
     if isinstance(values, list):
         if data_names is None:
             data_names = sorted(set(values))
@@ -252,39 +263,41 @@ def _class_indices(
     else:
         indices = values
     class_names = labels if data_names is None else data_names
-    class_count = len(class_names) if class_names else None  # None: of a checkpoint without names
+    class_count = len(class_names) if class_names else None  # not known for a checkpoint without names
     _check_range(indices, class_count, ids, where)
     if data_names is None or labels is None:
         return indices
 
-    # Then from the data's own names to the checkpoint's.
+    # Second step: from the data's own names to the checkpoint's.
     index_by_data_class = _index_data_classes(data_names, labels, label_map, where)
     return index_by_data_class[indices]
 
 
 def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], where: str) -> Labels:
-    """Return the position of each sample's name in the data's own names, int64 ``[samples]``.
+    """Return the index of each sample's class name in the data's own names, int64 ``[samples]``.
 
     Args:
         values: the name of each sample's class.
-        data_names: the data's own names of its classes.
-        ids: sample ids, for messages.
-        where: what messages call the data set.
+        data_names: the data's own class names.
+        ids: the ids of the samples, for messages.
+        where: the name of the data set in messages.
 
     Raises:
-        InputError: for a class name that is there twice, and for labels that are no class names.
+        InputError: if a class name occurs twice in ``data_names``, or a sample's label is not in ``data_names``.
     """
-    twice = []
+    # The class names must differ.
+    repeated_lines = []
     for name, count in Counter(data_names).items():
         if count > 1:
-            twice.append(f"{name!r} is in classes twice")
-    if twice:
-        raise InputError(f"{where}: class names given more than once", problems=twice)
+            repeated_lines.append(f"{name!r} is in classes twice")
+    if repeated_lines:
+        raise InputError(f"{where}: class names given more than once", problems=repeated_lines)
 
-    position_by_name = {name: i for i, name in enumerate(data_names)}
+    # Every label must be a class name. An unknown one is reported with the first sample that has it.
+    index_by_name = {name: index for index, name in enumerate(data_names)}
     first_sample_by_unknown: dict[str, str] = {}
     for name, sample in zip(values, ids, strict=True):
-        if name not in position_by_name:
+        if name not in index_by_name:
             first_sample_by_unknown.setdefault(name, sample)
     if first_sample_by_unknown:
         problems = []
@@ -292,21 +305,21 @@ def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], w
             problems.append(f"{name!r}, first at sample {sample}")
         subject = _subject(len(problems), "label", "labels")
         raise InputError(f"{where}: {subject} not among the data's own classes", problems=problems)
-    positions = [position_by_name[name] for name in values]
-    return np.array(positions, dtype=np.int64)
+    indices = [index_by_name[name] for name in values]
+    return np.array(indices, dtype=np.int64)
 
 
 def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where: str) -> None:
-    """Refuse negative labels, and those beyond the classes.
+    """Refuse labels that are negative or too large.
 
     Args:
         values: int64 ``[samples]``.
-        classes: how many classes there are; None where that is not known.
-        ids: sample ids, for messages.
-        where: what messages call the data set.
+        classes: the number of classes; None if it is not known.
+        ids: the ids of the samples, for messages.
+        where: the name of the data set in messages.
 
     Raises:
-        InputError: naming the first such label, and how many others there are.
+        InputError: naming the first wrong label, and how many others there are.
     """
     is_bad = values < 0
     what_is_wrong = "negative"
@@ -322,7 +335,7 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
     if others:
         message += f", and so are {others} more"
     hint = None
-    if label < 0:  # -1 is what some sets write for an unknown label
+    if label < 0:  # some sets write -1 for an unknown label
         hint = "give a set without labels where none are known"
     raise InputError(message, hint=hint)
 
@@ -330,63 +343,69 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
 def _index_data_classes(
     data_names: list[str], labels: Sequence[str], label_map: Mapping[str, str] | None, where: str
 ) -> Labels:
-    """Return the index of each of the data's own classes among the checkpoint's names, int64 ``[classes of data]``.
+    """Return for each of the data's classes its index among the checkpoint's names, int64 ``[classes of data]``.
 
     Args:
-        data_names: the data's own classes.
-        labels: the checkpoint's names.
-        label_map: name in the data -> name in the checkpoint; None where there is no option to give one.
-        where: what messages call the data set.
+        data_names: the data's own class names.
+        labels: the checkpoint's class names.
+        label_map: maps names in the data to names in the checkpoint; None if the command has no option for it.
+        where: the name of the data set in messages.
 
     Raises:
-        InputError: for a name that leads to no class of the checkpoint, or to several.
+        InputError: if a name leads to no class of the checkpoint, or to several.
     """
     if not labels:
         raise InputError(
             f"{where}: the labels are names, and the model has no class names to map them to",
             hint="give the model's class names with --labels",
         )
-    mapped = data_names
+
+    # Apply --label-map.
+    target_names = data_names
     if label_map:
         _check_targets(label_map, labels, where)
-        mapped = [label_map.get(name, name) for name in data_names]
-    if mapped == list(labels):
+        target_names = [label_map.get(name, name) for name in data_names]
+    if target_names == list(labels):
         return np.arange(len(data_names), dtype=np.int64)
 
+    # Refuse names that are not among the checkpoint's. If its classes are one of the built-in lists, the names that
+    # the data set publishes for the same classes are accepted too, e.g. `aquarium_fish` for `aquarium fish`.
     known = set(labels)
-    not_labels = [name for name in mapped if name not in known]
-    # A model that knows its classes by a built-in list knows what the data set calls them.
-    published = place_of_published(labels, not_labels)
+    not_labels = [name for name in target_names if name not in known]
+    published_indices = index_of_published(labels, not_labels)
     unknown = []
-    for name, target in zip(data_names, mapped, strict=True):
-        if target not in known and target not in published:
+    for name, target in zip(data_names, target_names, strict=True):
+        if target not in known and target not in published_indices:
             unknown.append(name)
     if unknown:
         raise _unknown_names(unknown, labels, where, can_be_mapped=label_map is not None)
 
+    # Refuse names that several classes of the checkpoint share.
     counts = Counter(labels)
-    twice = sorted({name for name in mapped if counts[name] > 1})
-    if twice:
+    ambiguous = sorted({name for name in target_names if counts[name] > 1})
+    if ambiguous:
         raise InputError(
             f"{where}: the model has several classes of one name, so names do not tell them apart",
             hint="name the model's classes differently with --labels",
-            problems=list(map(repr, twice)),
+            problems=list(map(repr, ambiguous)),
         )
-    position_by_name = dict(published)
-    for i, name in enumerate(labels):
-        position_by_name[name] = i
-    positions = [position_by_name[name] for name in mapped]
-    return np.array(positions, dtype=np.int64)
+
+    # Now every name leads to exactly one class.
+    index_by_name = dict(published_indices)
+    for index, name in enumerate(labels):
+        index_by_name[name] = index
+    indices = [index_by_name[name] for name in target_names]
+    return np.array(indices, dtype=np.int64)
 
 
 def _unknown_names(unknown: Sequence[str], labels: Sequence[str], where: str, *, can_be_mapped: bool) -> InputError:
-    """Return the error of class names that lead to no class of a checkpoint.
+    """Return the error for class names that lead to no class of a checkpoint.
 
     Args:
-        unknown: names in the data.
-        labels: the checkpoint's names.
-        where: what messages call the data set.
-        can_be_mapped: whether there is an option to map them by.
+        unknown: the names in the data.
+        labels: the checkpoint's class names.
+        where: the name of the data set in messages.
+        can_be_mapped: whether the command has an option that maps names.
     """
     way_out = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
     if can_be_mapped:
@@ -400,7 +419,7 @@ def _unknown_names(unknown: Sequence[str], labels: Sequence[str], where: str, *,
 
 
 def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: str) -> None:
-    """Refuse a ``--label-map`` that leads to names that the model does not have."""
+    """Refuse a ``--label-map`` whose target names are not all names of the model."""
     unknown = sorted(set(label_map.values()) - set(labels))
     if unknown:
         count = _subject(len(unknown), "target of --label-map", "targets of --label-map")
@@ -412,13 +431,14 @@ def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: s
 
 
 def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Return the names as lines of a message, each with the label that is most similar to it, if any is.
+    """Return each name as a line of a message, with the most similar label if there is one.
 
-    Only the first ones are compared, as many as are done in a second.
+    Only the first names are compared, as many as take about a second.
 
     Args:
-        names: those that are not among the labels.
-        labels: the checkpoint's names; case does not matter, and of two that differ by it the first is taken.
+        names: names that are not among the labels.
+        labels: the checkpoint's class names. Upper and lower case do not matter; of two that differ only in case, the
+            first is suggested.
     """
     label_by_folded: dict[str, str] = {}
     for label in labels:
@@ -437,14 +457,14 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
 
 
 def _subject(number: int, singular: str, plural: str) -> str:
-    """Return a number of things with its verb."""
+    """Return a number, the noun and the verb, e.g. ``1 label is`` or ``2 labels are``."""
     if number == 1:
         return f"{number} {singular} is"
     return f"{number} {plural} are"
 
 
 def some(names: Sequence[str], most: int = 12) -> str:
-    """List the first few names, and say how many there are in all."""
+    """Return the first few names as a text; if there are more, it ends with their total number."""
     first_names = names[:most]
     first = ", ".join(first_names) or "nothing"
     if len(names) <= most:

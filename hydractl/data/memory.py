@@ -1,4 +1,4 @@
-"""Samples that a Python program holds, opened as a data set."""
+"""Samples that a Python program holds in memory, opened as a data set."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class HeldImages(Dataset):
     """Images in memory.
 
     Args:
-        spec: what documents call them.
-        where: what messages call them.
-        ids: one for each image.
-        images: each in a form that :func:`hydractl.families.pixels.image_of` takes; converted when it is read.
+        spec: the name of the set in documents.
+        where: the name of the set in messages.
+        ids: one id for each image.
+        images: each in a form that :func:`hydractl.families.pixels.image_of` accepts; converted when it is read.
     """
 
     def __init__(self, spec: str, where: str, ids: Sequence[str], images: Sequence[Any]) -> None:
@@ -37,7 +37,7 @@ class HeldImages(Dataset):
         return image_of(image)
 
     def _content(self, i: int) -> Iterable[bytes]:
-        # The same content as that of these pixels in a .npz file.
+        # The same bytes as for these pixels in a .npz file, so that the fingerprints are equal.
         pixels = np.asarray(self._sample(i))
         header = f"{pixels.dtype} {pixels.shape}\n"
         return [header.encode(), pixels.tobytes()]
@@ -47,16 +47,17 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     """Open a set that a Python program holds: images, texts, or a table of the ``datasets`` library.
 
     Args:
-        spec: its ``held`` are the samples; its path is their name, in ids.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class, so that every class is there.
+        spec: its ``held`` are the samples; its path is their name, and the beginning of the ids.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
+            represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        InputError: for a name alone, an empty set, samples that are neither images nor texts, or another number of
-            labels than of samples.
+        InputError: if the SPEC holds no samples, the set is empty, the samples are neither images nor texts, or the
+            numbers of labels and samples differ.
     """
     spec.check_query(())
     held_set: HeldSet | None = spec.held
@@ -64,6 +65,8 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
         raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")
     if not isinstance(held_set, HeldSamples):
         return read_table_in_memory(spec, held_set, limit, seed)
+
+    # Check the samples and their labels.
     samples = held_set.samples
     total = len(samples)
     if total == 0:
@@ -74,17 +77,20 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
     if labels is not None and len(labels) != total:
         raise InputError(f"{spec.where} has {len(labels)} labels for {total} samples")
 
+    # Choose the samples.
     rows = limited(labels, total, limit, seed)
     ids = [f"{spec.path}#{row}" for row in rows]
     raw = RawLabels()
     if labels is not None:
         raw = _labels_of_rows(labels, rows, ids, held_set.class_names)
+
+    # The first sample tells whether they are texts or images.
     first = samples[rows[0]]
     are_texts = isinstance(first, str | tuple | list)
     if are_texts:
         texts = [_text_or_pair(samples[row], spec) for row in rows]
         return Texts(spec.text, spec.where, ids, texts), raw
-    image_of(first)  # called for its error: refuses now what is no image
+    image_of(first)  # raises an error if the sample is no image
     images = LazySamples(samples.__getitem__, rows)
     return HeldImages(spec.text, spec.where, ids, images), raw
 
@@ -92,13 +98,13 @@ def read_memory(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, 
 def _labels_of_rows(
     labels: list[Any], rows: Sequence[int], ids: Sequence[str], class_names: list[str] | None
 ) -> RawLabels:
-    """Return the labels of some samples; the names of their classes are those of all, whatever the limit.
+    """Return the labels of some samples. The class names come from all labels, whatever the limit.
 
     Args:
-        labels: of all samples.
-        rows: the samples.
-        ids: theirs.
-        class_names: what numbers point into; None where that is not known.
+        labels: the labels of all samples.
+        rows: the indices of the samples.
+        ids: the ids of the samples in ``rows``.
+        class_names: the names that numbers index; None if they are not known.
     """
     chosen = [labels[row] for row in rows]
     raw = raw_labels(chosen, ids, names=class_names)
@@ -110,7 +116,7 @@ def _labels_of_rows(
 
 
 def _as_python(label: Any) -> Any:
-    """Return a label as a Python object: numpy's and torch's numbers are not."""
+    """Return a label as a plain Python value; numbers of numpy and torch are converted."""
     if hasattr(label, "item"):
         return label.item()
     return label
@@ -120,11 +126,11 @@ def _text_or_pair(sample: Any, spec: Spec) -> Text:
     """Return a sample as a text, or as a pair of texts.
 
     Args:
-        sample: a text, or a tuple or a list of one or two of them.
-        spec: of the set, for messages.
+        sample: a text, or a tuple or a list of one or two texts.
+        spec: the SPEC of the set, for messages.
 
     Raises:
-        InputError: where it is anything else.
+        InputError: if the sample is anything else.
     """
     parts = [sample]
     if isinstance(sample, tuple | list):

@@ -1,8 +1,8 @@
-"""Class names and templates of prompts: from a file (one a line, or a JSON list), or built in by name.
+"""Class names and templates of prompts: read from a file (one per line, or a JSON list), or built in by name.
 
-Each of the usual image data sets has two names for every class: the one its prompts say (``aquarium fish``), and the
-one its files or folders have (``aquarium_fish``). A model has the first kind as its labels; data with the second kind
-are matched to them. The lists are files of plain facts in ``classes/``, each with its source; ImageNet's come from the
+The usual image data sets have two names for every class: one for prompts (``aquarium fish``), and one for files or
+folders (``aquarium_fish``). A model's labels are names of the first kind; names of the second kind in data are matched
+to them. The lists are files of plain facts in ``classes/``, each with its source; ImageNet's names come from the
 libraries that have them.
 """
 
@@ -22,21 +22,21 @@ from hydractl.jsonio import HeldDocument, parse_json, shown
 
 _FOLDER = Path(__file__).parent / "classes"
 LABEL_SETS = ("imagenet", "cifar10", "cifar100", "food101", "sun397", "pets", "dtd", "eurosat", "caltech101")
-"""The sets whose class names are built in (appendix D.3 of the paper evaluates zero-shot models on these nine)."""
+"""The data sets with built-in class names: the nine on which appendix D.3 of the paper evaluates zero-shot models."""
 
 PROMPT_SETS = ("openai-imagenet", "simple-imagenet")
-"""Sets of templates that can be named: the 80 that CLIP was published with for ImageNet, and 7 of them."""
+"""Sets of templates that have a name: the 80 that were published with CLIP for ImageNet, and 7 of those."""
 
 _SCHEME = "builtin:"
 _PLACE = re.compile(r"\{label\}|\{\}")
 
 
 class LabelSet(NamedTuple):
-    """The classes of one data set, in the order of the numbers of its own labels.
+    """The classes of one data set, ordered by the numbers of its labels.
 
     Attributes:
-        labels: what prompts say.
-        published: what its files or folders call the same classes.
+        labels: the class names for prompts.
+        published: the names of the same classes in the data set's files or folders.
     """
 
     labels: tuple[str, ...]
@@ -45,9 +45,10 @@ class LabelSet(NamedTuple):
 
 @lru_cache(maxsize=len(LABEL_SETS))
 def label_set(name: str) -> LabelSet:
-    """Return the classes of one of :data:`LABEL_SETS`.
+    """Return the classes of one of the :data:`LABEL_SETS`.
 
-    Its file has a line for each class: ``FOLDER``, or ``FOLDER``, a tab and ``LABEL``; lines with ``#`` are comments.
+    The file of a set has one class per line: ``FOLDER``, or ``FOLDER``, a tab and ``LABEL``. Lines that start with
+    ``#`` are comments.
     """
     if name == "imagenet":
         from hydractl.families.imagenet import class_names, synsets
@@ -63,37 +64,39 @@ def label_set(name: str) -> LabelSet:
         published.append(folder)
         if tab:
             labels.append(label)
-        else:  # a line of one name: prompts have spaces between its words
+        else:  # the label is the folder's name with spaces between the words
             labels.append(re.sub("[_/]", " ", folder))
     return LabelSet(tuple(labels), tuple(published))
 
 
-def place_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
-    """Find the classes of a data set among the labels of a model, if those are one of the built-in lists.
+def index_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
+    """Match names that a data set publishes for its classes to a model's labels, if these are a built-in list.
+
+    Upper and lower case do not matter, nor whether words are separated by spaces, ``_``, ``-`` or ``/``.
 
     Returns:
-        By name in the data, the position in ``labels``; a name that the data set does not publish is left out. Case,
-        and whether words are separated by spaces, ``_``, ``-`` or ``/``, does not matter.
+        The index in ``labels`` for each name that the data set publishes; other names are left out. It is empty if the
+        labels are no built-in list.
     """
     built_in = _set_of_labels(tuple(labels))
     if built_in is None:
         return {}
-    place_by_folded = {}
-    for place, published in enumerate(built_in.published):
-        place_by_folded[folded_name(published)] = place
-    place_by_name = {}
+    index_by_folded = {}
+    for index, published in enumerate(built_in.published):
+        index_by_folded[folded_name(published)] = index
+    index_by_name = {}
     for name in names:
         folded = folded_name(name)
-        if folded in place_by_folded:
-            place_by_name[name] = place_by_folded[folded]
-    return place_by_name
+        if folded in index_by_folded:
+            index_by_name[name] = index_by_folded[folded]
+    return index_by_name
 
 
 def _set_of_labels(labels: tuple[str, ...]) -> LabelSet | None:
-    """Return the built-in list whose labels are exactly these; None where there is none."""
+    """Return the built-in list whose labels are exactly these, in this order; None if there is none."""
     for name in LABEL_SETS:
         if name == "imagenet" and len(labels) != 1000:
-            continue  # its names come from libraries that take long to import
+            continue  # ImageNet's names come from libraries that take long to import
         built_in = label_set(name)
         if built_in.labels == labels:
             return built_in
@@ -101,55 +104,60 @@ def _set_of_labels(labels: tuple[str, ...]) -> LabelSet | None:
 
 
 def folded_name(name: str) -> str:
-    """Return a name in the form in which names are compared: without case, one space between its words."""
+    """Return the form of a name in which names are compared: lower case, with one space between its words."""
     words = re.split(r"[\s_/-]+", name.casefold())
     return " ".join(words)
 
 
-_PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # once folded
+_PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # matches folded names, e.g. "label 0"
 _MOST_SHOWN = 3
 
 
 def renaming_doubt(old_names: Sequence[str], names: Sequence[str], model: str) -> str | None:
-    """Return a warning about new names of the classes of a classifier; None where nothing is odd about them.
+    """Return a warning if new names for all classes of a classifier look as if they meant other classes; else None.
 
-    Names such as ``LABEL_0`` say nothing, and may become any others. A few names may become others while the rest keep
-    their places, as ``automobile`` becomes ``car``.
+    Nothing is odd if the old names say nothing (``LABEL_0``), or if some names change and others keep their index
+    (``automobile`` becomes ``car``).
 
     Args:
-        old_names: those that it has.
-        names: as many new ones.
-        model: what messages call it.
+        old_names: the present class names.
+        names: the new class names, as many as the old ones.
+        model: the name of the model in messages.
 
     Raises:
-        InputError: where a name that it has would become that of another class.
+        InputError: if a class would get the name that another class has now.
     """
+    # Differences in case or separators do not count.
     before = [folded_name(name) for name in old_names]
     after = [folded_name(name) for name in names]
     if before == after:
         return None
 
-    # The places whose new name was that of a class at another place.
-    place_before = {name: place for place, name in enumerate(before)}
+    # The indices whose new name is the old name of a class at another index.
+    old_index_by_name = {name: index for index, name in enumerate(before)}
     moved = []
-    for place, name in enumerate(after):
-        if name in place_before and place_before[name] != place:
-            moved.append(place)
+    for index, name in enumerate(after):
+        if name in old_index_by_name and old_index_by_name[name] != index:
+            moved.append(index)
     if moved:
         first = moved[0]
         raise InputError(
             f"--labels gives {len(moved)} of the {len(old_names)} classes of {model} the names of others: "
-            f"{names[first]!r} is its class {place_before[after[first]]}, and would be class {first}",
+            f"{names[first]!r} is its class {old_index_by_name[after[first]]}, and would be class {first}",
             hint="leave --labels out: data that name their classes are matched by name; where the data mean another "
             "class by a name, map it with --label-map FILE of eval",
         )
 
-    # A name that stays tells that the classes are the same ones.
-    some_stay = not place_before.keys().isdisjoint(after)
+    # If some names stay the same, the classes are the same, and only some of their names differ.
+    some_stay = not old_index_by_name.keys().isdisjoint(after)
     if some_stay:
         return None
+
+    # Placeholders such as LABEL_0 may get any names.
     if all(_PLACEHOLDER.fullmatch(name) for name in before):
         return None
+
+    # All names are new, and the old ones meant something.
     changes = []
     for old, new in zip(old_names, names, strict=True):
         changes.append(f"{old} is now {new}")
@@ -166,16 +174,16 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
     """Return the class names that an option asks for.
 
     Args:
-        text: the name of one of :data:`LABEL_SETS`, or a file: a ``.json`` file with a list of strings, or a text file
-            (UTF-8) with a name on each line, where blank lines and spaces around names do not count. Where both are
-            there, the list is meant by ``builtin:NAME`` and the file by ``./NAME``. Or a folder of training images,
-            whose folders are the classes, in the order in which training scripts number them. Or a list that a Python
-            program holds.
-        option: for messages.
+        text: one of four things. The name of one of the :data:`LABEL_SETS`. A file: a ``.json`` file with a list of
+            strings, or a UTF-8 text file with a name on each line (blank lines and spaces around names are ignored).
+            A folder of training images, whose sub-folders are the classes, in the order in which training scripts
+            number them. A list that a Python program holds. If a name is both a built-in list and a file,
+            ``builtin:NAME`` means the list and ``./NAME`` the file.
+        option: the name of the option, for messages.
 
     Raises:
-        InputError: for a file that cannot be read, has no names, or has one twice.
-        UsageError: for a name that is both, or ``builtin:`` and none of the lists.
+        InputError: if a file cannot be read, has no names, or has a name twice.
+        UsageError: if a name is both a list and a file, or no list has the name after ``builtin:``.
     """
     if isinstance(text, HeldDocument):
         held_names = _listed_names(text.value, option)
@@ -187,6 +195,8 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
     path = Path(os.path.expanduser(text))
     if path.is_dir():
         return _class_folders(path, where)
+
+    # A text that is no file and has no ending was probably meant to be the name of a list.
     looks_like_name = not path.suffix
     if looks_like_name and not os.path.lexists(path):
         hint = f"lists that are built in: {', '.join(LABEL_SETS)}"
@@ -198,11 +208,12 @@ def read_labels(text: str, option: str = "--labels") -> list[str]:
 
 
 def _class_folders(folder: Path, where: str) -> list[str]:
-    """Return the names of class folders, sorted.
+    """Return the names of the class folders in a folder, sorted.
+
+    Torchvision sorts folders as texts; timm ignores case and sorts numbers in the names by their value.
 
     Raises:
-        InputError: where there are none, or torchvision and timm would number them differently: torchvision sorts them
-            as texts, timm without case and by the numbers in them.
+        InputError: if there are no class folders, or torchvision and timm would number them differently.
     """
     names = []
     try:
@@ -215,11 +226,11 @@ def _class_folders(folder: Path, where: str) -> list[str]:
         raise InputError(f"{where}: no folders of classes in the folder")
     sorted_by_torchvision = sorted(names)
     sorted_by_timm = sorted(sorted_by_torchvision, key=_key_with_numbers)
-    for place, name in enumerate(sorted_by_torchvision):
-        name_by_timm = sorted_by_timm[place]
+    for index, name in enumerate(sorted_by_torchvision):
+        name_by_timm = sorted_by_timm[index]
         if name != name_by_timm:
             raise InputError(
-                f"{where}: class {place} is {name} where folders are sorted as texts (torchvision), and "
+                f"{where}: class {index} is {name} where folders are sorted as texts (torchvision), and "
                 f"{name_by_timm} where case does not count and numbers do (timm)",
                 hint="write the names to a file, one a line, in the order of the classes, and give that",
             )
@@ -227,7 +238,7 @@ def _class_folders(folder: Path, where: str) -> list[str]:
 
 
 def _key_with_numbers(name: str) -> list[tuple[bool, int | str]]:
-    """Return a key that sorts texts without case and by the numbers in them: ``c2`` before ``c10``."""
+    """Return a sort key for texts that ignores case and compares numbers by value: ``c2`` comes before ``c10``."""
     key: list[tuple[bool, int | str]] = []
     for part in re.split(r"([0-9]+)", name.lower()):
         if part.isdigit():
@@ -238,14 +249,14 @@ def _key_with_numbers(name: str) -> list[tuple[bool, int | str]]:
 
 
 def read_words(path: str, option: str) -> list[str]:
-    """Return the words in a file, one on each line or a JSON list, each once, in their order.
+    """Return the different words in a file, in order of their first occurrence.
 
     Args:
-        path: of the file.
-        option: for messages.
+        path: the file, with a word on each line or a JSON list.
+        option: the name of the option, for messages.
 
     Raises:
-        InputError: for a file that cannot be read or has no words.
+        InputError: if the file cannot be read or has no words.
     """
     where = f"{option} {path}"
     words = _lines_of(path, where)
@@ -255,17 +266,17 @@ def read_words(path: str, option: str) -> list[str]:
 
 
 def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
-    """Return the templates that an option asks for, in the order given.
+    """Return the templates of prompts that an option asks for, in the given order.
 
     Args:
-        texts: each a template (with ``{label}`` or ``{}`` where the name goes), the name of one of
-            :data:`PROMPT_SETS`, or a file with a template on each line or a JSON list of them. A text that is none of
-            these stays as it is: what makes prompts refuses it.
-        option: for messages.
+        texts: each is a template (with ``{label}`` or ``{}`` in place of the class name), or the name of one of the
+            :data:`PROMPT_SETS`, or a file with a template on each line or a JSON list of templates. Any other text is
+            returned as it is; the code that fills in templates will refuse it.
+        option: the name of the option, for messages.
 
     Raises:
-        InputError: for a file that cannot be read or has no templates.
-        UsageError: for a name that is both a set and a file, or ``builtin:`` and none of the sets.
+        InputError: if a file cannot be read or has no templates.
+        UsageError: if a name is both a set and a file, or no set has the name after ``builtin:``.
     """
     prompts: list[str] = []
     for text in texts:
@@ -284,10 +295,10 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
 
 
 def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
-    """Return whether a text names one of the built-in lists, with ``builtin:`` or without.
+    """Return whether a text names one of the built-in lists, with or without ``builtin:``.
 
     Raises:
-        UsageError: for ``builtin:`` and none of the lists, and for a name that is also that of a file.
+        UsageError: if no list has the name after ``builtin:``, or if the name is also that of a file.
     """
     if text.startswith(_SCHEME):
         if text.removeprefix(_SCHEME) not in known:
@@ -303,25 +314,25 @@ def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
 
 
 def _read_lines(path: str, where: str, singular: str, plural: str) -> list[str]:
-    """Return the names in a file: the lines of a text, or a JSON list.
+    """Return the names in a file, which is a text with a name per line, or a JSON list.
 
     Args:
-        path: of the file.
-        where: what messages call it.
-        singular, plural: what messages call the names.
+        path: the file.
+        where: the name of the file in messages.
+        singular, plural: how messages call the names.
 
     Raises:
-        InputError: for a file that cannot be read, has no names, or has one twice.
+        InputError: if the file cannot be read, has no names, or has a name twice.
     """
     names = _lines_of(path, where)
     return _checked_names(names, where, singular, plural)
 
 
 def _lines_of(path: str, where: str) -> list[str]:
-    """Return the lines of a text, or the entries of a JSON list.
+    """Return the lines of a text file that are not blank, or the entries of a JSON list.
 
     Raises:
-        InputError: for a file that cannot be read.
+        InputError: if the file cannot be read.
     """
     try:
         content = Path(os.path.expanduser(path)).read_bytes()
@@ -333,32 +344,32 @@ def _lines_of(path: str, where: str) -> list[str]:
 
 
 def _checked_names(names: list[str], where: str, singular: str, plural: str) -> list[str]:
-    """Return the names, after checking that there are some, that none is empty, and that none is there twice.
+    """Check that there are names, that none is empty and none occurs twice; return them unchanged.
 
     Args:
-        names: of classes, or templates.
-        where: what messages call the file.
-        singular, plural: what messages call the names.
+        names: class names, or templates.
+        where: the name of the file in messages.
+        singular, plural: how messages call the names.
 
     Raises:
-        InputError: they are not so.
+        InputError: if one of these conditions is not met.
     """
     if not names:
         raise InputError(f"{where}: no {plural} in the file")
     if not all(names):
         raise InputError(f"{where}: an empty {singular}")
-    twice = []
+    repeated = []
     for name, count in Counter(names).items():
         if count > 1:
-            twice.append(name)
-    if twice:
-        problems = [shown(name) for name in sorted(twice)]
+            repeated.append(name)
+    if repeated:
+        problems = [shown(name) for name in sorted(repeated)]
         raise InputError(f"{where}: {plural} given more than once", problems=problems)
     return names
 
 
 def _listed_names(document: object, where: str) -> list[str]:
-    """Return the names in a JSON document, which is a list of them, without the spaces around them."""
+    """Return the names in a JSON document, which must be a list of strings, without spaces around them."""
     error = InputError(f"{where}: not a JSON list of names but {shown(document)}")
     if not isinstance(document, list):
         raise error
@@ -368,7 +379,7 @@ def _listed_names(document: object, where: str) -> list[str]:
 
 
 def _text_names(content: bytes, where: str) -> list[str]:
-    """Return the lines of a text, without the blank ones."""
+    """Return the lines of a UTF-8 text that are not blank, without spaces around them."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""``open_data`` opens the data set of a SPEC."""
+"""``open_data`` opens the data set that a SPEC names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from hydractl.errors import InputError, UsageError
 _Reader = Callable[..., "tuple[Dataset, RawLabels]"]
 
 
-class _ReaderPlace(NamedTuple):
-    """The place of the reader of one kind of data; its module is imported when the kind is first met.
+class _ReaderEntry(NamedTuple):
+    """The reader of one kind of data. Its module is imported only when this kind is first needed.
 
     Attributes:
-        module, function: of the reader.
-        samples: the :attr:`Dataset.kind` of what it opens; None: known once the data are open.
-        drawn: whether it takes a seed, by which a limit draws samples; all labels are known before a sample is read.
-        streams: whether it takes ``read_once``, and then keeps less in memory.
+        module, function: the names of the module and of the function that reads.
+        samples: the :attr:`Dataset.kind` of the data it opens; None if that is only known once the data are open.
+        drawn: whether the reader takes a seed. It then reads all labels before it chooses samples, so that a limit can
+            draw samples of every class.
+        streams: whether the reader takes ``read_once``, and then keeps less in memory.
     """
 
     module: str
@@ -37,27 +38,27 @@ class _ReaderPlace(NamedTuple):
     streams: bool = False
 
     def reader(self) -> _Reader:
-        """Import the reader."""
+        """Import the reader's module and return the reader."""
         module = importlib.import_module(self.module)
         function: _Reader = getattr(module, self.function)
         return function
 
 
 _READERS = {
-    "npz": _ReaderPlace("hydractl.data.arrays", "read_npz", "image", drawn=True, streams=True),
-    "folder": _ReaderPlace("hydractl.data.files", "read_folder", "image", drawn=True),
-    "list": _ReaderPlace("hydractl.data.files", "read_image_list", "image", drawn=True),
-    "text": _ReaderPlace("hydractl.data.text", "read_text", "text", drawn=False),
-    "builtin": _ReaderPlace("hydractl.data.builtin", "read_builtin", None, drawn=False),
-    "torchvision": _ReaderPlace("hydractl.data.torchvision_sets", "read_torchvision", "image", drawn=True),
-    "openood": _ReaderPlace("hydractl.data.suites", "read_openood", "image", drawn=True),
-    "wds": _ReaderPlace("hydractl.data.shards", "read_shards", "image", drawn=False),
-    "hf": _ReaderPlace("hydractl.data.hub", "read_hub_set", None, drawn=True),
-    "captions": _ReaderPlace("hydractl.data.captions", "read_captions", PAIRS, drawn=False),
-    "memory": _ReaderPlace("hydractl.data.memory", "read_memory", None, drawn=True),
-    "image parquet": _ReaderPlace("hydractl.data.hub", "read_image_parquet", "image", drawn=True),
+    "npz": _ReaderEntry("hydractl.data.arrays", "read_npz", "image", drawn=True, streams=True),
+    "folder": _ReaderEntry("hydractl.data.files", "read_folder", "image", drawn=True),
+    "list": _ReaderEntry("hydractl.data.files", "read_image_list", "image", drawn=True),
+    "text": _ReaderEntry("hydractl.data.text", "read_text", "text", drawn=False),
+    "builtin": _ReaderEntry("hydractl.data.builtin", "read_builtin", None, drawn=False),
+    "torchvision": _ReaderEntry("hydractl.data.torchvision_sets", "read_torchvision", "image", drawn=True),
+    "openood": _ReaderEntry("hydractl.data.suites", "read_openood", "image", drawn=True),
+    "wds": _ReaderEntry("hydractl.data.shards", "read_shards", "image", drawn=False),
+    "hf": _ReaderEntry("hydractl.data.hub", "read_hub_set", None, drawn=True),
+    "captions": _ReaderEntry("hydractl.data.captions", "read_captions", PAIRS, drawn=False),
+    "memory": _ReaderEntry("hydractl.data.memory", "read_memory", None, drawn=True),
+    "image parquet": _ReaderEntry("hydractl.data.hub", "read_image_parquet", "image", drawn=True),
 }
-_FILES = ("npz", "text")  # kinds whose path has to be there
+_FILES = ("npz", "text")  # kinds that are named by a path, which must exist
 
 _FORMS = {
     "image": "folders, .npz, .parquet, image lists, builtin:, torchvision:, openood: and hf: sets, wds: shards",
@@ -82,36 +83,39 @@ def open_data(
     on_bad: str = "error",
     read_once: bool = False,
 ) -> Dataset:
-    """Open a data set: corrupted with ``?corruption=``, some of its samples (:mod:`hydractl.data.part`), made OOD with
-    ``?ood=KIND``.
+    """Open a data set.
 
-    Labels are integers (indices), or names: strings, class folders, and integers that point into a ``.npz`` file's
-    ``classes``. Names are mapped to ``labels`` by name, never by position.
+    The query of the SPEC may ask for some of the samples (:mod:`hydractl.data.part`), for corrupted images
+    (``?corruption=``), or for OOD samples made from the data (``?ood=KIND``).
+
+    Labels are indices or names. Names are strings, class folders, or integers that index the ``classes`` of a ``.npz``
+    file. They are mapped to ``labels`` by name, never by position.
 
     Args:
-        spec: what to open, see :class:`hydractl.data.base.Spec`.
-        option: the option it was given to, for messages.
-        limit: only so many samples, the first ones, or :func:`hydractl.data.labels.limited` of a set sorted by class;
-            class names are still those of the whole set.
-        seed: of that draw, and of OOD samples that are made.
-        labels: the checkpoint's class names; empty for a checkpoint without names (then labels that are names are
-            refused); None where the data's own names define the order (training from scratch).
-        label_map: name in the data -> name in the checkpoint, for names that differ. Several may lead to one.
+        spec: the SPEC of the data, see :class:`hydractl.data.base.Spec`.
+        option: the option that received the SPEC, for messages.
+        limit: take only this many samples: the first ones, or from a set that is sorted by class a random draw of all
+            classes (see :func:`hydractl.data.labels.limited`). Class names are still those of the whole set.
+        seed: seed of that draw, and of OOD samples that are made.
+        labels: the checkpoint's class names. Empty means a checkpoint without names, for which labels that are names
+            are refused. None means that the data's own names define the order (training from scratch).
+        label_map: maps names in the data to names in the checkpoint, where they differ. Several may map to one.
         need_labels: refuse a set without labels.
-        ignore_labels: for out-of-distribution sets: labels that cannot be mapped are left out, not refused.
-        reads: name of each model it is for -> what is read for it: ``image``, ``text`` or :data:`PAIRS`.
-        on_bad: what becomes of an image that cannot be read: ``error``, or ``skip``: it is left out, and noted in
-            :attr:`Dataset.skipped`.
-        read_once: the samples will be read once, in their order; then no set is kept in memory for it that can be read
-            from its file bit by bit.
+        ignore_labels: leave out labels that cannot be mapped, instead of refusing them; for out-of-distribution sets.
+        reads: maps the name of each model that will see the data to what it reads: ``image``, ``text`` or
+            :data:`PAIRS`.
+        on_bad: what to do with an image that cannot be read. ``error`` raises an error; ``skip`` leaves the image out
+            and records it in :attr:`Dataset.skipped`.
+        read_once: the samples will be read once and in order. Then a set that can be read piece by piece from its file
+            is not kept in memory.
 
     Returns:
-        The data set; ``labels`` in the order of ``label_names``.
+        The data set; its ``labels`` index its ``label_names``.
 
     Raises:
-        UsageError: for a SPEC, setting or option that makes no sense, or a kind of data this version does not read.
-        InputError: for a file that does not exist, samples that a model does not read, a damaged or empty set, labels
-            that are missing or cannot be mapped.
+        UsageError: for a SPEC, setting or option that makes no sense, or a kind of data that is not supported.
+        InputError: if a file does not exist, a model does not read such samples, the set is damaged or empty, or labels
+            are missing or cannot be mapped.
     """
     if need_labels and ignore_labels:
         raise ValueError("need_labels and ignore_labels exclude each other")
@@ -120,17 +124,18 @@ def open_data(
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least 1 is needed")
 
-    # Each of these takes its settings out of the query.
+    # Each of these functions takes its own settings out of the query, and returns what they ask for.
     parsed, wanted_rows = take_rows(parse_spec(spec, option))
     parsed, ood_kind = take_ood(parsed)
     parsed, corruption = take_corruption(parsed)
 
-    place = _READERS[_reader_key(parsed)]
+    # Read the data and map the labels. Refuse data that a model does not read, before reading if that is possible.
+    entry = _READERS[_reader_key(parsed)]
     if reads is None:
         reads = {}
-    if place.samples is not None:  # known before anything is read
-        _check_models_read(parsed, place.samples, reads)
-    dataset, raw = _read_set(parsed, place, wanted_rows, limit, seed, read_once=read_once)
+    if entry.samples is not None:
+        _check_models_read(parsed, entry.samples, reads)
+    dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed, read_once=read_once)
     _check_models_read(parsed, dataset.kind, reads)
     dataset.labels, dataset.label_names = resolve_labels(
         raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
@@ -139,12 +144,13 @@ def open_data(
     if on_bad == "skip":
         dataset.skipped = {}
 
+    # Apply what the settings ask for: corruption, choice of samples, OOD.
     if corruption is not None:
         dataset = CorruptedImages(dataset, corruption.name, corruption.severity, corruption.photographs)
     if wanted_rows is not None:
-        # By the labels as they stand in the data, so that every model has the same samples.
-        rows = wanted_rows.places(raw.values, len(dataset))
-        chosen_rows = _limited_rows(dataset, rows, limit, seed, drawn=place.drawn)
+        # Choose by the labels as they stand in the data, so that the samples are the same for every model.
+        rows = wanted_rows.chosen_indices(raw.values, len(dataset))
+        chosen_rows = _limited_rows(dataset, rows, limit, seed, drawn=entry.drawn)
         dataset = dataset_part(dataset, spec, chosen_rows)
     if ood_kind is not None:
         if need_labels:
@@ -152,61 +158,62 @@ def open_data(
                 f"{parsed.where}: OOD samples have no labels, which are needed here", hint="leave ?ood= out"
             )
         dataset = PseudoOod(dataset, ood_kind, seed)
-    dataset.spec = spec  # as it was given, with what each of these adds
+    dataset.spec = spec  # the SPEC as the user wrote it, including the settings taken out above
     return dataset
 
 
 def _limited_rows(dataset: Dataset, rows: Sequence[int], limit: int | None, seed: int, *, drawn: bool) -> list[int]:
-    """Return those of some rows of a data set that ``--limit`` takes.
+    """Return the indices of the samples that ``--limit`` takes from some rows of a data set.
 
     Args:
         dataset: the whole set, with its labels.
-        rows: of a part of it.
-        limit: how many are wanted; None: all.
-        seed: of the draw.
-        drawn: whether a set sorted by class has samples drawn of every class; else the first ones are taken.
+        rows: the indices of the samples to take from.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw.
+        drawn: if the rows are sorted by class, draw samples from every class. Otherwise take the first ones.
     """
     labels_of_rows = None
     if dataset.labels is not None and drawn:
         labels_of_rows = dataset.labels[rows].tolist()
-    chosen = limited(labels_of_rows, len(rows), limit, seed)
-    return [rows[i] for i in chosen]
+    positions_in_rows = limited(labels_of_rows, len(rows), limit, seed)
+    return [rows[position] for position in positions_in_rows]
 
 
 def _read_set(
-    spec: Spec, place: _ReaderPlace, wanted_rows: ChosenRows | None, limit: int | None, seed: int, *, read_once: bool
+    spec: Spec, entry: _ReaderEntry, wanted_rows: ChosenRows | None, limit: int | None, seed: int, *, read_once: bool
 ) -> tuple[Dataset, RawLabels]:
-    """Read as much of a set as ``limit`` says; of a set that a part is taken of, as much as the part needs.
+    """Read the whole set, or only what is needed of it.
 
-    The limit of a part applies later, to the samples of the part.
+    If the SPEC chooses samples, the limit applies later to the chosen ones. So all samples are read from which they
+    are chosen: the whole set, or as many from its start as the choice can reach.
 
     Args:
-        spec: of the whole set.
-        place: of its reader.
-        wanted_rows: the samples of the part; None where the whole set is wanted.
-        limit: how many samples are wanted.
-        seed: of their draw.
-        read_once: whether the samples will be read once, in their order.
+        spec: the SPEC of the whole set, without the settings that choose samples.
+        entry: the reader.
+        wanted_rows: the choice of samples; None if all are wanted.
+        limit: how many samples are wanted; None means all.
+        seed: seed of the random draw.
+        read_once: whether the samples will be read once and in order.
     """
-    read = place.reader()
-    if place.streams:
+    read = entry.reader()
+    if entry.streams:
         read = partial(read, read_once=read_once)
     if wanted_rows is None:
-        if place.drawn:
+        if entry.drawn:
             return read(spec, limit, seed)
         return read(spec, limit)
-    if place.drawn:
+    if entry.drawn:
         return read(spec, None, seed)
     return read(spec, wanted_rows.reach)
 
 
 def _check_models_read(spec: Spec, samples: str, reads: Mapping[str, str]) -> None:
-    """Refuse data that a model does not read: texts for a model of images, and the reverse.
+    """Refuse data that a model does not read, for example texts for a model of images.
 
     Args:
-        spec: of the data.
+        spec: the SPEC of the data.
         samples: the :attr:`Dataset.kind` of the data.
-        reads: name of each model -> what it reads.
+        reads: maps the name of each model to what it reads.
 
     Raises:
         InputError: naming the models.
@@ -226,14 +233,17 @@ def _check_models_read(spec: Spec, samples: str, reads: Mapping[str, str]) -> No
 
 
 def _reader_key(spec: Spec) -> str:
-    """Return the key of the reader for a SPEC, by its kind; for a path, by what is on the disk.
+    """Return the key in ``_READERS`` for a SPEC: its kind, or for a path the kind of data found on the disk.
 
     Raises:
-        InputError: where nothing is there, or nothing that can be read.
+        InputError: if nothing is there, or nothing that can be read.
     """
+    # A scheme such as `hf:` names the reader.
     is_file_by_name = spec.kind in _FILES
     if spec.kind in _READERS and not is_file_by_name:
         return spec.kind
+
+    # Anything else is a path, which must exist.
     path = Path(os.path.expanduser(spec.path))
     try:
         if path.is_dir():
@@ -242,8 +252,10 @@ def _reader_key(spec: Spec) -> str:
             raise _not_found(spec, path)
         if not path.is_file():
             raise InputError(f"{spec.where}: neither a file nor a folder")
-    except (OSError, ValueError) as error:  # no permission, a name too long, a NUL in it
+    except (OSError, ValueError) as error:  # no permission, a name that is too long, a NUL in the name
         raise InputError(f"{spec.where}: cannot look at the path: {reason(error)}") from error
+
+    # A Parquet file holds images or texts; for other files the ending decides.
     if path.name.lower().endswith(".parquet"):
         from hydractl.data.hub import holds_images
 
@@ -258,7 +270,7 @@ def _reader_key(spec: Spec) -> str:
 
 
 def _not_found(spec: Spec, path: Path) -> InputError:
-    """Return the error for a path that does not exist, with what may have been meant."""
+    """Return the error for a path that does not exist, with a hint at what may have been meant."""
     from hydractl.data.builtin import SPLITS
 
     folder = path.parent
@@ -276,7 +288,7 @@ def _not_found(spec: Spec, path: Path) -> InputError:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """Return the lowest folder above a missing one that is there."""
+    """Return the nearest parent of a missing folder that exists."""
     for above in folder.parents:
         if above.is_dir():
             return above
@@ -284,7 +296,7 @@ def _nearest_existing(folder: Path) -> Path:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """List the names in a folder, sorted; none where it cannot be read, as they are for a hint only."""
+    """Return the names in a folder, sorted; an empty list if it cannot be read, because they only serve for a hint."""
     try:
         names = os.listdir(folder)
     except OSError:

@@ -1,11 +1,11 @@
-"""Samples that two data sets of one command have in common: refused, left out, or warned of.
+"""Samples that two data sets of one command have in common: refused, left out, or reported in a warning.
 
-Samples are compared as they are given, by their content, and not by what they were made of: OOD samples made of the
-validation data, and corrupted images, are other samples.
+Samples are compared by their content as it is read. OOD samples made from the validation data and corrupted images
+differ from the samples they were made from.
 
-One rule for every verb. A sample that something was fitted to or chosen by is no test sample: any number is refused.
-Samples of the validation data that are also training data are left out, and counted. For any other two sets, more than
-a handful is warned of, and more than half of either set is refused.
+All verbs follow one rule. A sample that something was fitted to, or chosen by, cannot be a test sample: even one is
+refused. Validation samples that are also training data are left out and counted. For any other two sets, more than a
+handful of common samples gives a warning, and more than half of either set is refused.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from hydractl.data.part import dataset_part
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, trained_on
 
-# Real data repeat a few samples: so many, or this share of a set, are no mistake of the user.
+# Real data repeat a few samples. So many samples, or this share of a set, are not the user's mistake.
 _HANDFUL, _SHARE = 5, 0.01
 
 SETS_APART_HINT = "give every set samples of its own"
-"""The hint of a command whose sets are not apart."""
+"""The hint of an error about sets that share samples."""
 
 
 def is_more_than_a_handful(count: int, total: int) -> bool:
-    """Return whether so many samples of a set are worth a warning."""
+    """Return whether ``count`` samples of a set of ``total`` are so many that a warning is needed."""
     handful = max(_HANDFUL, _SHARE * total)
     return count > handful
 
@@ -37,7 +37,7 @@ class GivenSet:
     """One data set of a command.
 
     Attributes:
-        option: the option it was given to, and its name if there are several.
+        option: the option that received the set, and its name if the option takes several sets.
         dataset: the samples.
     """
 
@@ -50,8 +50,8 @@ class SharedSamples:
     """How many samples two sets have in common.
 
     Attributes:
-        first, second: the sets.
-        of_first, of_second: how many samples of each are in the other one, too.
+        first, second: the two sets.
+        of_first, of_second: how many samples of each set are also in the other one.
     """
 
     first: GivenSet
@@ -64,7 +64,7 @@ class SharedSamples:
 
     @property
     def is_many(self) -> bool:
-        """Whether it is more than a handful of either set."""
+        """Whether the common samples are more than a handful of either set."""
         total_of_first = len(self.first.dataset)
         total_of_second = len(self.second.dataset)
         if is_more_than_a_handful(self.of_first, total_of_first):
@@ -73,7 +73,7 @@ class SharedSamples:
 
     @property
     def is_most(self) -> bool:
-        """Whether it is more than half of either set."""
+        """Whether the common samples are more than half of either set."""
         total_of_first = len(self.first.dataset)
         total_of_second = len(self.second.dataset)
         if self.of_first > total_of_first / 2:
@@ -81,6 +81,7 @@ class SharedSamples:
         return self.of_second > total_of_second / 2
 
     def __str__(self) -> str:
+        """Return a sentence that says how many samples the two sets share."""
         first = self.first.option
         second = self.second.option
         total_of_first = len(self.first.dataset)
@@ -95,18 +96,18 @@ class Findings:
     """Samples that the sets of a command should not have in common.
 
     Attributes:
-        warnings: one sentence for each pair of sets with more than a handful.
-        problems: one for each pair of sets that no result can come from.
+        warnings: one sentence for each pair of sets that share more than a handful of samples.
+        problems: one sentence for each pair of sets that share so many samples that no result is valid.
     """
 
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def refuse(self, hint: str = SETS_APART_HINT) -> None:
-        """Raise the problems, if there are any.
+        """Raise an error with all problems, if there are any.
 
         Raises:
-            InputError: with all of them.
+            InputError: if there are problems.
         """
         if not self.problems:
             return
@@ -115,7 +116,7 @@ class Findings:
 
 
 def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
-    """Count the samples of two sets that are in both."""
+    """Count the samples of each of two sets that are also in the other."""
     digests_of_first = first.dataset.sample_fingerprints()
     digests_of_second = second.dataset.sample_fingerprints()
     in_both = set(digests_of_first) & set(digests_of_second)
@@ -127,7 +128,7 @@ def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
 
 
 def _count_wanted(digests: Iterable[str], wanted: Collection[str]) -> int:
-    """Count the digests that are wanted, each as often as it is there."""
+    """Count the digests that are among ``wanted``; a repeated digest counts every time."""
     count = 0
     for digest in digests:
         if digest in wanted:
@@ -136,7 +137,7 @@ def _count_wanted(digests: Iterable[str], wanted: Collection[str]) -> int:
 
 
 def compare_sets(sets: Sequence[GivenSet]) -> Findings:
-    """Compare every two of some sets, none of which is fitted to where another one is tested on."""
+    """Compare all pairs of sets of which none is fitted to and another one tested on."""
     findings = Findings()
     for first, second in itertools.combinations(sets, 2):
         shared = shared_samples(second, first)
@@ -148,7 +149,7 @@ def compare_sets(sets: Sequence[GivenSet]) -> Findings:
 
 
 def compare_fitted(fitted: Sequence[GivenSet], tested: Sequence[GivenSet]) -> Findings:
-    """Compare the sets that something is fitted to, or chosen by, with those that are tested on."""
+    """Compare every set that something is fitted to, or chosen by, with every set that is tested on."""
     findings = Findings()
     for test_set, fitted_set in itertools.product(tested, fitted):
         shared = shared_samples(test_set, fitted_set)
@@ -159,22 +160,22 @@ def compare_fitted(fitted: Sequence[GivenSet], tested: Sequence[GivenSet]) -> Fi
 
 @dataclass(frozen=True)
 class Validation:
-    """Validation data without the training data among them.
+    """Validation data from which the training data were removed.
 
     Attributes:
-        dataset: the samples that are left.
-        left_out: how many samples were left out.
+        dataset: the remaining samples.
+        left_out: how many samples were removed.
     """
 
     dataset: Dataset
     left_out: int = 0
 
     def words(self, option: str, training: str) -> str:
-        """Return a sentence that says what was left out.
+        """Return a sentence that says how many samples were left out.
 
         Args:
             option: the option of the validation data.
-            training: that of the training data.
+            training: the option of the training data.
         """
         count = self.left_out
         total = count + len(self.dataset)
@@ -183,10 +184,10 @@ class Validation:
 
 
 def without_training_data(validation: GivenSet, training: GivenSet) -> Validation:
-    """Return the validation data without the samples that are among the training data.
+    """Return the validation data without the samples that are also training data.
 
     Raises:
-        InputError: where more than half of them are.
+        InputError: if these are more than half of the validation data.
     """
     dataset = validation.dataset
     shared = shared_samples(validation, training)
@@ -195,21 +196,21 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
     if 2 * shared.of_first > len(dataset):
         raise InputError(str(shared), hint="give a validation set of its own")
     digests_of_training = set(training.dataset.sample_fingerprints())
-    rows = []
-    for row, digest in enumerate(dataset.sample_fingerprints()):
+    kept_rows = []
+    for index, digest in enumerate(dataset.sample_fingerprints()):
         if digest not in digests_of_training:
-            rows.append(row)
-    rest = dataset_part(dataset, dataset.spec, rows)
-    return Validation(rest, left_out=shared.of_first)
+            kept_rows.append(index)
+    remaining = dataset_part(dataset, dataset.spec, kept_rows)
+    return Validation(remaining, left_out=shared.of_first)
 
 
 def trained_on_doubt(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:
-    """Return a warning about validation data that a model was trained on; None for a handful of them.
+    """Return a warning if a model was trained on validation samples; None if they are only a handful.
 
     Args:
-        model: its name.
+        model: the name of the model.
         seen: the samples that its weights were trained on.
-        validation: the data that something is chosen by.
+        validation: the data by which something is chosen.
     """
     count = trained_on(seen, validation.dataset)
     total = len(validation.dataset)

@@ -1,4 +1,4 @@
-"""Predictions as the rows of a Parquet file."""
+"""Write predictions as the rows of a Parquet file."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 _ROWS_OF_A_GROUP = 10_000
-"""Rows that are written together; so many are in memory."""
+"""How many rows are written together, and therefore held in memory."""
 
 
 def write_predictions_parquet(
     handle: IO[bytes], rows: Iterable[Mapping[str, object]], fields: Sequence[str], *, named_classes: bool
 ) -> None:
-    """Write rows whose columns have the same types whatever the first rows hold.
+    """Write predictions to a Parquet file. The types of the columns are fixed and do not depend on the values.
 
     Args:
-        handle: of the file.
-        rows: the value of every field, one mapping for each sample.
-        fields: their names, in the order of the columns.
-        named_classes: whether classes are names; else they are numbers.
+        handle: the file, open for writing.
+        rows: one mapping for each sample, with a value for every field.
+        fields: the names of the fields, in the order of the columns.
+        named_classes: whether classes are names; otherwise they are numbers.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # The types of all known fields; any other field is a number.
     number = pa.float64()
     label = pa.string() if named_classes else pa.int64()
     likely_class = pa.struct([("label", label), ("p", number)])
@@ -46,7 +47,7 @@ def write_predictions_parquet(
 
 
 def _in_groups(rows: Iterable[Mapping[str, object]]) -> Iterator[list[Mapping[str, object]]]:
-    """Yield rows in lists; the last one may be shorter."""
-    left = iter(rows)
-    while group := list(itertools.islice(left, _ROWS_OF_A_GROUP)):
+    """Yield rows in lists of :data:`_ROWS_OF_A_GROUP`; the last list may be shorter."""
+    remaining_rows = iter(rows)
+    while group := list(itertools.islice(remaining_rows, _ROWS_OF_A_GROUP)):
         yield group

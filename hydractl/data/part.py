@@ -1,4 +1,4 @@
-"""Some samples of a data set: ``?from=&take=``, ``?fraction=&seed=``, ``?part=K/N`` and ``?without=PLACES`` after the
+"""Some samples of a data set: ``?from=&take=``, ``?fraction=&seed=``, ``?part=K/N`` and ``?without=INDICES`` after the
 SPEC of any set.
 """
 
@@ -26,7 +26,7 @@ _SPAN = f"{_NUMBER}(?:-{_NUMBER})?"
 
 
 class _Form(NamedTuple):
-    """The form of the value of one setting, as a regular expression and in words for messages."""
+    """The form that the value of one setting must have, as a regular expression and in words for messages."""
 
     pattern: str
     words: str
@@ -40,20 +40,20 @@ _FORMS = {
     "part": _Form(f"({_NUMBER})/({_NUMBER})", "K/N with K from 1 to N, for example 1/2"),
     "without": _Form(f"{_SPAN}(?:,{_SPAN})*", "places from 0 on, for example 3,7-9"),
 }
-"""The forms by key of the query."""
+"""The form of each setting, by its key in the query."""
 
 
 class DatasetPart(Dataset):
-    """Some samples of a data set, with the ids, labels and fingerprints that they have in it.
+    """Some samples of a data set. They keep the ids, labels and fingerprints that they have in the whole set.
 
     Args:
         whole: the data set, with its labels.
-        spec: of the part.
-        rows: places of its samples in the data set.
+        spec: the SPEC of the part.
+        rows: the indices of the part's samples in the whole set.
     """
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
-        """Take over the ids, labels and names of the samples at ``rows``; none of them is read."""
+        """Take over the ids, labels and class names of the samples at ``rows``; no sample is read."""
         ids = [whole.ids[row] for row in rows]
         super().__init__(spec, whole.where, ids)
         self._whole = whole
@@ -63,7 +63,7 @@ class DatasetPart(Dataset):
             self.labels = whole.labels[self._rows]
         self.label_names = whole.label_names
         self.label_hint = whole.label_hint
-        if whole.skipped is not None:  # the part notes by itself which of its samples cannot be read
+        if whole.skipped is not None:  # the part keeps its own record of the samples that cannot be read
             self.skipped = {}
 
     def _sample(self, i: int) -> Any:
@@ -79,7 +79,7 @@ class DatasetPart(Dataset):
         return self._whole._sample_fingerprint(row)
 
     def lengths(self) -> list[int] | None:
-        """Return the lengths of the samples of the part; None where the whole has none."""
+        """Return the lengths of the samples of the part; None if the whole set has no lengths."""
         lengths = self._whole.lengths()
         if lengths is None:
             return None
@@ -87,12 +87,12 @@ class DatasetPart(Dataset):
 
 
 def dataset_part(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
-    """Return the samples at some places of a data set; the part of images with captions has captions, too.
+    """Return some samples of a data set as a data set. A part of images with captions has captions, too.
 
     Args:
         whole: the data set, with its labels.
-        spec: of the part.
-        rows: places of its samples in the data set.
+        spec: the SPEC of the part.
+        rows: the indices of the part's samples in the whole set.
     """
     if not isinstance(whole, CaptionedImages):
         return DatasetPart(whole, spec, rows)
@@ -106,16 +106,18 @@ def dataset_part(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """The samples of a set that its SPEC asks for; the settings apply in the order of the attributes.
+    """Which samples of a set its SPEC asks for. The settings apply in the order of the attributes.
 
     Attributes:
         where: the name of the set in messages.
-        start, count: ``count`` samples from place ``start`` on; None: all of them.
-        share: A and B: of these samples the share from A to B in an order drawn by ``seed``, spread evenly over the
-            classes.
-        seed: of that order.
-        part: K and N: of these samples those at the places K - 1, K - 1 + N, ...
-        without: the first and the last place of each span of samples to leave out, counted before ``part`` applies.
+        start, count: ``from=`` and ``take=``: take ``count`` samples beginning at index ``start``; a count of None
+            means all samples to the end.
+        share: ``fraction=A:B``: put the samples into a random order in which the classes are mixed evenly, and take
+            those from A to B of that order. The pair (A, B).
+        seed: seed of that order.
+        part: ``part=K/N``: of the samples so far, take the one at index K - 1 and then every N-th. The pair (K, N).
+        without: ``without=``: leave these samples out, given as the first and the last index of each span. The indices
+            count the samples before ``part`` applies.
     """
 
     where: str
@@ -128,42 +130,47 @@ class ChosenRows:
 
     @property
     def reach(self) -> int | None:
-        """The place up to which the set is read; None: to its end."""
+        """How many samples must be read from the start of the set; None means all."""
         if self.count is None:
             return None
         return self.start + self.count
 
-    def places(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
-        """Return the places of the samples in the set, ascending.
+    def chosen_indices(self, labels: Sequence[Any] | np.ndarray | None, total: int) -> list[int]:
+        """Return the indices of the chosen samples in the whole set, in ascending order.
 
-        The settings apply one after another: ``from`` and ``take``, ``fraction``, then ``part`` and ``without``, which
-        both count the samples that the others leave.
+        The settings apply one after another: first ``from`` and ``take``, then ``fraction``, then ``part`` and
+        ``without``. The last two both count the samples that the earlier settings have left.
 
         Args:
-            labels: of all samples as they stand in the data, ``[total]``; None where there are none.
-            total: number of samples that were read.
+            labels: the labels of all samples as they stand in the data, ``[total]``; None if there are none.
+            total: the number of samples that were read.
 
         Raises:
-            InputError: where the set has fewer samples, or nothing is left.
+            InputError: if the set has too few samples, or no sample is left.
         """
-        places_from_start = self._take_from_start(total)
-        places = self._draw_share(places_from_start, labels, total)
-        part, parts = self.part
-        if part > len(places):
-            raise InputError(f"{self.where}: part {part}/{parts} is empty, the set has {len(places)} samples")
-        is_left = self._is_left(len(places))
-        in_part = slice(part - 1, None, parts)  # every so many samples, from the one of its number on
-        places_of_part = places[in_part]
-        chosen = places_of_part[is_left[in_part]]
+        indices_from_start = self._take_from_start(total)
+        remaining = self._draw_share(indices_from_start, labels, total)
+
+        # Every N-th of the remaining samples, beginning with number K.
+        part_number, part_count = self.part
+        if part_number > len(remaining):
+            raise InputError(
+                f"{self.where}: part {part_number}/{part_count} is empty, the set has {len(remaining)} samples"
+            )
+        in_part = slice(part_number - 1, None, part_count)
+
+        # `without` counts the remaining samples before they are divided into parts.
+        is_left = self._is_left(len(remaining))
+        chosen = remaining[in_part][is_left[in_part]]
         if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
-        return [int(place) for place in chosen]
+        return [int(index) for index in chosen]
 
     def _take_from_start(self, total: int) -> np.ndarray:
-        """Return the places from ``start`` on, ``count`` of them or all, in a set of ``total`` samples.
+        """Return the indices from ``start`` on, ``count`` of them or all, for a set of ``total`` samples.
 
         Raises:
-            InputError: where the set has fewer samples.
+            InputError: if the set has too few samples.
         """
         if self.count is None:
             wanted = f"from={self.start}"
@@ -177,41 +184,41 @@ class ChosenRows:
             raise InputError(f"{self.where}: {wanted} is beyond the end of the set, which has {total} samples")
         return np.arange(self.start, end)
 
-    def _draw_share(self, places: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
-        """Return the share of some places that ``fraction=A:B`` asks for, drawn by ``seed``, ascending.
+    def _draw_share(self, indices: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
+        """Return the share of some samples that ``fraction=A:B`` asks for, as ascending indices.
 
-        All places are put into an order that is drawn, and those from A to B in it are taken: shares that do not
-        overlap have no sample in common.
+        All samples are put into one random order, which depends only on ``seed``, and those from A to B in that order
+        are taken. So shares that do not overlap have no sample in common.
 
         Args:
-            places: of samples in the set.
-            labels: of all samples, ``[total]``; None where there are none.
-            total: number of samples of the set.
+            indices: the indices of the samples in the whole set.
+            labels: the labels of all samples of the whole set, ``[total]``; None if there are none.
+            total: the number of samples of the whole set.
 
         Raises:
-            InputError: where the share is of no sample.
+            InputError: if the share has no samples.
         """
-        count = len(places)
+        count = len(indices)
         low, high = self.share
         start = round(low * count)
         end = round(high * count)
         is_everything = start == 0 and end == count
         if is_everything:
-            return places
-        labels_of_places = None
+            return indices
+        labels_of_indices = None
         if labels is not None:
-            labels_of_places = np.asarray(labels)[places]
-        order = _stratified_order(labels_of_places, count, self.seed)
-        chosen = places[order[start:end]]
+            labels_of_indices = np.asarray(labels)[indices]
+        order = _stratified_order(labels_of_indices, count, self.seed)
+        chosen = indices[order[start:end]]
         if not len(chosen):
             raise InputError(f"{self.where}: this fraction is empty, it is of {total} samples")
         return np.sort(chosen)
 
     def _is_left(self, total: int) -> np.ndarray:
-        """Return which samples ``without=`` leaves, bool ``[total]``.
+        """Return for each of ``total`` samples whether ``without=`` keeps it, bool ``[total]``.
 
         Raises:
-            InputError: where it names a sample beyond the last one.
+            InputError: if ``without=`` names a sample beyond the last one.
         """
         is_left = np.ones(total, dtype=np.bool_)
         for first, last in self.without:
@@ -222,50 +229,57 @@ class ChosenRows:
 
 
 def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
-    """Draw an order of all places, ``[total]``, in which every stretch has the class proportions of the whole.
+    """Draw a random order of ``total`` samples in which every stretch has the class proportions of the whole.
 
-    The samples of each class are spread at equal distances over a line from 0 to 1, and are then read off in its order.
+    The samples of each class are placed at equal distances on a line from 0 to 1. The order is the order on that line.
 
     Args:
-        labels: ``[total]``; None where there are none: any order will do.
-        total: how many places there are.
-        seed: of the order.
+        labels: ``[total]``; None if there are none, and then any random order is returned.
+        total: the number of samples.
+        seed: seed of the order.
+
+    Returns:
+        A permutation of the indices 0 to ``total - 1``.
     """
     random = np.random.RandomState(seed)  # its stream never changes between numpy versions
     order = random.permutation(total)
     if labels is None:
         return order
+
+    # `classes` [total] is the class of each sample, in the drawn order; `counts` is the number of samples per class.
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-    within = _numbers_within_classes(classes, counts)
-    # Each class begins at a place of its own, drawn within the first of its distances.
+    number_in_class = _numbers_within_classes(classes, counts)
+
+    # The first sample of each class is placed at random within the first of its distances; otherwise all classes would
+    # begin with a sample at 0.
     starts = random.uniform(size=len(counts))
-    places = (within + starts[classes]) / counts[classes]
-    by_place = np.argsort(places, kind="stable")
-    return order[by_place]
+    positions = (number_in_class + starts[classes]) / counts[classes]  # [total] on the line from 0 to 1
+    by_position = np.argsort(positions, kind="stable")
+    return order[by_position]
 
 
 def _numbers_within_classes(classes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return how many samples of its own class stand before each sample, float64 ``[total]``.
+    """Number the samples of each class from 0, in their order: float64 ``[total]``.
+
+    Classes 1, 0, 1, 1 give 0, 0, 1, 2.
 
     Args:
-        classes: the class of each sample, from 0, ``[total]``.
-        counts: how many samples each class has.
+        classes: the class of each sample, counted from 0, ``[total]``.
+        counts: the number of samples of each class.
     """
     total = len(classes)
-    by_class = np.argsort(classes, kind="stable")
+    by_class = np.argsort(classes, kind="stable")  # sample indices, class after class
     starts = np.cumsum(counts) - counts  # where each class begins in by_class
-    within = np.empty(total)
-    within[by_class] = np.arange(total) - np.repeat(starts, counts)
-    return within
+    numbers = np.empty(total)
+    numbers[by_class] = np.arange(total) - np.repeat(starts, counts)
+    return numbers
 
 
 def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     """Take the settings that choose samples (``from``, ``take``, ``fraction``, ...) out of a SPEC.
 
-    A SPEC is the name of a data set, with settings behind ``?``.
-
     Returns:
-        The SPEC of the whole set, without these settings, and the samples that they ask for; None: all.
+        The SPEC of the whole set, without these settings, and the choice they ask for; None if there are none.
 
     Raises:
         UsageError: for settings that make no sense.
@@ -274,6 +288,8 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     if not asked:
         return spec, None
     _check_settings(spec, asked)
+
+    # Parse the values.
     count = None
     if "take" in asked:
         count = int(asked["take"])
@@ -296,10 +312,10 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
 
 
 def _check_settings(spec: Spec, asked: Mapping[str, str]) -> None:
-    """Refuse values without the form of their settings, and a seed where nothing is drawn.
+    """Refuse values that do not have the form of their setting, and a seed without a fraction.
 
     Raises:
-        UsageError: naming the first of them.
+        UsageError: naming the first wrong setting.
     """
     for key, text in asked.items():
         if not _is_sound(key, text):
@@ -310,7 +326,7 @@ def _check_settings(spec: Spec, asked: Mapping[str, str]) -> None:
 
 
 def _parse_spans(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the first and the last place of each span of ``3,7-9``: (3, 3) and (7, 9)."""
+    """Return the first and the last index of each span: ``3,7-9`` gives (3, 3) and (7, 9)."""
     spans = []
     for span in text.split(","):
         first, _, last = span.partition("-")
@@ -321,54 +337,61 @@ def _parse_spans(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def without_places(spec: str, places: Iterable[int]) -> str:
-    """Return the SPEC (the name of a data set, with settings behind ``?``) of a set without some of its samples.
+    """Return the SPEC of a data set without some of its samples.
 
     Args:
-        spec: of the set, which may lack samples already (``without=3,7-9``).
-        places: of the samples to leave out, counted among those that are there.
+        spec: the SPEC of the set, which may leave out samples already (``without=3,7-9``).
+        places: the indices of the samples to leave out. They count only the samples that ``spec`` does not leave out.
+
+    Returns:
+        The SPEC with a setting ``without=`` for the samples that were left out before and those that are now.
     """
-    unwanted = set(places)
+    indices = set(places)
     text_before = parse_spec(spec).query.get("without")
-    if text_before is None and not unwanted:
+    if text_before is None and not indices:
         return spec
     if text_before is None:
-        return with_setting(spec, f"without={_spans_text(unwanted)}")
+        return with_setting(spec, f"without={_spans_text(indices)}")
 
-    missing: set[int] = set()
+    # Combine old and new indices, both counted in the whole set.
+    left_out_before: set[int] = set()
     for first, last in _parse_spans(text_before):
-        missing.update(range(first, last + 1))
-    left_out = missing | _places_in_whole(unwanted, missing)
-    # By its key and not by its value, which the SPEC may spell in another way: %2C for a comma.
+        left_out_before.update(range(first, last + 1))
+    left_out = left_out_before | _indices_in_whole(indices, left_out_before)
+
+    # Find the old setting by its key, because the SPEC may spell its value differently, e.g. with %2C for a comma.
     setting = f"without={_spans_text(left_out)}"
     return re.sub(r"(?<=[?&])without=[^&]*", lambda _: setting, spec, count=1)
 
 
-def _places_in_whole(numbers: Collection[int], missing: Collection[int]) -> set[int]:
-    """Return the places in a whole set of samples that are counted without those that are missing.
+def _indices_in_whole(indices: Collection[int], missing: Collection[int]) -> set[int]:
+    """Convert indices that count only the samples still there to indices in the whole set.
+
+    Without the samples 0 and 2, the index 1 becomes 3 in the whole set.
 
     Args:
-        numbers: of the samples, counted from 0 among those that are there.
-        missing: places in the whole set that do not count.
+        indices: the indices among the samples that are not missing.
+        missing: the indices in the whole set of the samples that are missing.
     """
-    places = set()
-    present = (place for place in itertools.count() if place not in missing)
-    last = max(numbers, default=-1)
-    for number, place in enumerate(itertools.islice(present, last + 1)):
-        if number in numbers:
-            places.add(place)
-    return places
+    indices_in_whole = set()
+    not_missing = (index for index in itertools.count() if index not in missing)
+    last = max(indices, default=-1)
+    for index, index_in_whole in enumerate(itertools.islice(not_missing, last + 1)):
+        if index in indices:
+            indices_in_whole.add(index_in_whole)
+    return indices_in_whole
 
 
-def _spans_text(places: Iterable[int]) -> str:
-    """Return some places as text, with spans of neighbours: ``3,7-9``."""
-    spans: list[list[int]] = []  # the first and the last place of each
-    place_before: int | None = None
-    for place in sorted(places):
-        if place_before is not None and place == place_before + 1:
-            spans[-1][1] = place
+def _spans_text(indices: Iterable[int]) -> str:
+    """Return indices as text, in which neighbours form a span: 3, 7, 8 and 9 give ``3,7-9``."""
+    spans: list[list[int]] = []  # the first and the last index of each
+    index_before: int | None = None
+    for index in sorted(indices):
+        if index_before is not None and index == index_before + 1:
+            spans[-1][1] = index
         else:
-            spans.append([place, place])
-        place_before = place
+            spans.append([index, index])
+        index_before = index
     texts = []
     for first, last in spans:
         if first == last:
@@ -379,7 +402,7 @@ def _spans_text(places: Iterable[int]) -> str:
 
 
 def _two_numbers(key: str, text: str) -> tuple[Fraction, Fraction]:
-    """Return the two numbers in a value of ``fraction`` or ``part``, which was checked to have the form of its key."""
+    """Return the two numbers in a value of ``fraction`` or ``part``, whose form was checked before."""
     match = re.fullmatch(_FORMS[key].pattern, text)
     assert match is not None
     first, second = match.groups()
@@ -387,7 +410,7 @@ def _two_numbers(key: str, text: str) -> tuple[Fraction, Fraction]:
 
 
 def _is_sound(key: str, text: str) -> bool:
-    """Return whether a setting has the form that its key wants, and its numbers are in order."""
+    """Return whether the value of a setting has the form of the setting, and its numbers are in range."""
     if re.fullmatch(_FORMS[key].pattern, text) is None:
         return False
     if key == "without":

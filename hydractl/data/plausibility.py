@@ -1,5 +1,5 @@
-"""Warnings of samples that are probably not what was meant: images of one colour or of a wrong range, empty texts,
-the same samples again.
+"""Warnings about samples that the user probably did not mean: images of one colour or with a wrong range of values,
+empty texts, repeated samples.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from hydractl.data.text import Text, parts_of
 from hydractl.families.pixels import grey_or_rgb
 
 _LOOKED_AT = 64
-"""How many images of a set are decoded for this at most, at equal distances."""
+"""At most this many images of a set are decoded for the check, at equal distances."""
 
 
 def sample_doubts(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
-    """Return a sentence for everything that is odd about the samples of a set.
+    """Return one sentence for each odd thing about the samples of a set.
 
     Args:
         dataset: the samples.
-        in_passing: do not look for repeated samples, for which all of them have to be read.
+        in_passing: skip the search for repeated samples, for which all samples have to be read.
 
     Returns:
-        The sentences, each with the name of the set before it; none where nothing is odd.
+        The sentences, each beginning with the name of the set; empty if nothing is odd.
     """
     if dataset.kind == "text":
         doubts = _text_doubts(dataset)
     else:
         doubts = _image_doubts(dataset)
-    if not in_passing and dataset.kind != PAIRS:  # an image with several captions is several samples
+    if not in_passing and dataset.kind != PAIRS:  # pairs may repeat an image, with another caption
         doubts += _repetition_doubts(dataset)
     return [f"{dataset.where}: {doubt}" for doubt in doubts]
 
 
 def _repetition_doubts(dataset: Dataset) -> list[str]:
-    """Return a sentence about samples that are there several times, if these are half of the set or more."""
+    """Return a sentence about repeated samples, if they are at least half of the set."""
     total = len(dataset)
     different = len(set(dataset.sample_fingerprints()))
     repeated = total - different
     if not is_more_than_a_handful(repeated, total):
         return []
-    if 2 * repeated < total:  # half of the set: as if each of the samples was there twice
+    if 2 * repeated < total:  # half of the set means that every sample occurs twice
         return []
     return [
         f"only {different} of {total} samples are distinct, and those that are there again make every interval too "
@@ -53,26 +53,28 @@ def _repetition_doubts(dataset: Dataset) -> list[str]:
 def _text_doubts(dataset: Dataset) -> list[str]:
     """Return a sentence about empty texts, if there are more than a handful."""
     total = len(dataset)
-    empty = 0
+    empty_count = 0
     for i in range(total):
         if _is_empty(dataset[i]):
-            empty += 1
-    if not is_more_than_a_handful(empty, total):
+            empty_count += 1
+    if not is_more_than_a_handful(empty_count, total):
         return []
-    return [f"{empty} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]
+    return [f"{empty_count} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]
 
 
 def _is_empty(sample: Text) -> bool:
-    """Return whether a text, or both texts of a pair, hold nothing but spaces."""
+    """Return whether a text, or both texts of a pair, consist only of spaces."""
     stripped = [part.strip() for part in parts_of(sample)]
     return not any(stripped)
 
 
 def _image_doubts(dataset: Dataset) -> list[str]:
-    """Return a sentence about images of one colour each, or of pixels 0 and 1 only, if most images are so."""
+    """Return a sentence if most images have only one colour, or if all pixels are 0 or 1; otherwise an empty list."""
     ranges = _some_ranges(dataset)
     if not ranges:
         return []
+
+    # An image has one colour if its darkest and its brightest value are the same.
     of_one_colour = sum(darkest == brightest for darkest, brightest in ranges)
     brightest_of_all = max(brightest for _, brightest in ranges)
     looked_at = f"{len(ranges)} images that were looked at"
@@ -87,9 +89,9 @@ def _image_doubts(dataset: Dataset) -> list[str]:
 
 
 def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
-    """Return the darkest and the brightest value, 0 to 255, of each of some images at equal distances.
+    """Return the darkest and the brightest value (0 to 255) of some images of the set, at equal distances.
 
-    Images that cannot be read are left out: they are dealt with elsewhere.
+    Unreadable images are left out; they are reported elsewhere.
     """
     count = min(_LOOKED_AT, len(dataset))
     last = len(dataset) - 1
@@ -105,8 +107,8 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
         else:
             image = sample
         assert isinstance(image, Image.Image)
-        # One image at a time: a large one takes much of the memory there is.
-        extrema = np.ravel(grey_or_rgb(image).getextrema())  # of every channel
+        # Only the two extremes are kept, because a large image takes much memory.
+        extrema = np.ravel(grey_or_rgb(image).getextrema())  # the darkest and brightest value of every channel
         darkest = int(extrema.min())
         brightest = int(extrema.max())
         ranges.append((darkest, brightest))

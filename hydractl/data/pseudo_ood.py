@@ -1,5 +1,5 @@
-"""OOD samples made from ID samples: ``?ood=KIND`` after the SPEC of any images or texts, for validation where no other
-OOD data are at hand.
+"""OOD samples made from ID samples: ``?ood=KIND`` after the SPEC of any images or texts, for validation if no other OOD
+data are at hand.
 
 Jigsaw and the mean of two images are validation sets of Hendrycks, Mazeika and Dietterich, "Deep Anomaly Detection with
 Outlier Exposure", ICLR 2019, arXiv 1812.04606.
@@ -23,45 +23,54 @@ from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, with_setting
 from hydractl.families.pixels import grey_or_rgb, in_mode
 
-# To be raised when a kind changes: its samples are others then, and so must their fingerprints be.
+# Raise this number when a kind changes: its samples are then different, and their fingerprints must differ too.
 _VERSION = 1
 
 _TILES = 4
-"""Tiles per side of a jigsaw."""
+"""The number of tiles per side of a jigsaw."""
 
 _Random = np.random.RandomState
 
 
 def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Put the tiles of an image, four in each direction, into another order.
+    """Cut an image into 4 x 4 tiles and put them into a random new order.
 
-    An image of fewer than four pixels on a side has tiles of one pixel there; where four do not divide a side, a margin
-    of up to three pixels stays as it is.
+    If a side has fewer than 4 pixels, it has that many tiles of one pixel. If 4 does not divide a side, a margin of up
+    to 3 pixels at its end is not moved.
 
     Args:
         pixels: ``[H, W]`` or ``[H, W, C]``.
         random: draws the order.
+
+    Returns:
+        A new image of the same shape.
     """
     image_height, image_width = pixels.shape[:2]
+
+    # The number of tiles in each direction, and the size of a tile in pixels.
     rows = min(_TILES, image_height)
     columns = min(_TILES, image_width)
     height = max(1, image_height // _TILES)
     width = max(1, image_width // _TILES)
+
+    # Cut out the part that the tiles cover. It is a view, so writing to it changes `result`.
     result = pixels.copy()
-    without_margin = result[: rows * height, : columns * width]  # a view: what is written to it is in the result
-    tiles = _cut_into_tiles(without_margin, rows, columns)
+    without_margin = result[: rows * height, : columns * width]
+    tiles = _cut_into_tiles(without_margin, rows, columns)  # [rows * columns, height, width, C]
+
+    # Write the tiles back in another order.
     order = _reordered(np.arange(len(tiles)), random)
-    joined = _join_tiles(tiles[order], rows, columns)
-    without_margin[...] = joined.reshape(without_margin.shape)  # [H, W, 1] -> [H, W], where there is no C
+    joined = _join_tiles(tiles[order], rows, columns)  # [rows * height, columns * width, C]
+    without_margin[...] = joined.reshape(without_margin.shape)  # drops the last axis if `pixels` is [H, W]
     return result
 
 
 def _cut_into_tiles(pixels: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
-    """Return the tiles of an image, row after row, ``[rows * columns, h, w, C]``; C is 1 of an image without channels.
+    """Cut an image into tiles and return them, row after row: ``[rows * columns, h, w, C]``.
 
     Args:
-        pixels: ``[rows * h, columns * w]`` or ``[rows * h, columns * w, C]``.
-        rows, columns: the tiles in each direction.
+        pixels: ``[rows * h, columns * w]`` or ``[rows * h, columns * w, C]``; without channels, C is 1.
+        rows, columns: the number of tiles in each direction.
     """
     image_height, image_width = pixels.shape[:2]
     height = image_height // rows
@@ -72,7 +81,7 @@ def _cut_into_tiles(pixels: npt.NDArray[Any], rows: int, columns: int) -> npt.ND
 
 
 def _join_tiles(tiles: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
-    """Return the image of tiles, ``[rows * h, columns * w, C]``: the reverse of :func:`_cut_into_tiles`."""
+    """Join tiles to an image ``[rows * h, columns * w, C]``; this reverses :func:`_cut_into_tiles`."""
     _, height, width, channels = tiles.shape
     tiles_in_rows = tiles.reshape(rows, columns, height, width, channels)
     cut = tiles_in_rows.swapaxes(1, 2)  # [rows, h, columns, w, C]
@@ -80,22 +89,22 @@ def _join_tiles(tiles: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray
 
 
 def _noise(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Put the pixels of an image into another order."""
+    """Put the pixels of an image into a random order."""
     channels = pixels.shape[2:]
-    flat = pixels.reshape(-1, *channels)  # [H, W, C] -> [H * W, C]: the channels of a pixel stay together
+    flat = pixels.reshape(-1, *channels)  # [H * W] or [H * W, C]: the channels of a pixel stay together
     order = random.permutation(len(flat))
     shuffled = flat[order]
     return shuffled.reshape(pixels.shape)
 
 
 def _rotate(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Turn an image by 90, 180 or 270 degrees."""
+    """Turn an image by 90, 180 or 270 degrees, drawn at random."""
     quarters = int(random.randint(1, 4))
     return np.rot90(pixels, quarters)
 
 
 def _shuffle(text: str, random: _Random) -> str:
-    """Put the words of a text into another order, or the letters of a single word."""
+    """Put the words of a text into a random new order; if all its words are equal, do so with its letters."""
     words = text.split()
     if len(set(words)) < 2:
         letters = np.array(list(text), dtype=object)
@@ -106,10 +115,10 @@ def _shuffle(text: str, random: _Random) -> str:
 
 
 def _splice(text: str, other: str, random: _Random) -> str:
-    """Join the first half of a text and the second half of another one."""
+    """Join the first half of the words of a text and the second half of the words of another text."""
     words = text.split()
     other_words = other.split()
-    # The middle one of an odd number of words is in either half.
+    # If the number of words is odd, the middle word belongs to both halves.
     end = (len(words) + 1) // 2
     start = len(other_words) // 2
     spliced = words[:end] + other_words[start:]
@@ -117,7 +126,7 @@ def _splice(text: str, other: str, random: _Random) -> str:
 
 
 def _reordered(items: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Shuffle the items into another order; return them as they are where they are all the same."""
+    """Shuffle the items until the order is different; if all items are equal, return them unchanged."""
     different_items = set(items.tolist())
     if len(different_items) < 2:
         return items
@@ -130,8 +139,8 @@ def _reordered(items: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
 
 
 def _mixture(pixels: npt.NDArray[Any], other: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Return the mean of two images of one size, rounded up."""
-    total = pixels.astype(np.uint16) + other  # 16 bits, which hold 255 + 255
+    """Return the mean of two images of equal size, rounded up."""
+    total = pixels.astype(np.uint16) + other  # 8 bits could not hold 255 + 255
     mean = (total + 1) // 2
     return mean.astype(np.uint8)
 
@@ -140,9 +149,9 @@ class PseudoOodKind(NamedTuple):
     """One way to make an OOD sample.
 
     Attributes:
-        samples: ``image`` or ``text``.
-        make: returns the OOD sample. It takes the pixels, uint8 ``[H, W]`` or ``[H, W, 3]``, or the text; a second
-            sample of the same form where ``two``; and a random generator.
+        samples: ``image`` or ``text``: the samples it is made from.
+        make: returns the OOD sample. It takes the pixels (uint8 ``[H, W]`` or ``[H, W, 3]``) or the text, then a second
+            sample of the same form if ``two`` is set, and a random generator.
         two: whether it takes two samples.
     """
 
@@ -165,9 +174,9 @@ class _Recipe(NamedTuple):
     """How one OOD sample is made.
 
     Attributes:
-        kind: what is done.
-        second: the index of the second sample it is made of; None where it is made of one.
-        random: what else is drawn for it.
+        kind: the way to make it.
+        second: the index of the second sample it is made from; None if it is made from one.
+        random: the generator of all other random numbers it needs.
     """
 
     kind: PseudoOodKind
@@ -178,57 +187,65 @@ class _Recipe(NamedTuple):
 class PseudoOod(Dataset):
     """The samples of a data set, each made into an OOD sample, the same at every reading; without labels.
 
-    Random numbers are drawn from a generator seeded by the kind, ``seed`` and the id of the sample, so that neither the
-    order of reading nor the number of workers matters. The second sample of a mixture or a splice is of another class
-    where labels are known.
+    Random numbers come from a generator that is seeded by the kind, ``seed`` and the id of the sample, so neither the
+    order of reading nor the number of workers matters. If labels are known, the second sample of a mixture or a splice
+    has another class than the first.
 
     Args:
         clean: ID images or texts.
-        ood_kind: one of :data:`PSEUDO_OOD_KINDS`, or ``auto``: as many samples of each kind that fits the data.
-        seed: of all that is drawn.
-        where: what messages call it; None: what they call ``clean``.
+        ood_kind: one of :data:`PSEUDO_OOD_KINDS`, or ``auto``, which makes equally many samples of each kind that fits
+            the data.
+        seed: seed of all random draws.
+        where: the name of the set in messages; None means the name of ``clean``.
 
     Raises:
-        UsageError: for a kind that there is not, or not for these data.
-        InputError: for fewer than two samples where two are needed.
+        UsageError: for a kind that does not exist or does not fit the data.
+        InputError: if the kind needs two samples and the set has fewer.
     """
 
     def __init__(self, clean: Dataset, ood_kind: str, seed: int = 0, where: str | None = None) -> None:
-        """Note which kinds of OOD samples are made; each sample is made when it is read."""
+        """Check and store which kinds of OOD samples to make; each sample is made when it is read."""
         if where is None:
             where = clean.where
+
+        # Which kinds apply to these data.
         names = _names_of_kind(clean, ood_kind, where)
         needs_two = any(PSEUDO_OOD_KINDS[name].two for name in names)
         if needs_two and len(clean) < 2:
             raise InputError(f"{where}: ?ood={ood_kind} needs two samples")
+
+        # SPEC and ids say that the samples are not the clean ones.
         spec = with_setting(clean.spec, f"ood={ood_kind}")
         ids = [f"{clean_id}?ood={ood_kind}" for clean_id in clean.ids]
         super().__init__(spec, where, ids)
-        self.kind = clean.kind  # image or text, as before
+        self.kind = clean.kind  # "image" or "text"
         self.clean = clean
         self.seed = seed
         self._names = names
         skips_bad_samples = clean.skipped is not None
         if skips_bad_samples:
-            self.skipped = {}  # by index, filled when samples are read
+            self.skipped = {}  # filled while samples are read, by index
 
     @cached_property
     def _kinds(self) -> npt.NDArray[np.intp]:
-        """Assign a kind to each sample, equally many to each, drawn by the ids: positions in ``_names``, ``[N]``."""
+        """The kind of each sample, as an index into ``_names``, ``[N]``. All kinds get equally many samples.
+
+        The assignment is random, but depends only on the ids and the seed.
+        """
         total = len(self)
-        drawn = sorted(range(total), key=lambda i: self._digest("kind", i))
-        in_turn = np.arange(total) % len(self._names)
+        random_order = sorted(range(total), key=lambda i: self._digest("kind", i))
+        kinds_in_turn = np.arange(total) % len(self._names)
         kinds = np.empty(total, dtype=np.intp)
-        kinds[drawn] = in_turn
+        kinds[random_order] = kinds_in_turn
         return kinds
 
     def _name_of_kind(self, i: int) -> str:
-        """Return the name of the kind of a sample."""
-        position = self._kinds[i]
-        return self._names[position]
+        """Return the name of the kind of sample ``i``."""
+        kind_index = self._kinds[i]
+        return self._names[kind_index]
 
     def _digest(self, purpose: str, i: int) -> bytes:
-        """Return the SHA-256 that a sample has for one purpose, by which something is drawn for it."""
+        """Return a SHA-256 of sample ``i``'s id, the seed and a purpose, by which something is drawn for it."""
         clean_id = self.clean.ids[i]
         text = f"hydractl.ood {purpose} {self.seed} {clean_id}"
         text_bytes = text.encode("utf-8", "backslashreplace")
@@ -236,20 +253,20 @@ class PseudoOod(Dataset):
         return hashed.digest()
 
     def _draw_recipe(self, i: int) -> _Recipe:
-        """Draw what is made of sample ``i`` and with which second sample; always the same for the same sample."""
+        """Draw how the OOD sample ``i`` is made, and from which second sample; the same at every call."""
         name = self._name_of_kind(i)
         kind = PSEUDO_OOD_KINDS[name]
         digest = self._digest(name, i)
-        little_endian = np.frombuffer(digest, dtype="<u4")  # [8], the same numbers on every machine
+        little_endian = np.frombuffer(digest, dtype="<u4")  # [8] the same numbers on every machine
         random = _Random(little_endian.astype(np.uint32))
         if not kind.two:
             return _Recipe(kind, None, random)
         candidates = self._possible_seconds(i)
-        place = random.randint(len(candidates))
-        return _Recipe(kind, int(candidates[place]), random)
+        drawn = random.randint(len(candidates))
+        return _Recipe(kind, int(candidates[drawn]), random)
 
     def _possible_seconds(self, i: int) -> npt.NDArray[np.intp]:
-        """Return the samples of other classes; where there are no labels or no other class, all samples but ``i``."""
+        """Return the indices of the samples of other classes. Without labels or other classes: all but ``i``."""
         labels = self.clean.labels
         if labels is not None:
             of_other_classes = np.flatnonzero(labels != labels[i])
@@ -259,6 +276,7 @@ class PseudoOod(Dataset):
         return np.delete(everything, i)
 
     def _sample(self, i: int) -> Any:
+        """Make the OOD sample ``i`` from one or two clean samples."""
         recipe = self._draw_recipe(i)
         sample = self.clean[i]
         second = None
@@ -269,7 +287,8 @@ class PseudoOod(Dataset):
         return _make_text(recipe.kind, sample, second, recipe.random)
 
     def _content(self, i: int) -> Iterable[bytes]:
-        # By fingerprint, so that the clean samples are read once for all that is made from them.
+        """Yield what decides the OOD sample ``i``: its kind, its random numbers, and the clean samples."""
+        # Use the fingerprints of the clean samples, so that these are read only once for all sets made from them.
         recipe = self._draw_recipe(i)
         fingerprints = self.clean.sample_fingerprints()
         header = f"ood/{_VERSION} {self._name_of_kind(i)} "
@@ -292,10 +311,10 @@ class PseudoOod(Dataset):
 
 
 def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
-    """Return the names of the kinds that ``?ood=KIND`` means for some data; ``auto`` means all that fit them.
+    """Return the names of the kinds that ``?ood=KIND`` stands for: the kind itself, or for ``auto`` all that fit.
 
     Raises:
-        UsageError: for a kind that does not exist, or does not fit the data.
+        UsageError: for a kind that does not exist or does not fit the data.
     """
     if kind != AUTO and kind not in PSEUDO_OOD_KINDS:
         known = ", ".join(PSEUDO_OOD_KINDS)
@@ -315,7 +334,10 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
 
 
 def _make_image(kind: PseudoOodKind, image: Image.Image, second: Image.Image | None, random: _Random) -> Image.Image:
-    """Make an OOD image from an image, and from a second one where the kind takes two."""
+    """Make an OOD image from an image, and from a second one if the kind takes two.
+
+    The second image is converted to the mode and the size of the first.
+    """
     image = grey_or_rgb(image)
     sources = [np.asarray(image)]
     if second is not None:
@@ -327,11 +349,15 @@ def _make_image(kind: PseudoOodKind, image: Image.Image, second: Image.Image | N
 
 
 def _make_text(kind: PseudoOodKind, text: Text, second: Text | None, random: _Random) -> Text:
-    """Make an OOD text from a text, and from a second one where the kind takes two; each text of a pair by itself."""
+    """Make an OOD text from a text, and from a second one if the kind takes two.
+
+    Each text of a pair is made by itself.
+    """
     sources = [parts_of(text)]
     if second is not None:
         sources.append(parts_of(second))
     ood_parts = []
+    # The first texts together, then the second texts of pairs.
     for source_texts in zip(*sources, strict=True):
         ood_parts.append(kind.make(*source_texts, random))
     if len(ood_parts) == 1:
@@ -340,7 +366,7 @@ def _make_text(kind: PseudoOodKind, text: Text, second: Text | None, random: _Ra
 
 
 def take_ood(spec: Spec) -> tuple[Spec, str | None]:
-    """Return the SPEC of the ID samples, and the kind of OOD samples that its query asks for, if it does."""
+    """Split a SPEC into the SPEC of the ID samples and the kind of OOD samples it asks for (or None)."""
     settings = dict(spec.query)
     kind = settings.pop("ood", None)
     return replace(spec, query=settings), kind

@@ -1,8 +1,8 @@
 """``wds:`` images in the tar files of WebDataset, from local disks, with random access and in a fixed order.
 
-A sample is the files of one key: the name of a member up to the first dot of its last part
-(https://github.com/webdataset/webdataset, "the WebDataset format"). Tar files are listed once, when the set is opened;
-after that an image is one seek and one read, so that samples can be read in any order and no library is needed.
+A sample consists of all files with the same key. The key is a file's path up to the first dot in its file name
+(https://github.com/webdataset/webdataset, "the WebDataset format"). The tar files are listed once, when the set is
+opened. After that an image takes one seek and one read, so samples can be read in any order and no library is needed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _MEMBER = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)")
 _MOST_PROBLEMS = 20
 
-# A label is a number, a name or a small object; a file of more bytes than this is none.
+# A label is a number, a name or a small object, so a file with more bytes cannot be a label.
 _LARGEST_LABEL = 1 << 20
 
 
 class _Place(NamedTuple):
-    """Location of the bytes of one image.
+    """Where the bytes of one image are.
 
     Attributes:
         shard: the path of the tar file.
-        member: the name of the image in it.
-        offset, size: of its bytes in the tar file.
+        member: the name of the image in the tar file.
+        offset, size: the position of its bytes in the tar file, and their number.
     """
 
     shard: str
@@ -48,10 +48,10 @@ class ShardImages(EncodedImages):
     """Images inside tar files.
 
     Args:
-        spec: it was opened from.
-        where: how messages call it.
-        ids: one for each image.
-        places: where each is, in the same order.
+        spec: the SPEC from which the set was opened.
+        where: the name of the set in messages.
+        ids: one id for each image.
+        places: where the bytes of each image are.
     """
 
     def __init__(self, spec: str, where: str, ids: list[str], places: list[_Place]) -> None:
@@ -67,7 +67,7 @@ class ShardImages(EncodedImages):
         """Return the bytes of image ``i``.
 
         Raises:
-            UnreadableSample: its tar file is no longer there, or shorter.
+            UnreadableSample: if its tar file was removed, or is too short.
         """
         place = self._places[i]
         try:
@@ -83,22 +83,23 @@ class ShardImages(EncodedImages):
 
 
 def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open ``wds:PATH``: a tar file, a name with braces (``{000..012}``, ``{a,b}``), or a folder of ``.tar`` files.
+    """Open ``wds:PATH``: a tar file, several tar files written with braces (``{000..012}``, ``{a,b}``), or a folder.
 
-    ``?image=`` names the ending of the images where a sample has several; ``?label=cls``, ``?label=txt`` or
-    ``?label=json.KEY`` the label. Without it, ``.cls`` is the label (a number, or a name), else ``label`` in ``.json``.
-    Ids are shard and key. With ``limit``, no shard behind the first ``limit`` samples is read.
+    ``?image=`` names the ending of the image files, if a sample has several images. ``?label=cls``, ``?label=txt`` or
+    ``?label=json.KEY`` names the label. By default the label is the content of ``.cls`` (a number or a name), else the
+    key ``label`` in ``.json``. Ids consist of shard and key. With ``limit``, no shard is read after the one that holds
+    the last sample needed.
 
     Args:
-        spec: of the shards.
-        limit: how many samples, the first ones; None: all.
+        spec: the SPEC of the shards.
+        limit: take only this many samples from the start; None means all.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        UsageError: for a scheme of the network, or a name that cannot be expanded.
-        InputError: listing shards that are missing, damaged or compressed, and samples without an image.
+        UsageError: for a network address, or a name that cannot be expanded.
+        InputError: if shards are missing, damaged or compressed, or samples have no image; all are listed.
     """
     spec.check_query(("image", "label"))
     asked = spec.query.get("label")
@@ -111,21 +112,21 @@ def read_shards(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 def index_shards(
     spec: Spec, limit: int | None, asked: str | None, *, texts: bool = False
 ) -> tuple[ShardImages, list[Any]]:
-    """Go once through the shards of a SPEC, and list the samples in them.
+    """Go through the shards of a SPEC once and list their samples.
 
     Args:
-        spec: of the shards; of its query only ``?image=`` counts.
-        limit: how many samples, the first ones; None: all.
-        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``; None: ``cls``, else ``label`` in
-            ``json``.
-        texts: whether labels are read as texts, even where they look like numbers.
+        spec: the SPEC of the shards; only ``?image=`` of its query is used.
+        limit: take only this many samples from the start; None means all.
+        asked: what holds the label of a sample: ``cls``, ``txt`` or ``json.KEY``. None means ``cls``, else the key
+            ``label`` in ``json``.
+        texts: read labels as texts even if they look like numbers.
 
     Returns:
-        The images, and the label of each: an integer, a name, or None.
+        The images, and the label of each image: an integer, a name, or None.
 
     Raises:
-        UsageError: for a scheme of the network, or a name that cannot be expanded.
-        InputError: listing shards that are missing, damaged or compressed, and samples without an image.
+        UsageError: for a network address, or a name that cannot be expanded.
+        InputError: if shards are missing, damaged or compressed, or samples have no image; all are listed.
     """
     index = _Index(spec, asked, texts)
     shards = _shard_paths(spec)
@@ -144,6 +145,8 @@ def index_shards(
     if not index.ids:
         count = "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
         raise InputError(f"{spec.where}: no images in {count}")
+
+    # The last shard may have more samples than are needed.
     ids = index.ids[:limit]
     places = index.places[:limit]
     images = ShardImages(spec.text, spec.where, ids, places)
@@ -151,11 +154,11 @@ def index_shards(
 
 
 class _ShardSample:
-    """The files of one key in a tar file.
+    """The files with one key in a tar file.
 
     Attributes:
-        members: the files by the ending of their names.
-        label_files: the content of those that may hold the label, by ending.
+        members: the files, by ending.
+        label_files: the contents of the files that may hold the label, by ending.
     """
 
     def __init__(self) -> None:
@@ -165,11 +168,11 @@ class _ShardSample:
 
 @dataclass
 class _Index:
-    """The samples of the shards so far.
+    """Collects the samples of the shards, one shard after another.
 
     Attributes:
         spec, asked, texts: see :func:`index_shards`.
-        ids, places, labels: one for each sample.
+        ids, places, labels: one entry for each sample so far.
         problems: one line for each shard or sample that cannot be used.
     """
 
@@ -182,7 +185,7 @@ class _Index:
     problems: list[str] = field(default_factory=list)
 
     def add(self, shard: str) -> None:
-        """Add the samples of one tar file, and a problem for each that cannot be used."""
+        """Add the samples of one tar file to the lists; for each that cannot be used, add a line to ``problems``."""
         name = printable(os.path.basename(shard))
         try:
             samples = self._list_samples(shard)
@@ -202,44 +205,48 @@ class _Index:
             self.labels.append(label)
 
     def _list_samples(self, shard: str) -> dict[str, _ShardSample]:
-        """Return the samples of one tar file by key, in its order, with the content of the files of their labels.
+        """Return the samples of one tar file, by key and in order; the files that may hold labels are read.
 
         Raises:
-            tarfile.TarError: for a file that is not a whole tar file, or whose samples are not as the format has them.
+            tarfile.TarError: if the file is no complete tar file, or its members break the rules of the format.
         """
         samples: dict[str, _ShardSample] = {}
         last_key = None
         with tarfile.open(shard, "r:") as archive:
             for member in archive:
+                # Skip folders and names that have no key and ending.
                 match = _MEMBER.fullmatch(member.name)
                 if match is None or member.isdir():
                     continue
                 key = match[1]
                 ending = match[2].lower()
+                # Refuse what the format does not allow.
                 is_plain_file = member.isreg() and not member.issparse()
                 if not is_plain_file:
                     raise tarfile.TarError(f"{printable(member.name)} is no plain file")
                 comes_again = key != last_key and key in samples
                 if comes_again:
                     raise tarfile.TarError(f"the files of {printable(key)} do not stand together")
+                # Add the file to the sample of its key.
                 last_key = key
                 sample = samples.setdefault(key, _ShardSample())
                 if ending in sample.members:
                     raise tarfile.TarError(f"{printable(member.name)} is there twice")
                 sample.members[ending] = member
+                # Read it now if it may hold the label.
                 may_be_label = ending in self._label_endings() and member.size <= _LARGEST_LABEL
                 if may_be_label:
                     file = archive.extractfile(member)
-                    assert file is not None  # it is a plain file
+                    assert file is not None  # because it is a plain file
                     sample.label_files[ending] = file.read()
             _check_end(archive, shard)
         return samples
 
     def _choose_image(self, key: str, sample: _ShardSample) -> tarfile.TarInfo:
-        """Return the file of a sample that is its image: the only one with the ending of an image, or of ``?image=``.
+        """Return the image file of a sample: its only file that ends like an image, or that ends as ``?image=`` says.
 
         Raises:
-            ValueError: where there is none, or more than one.
+            ValueError: if there is no such file, or more than one.
         """
         asked = self.spec.query.get("image")
         if asked is None:
@@ -254,17 +261,17 @@ class _Index:
         return sample.members[endings[0]]
 
     def _label_endings(self) -> tuple[str, ...]:
-        """Return the endings of files that may hold the label; the first that is there is taken."""
+        """Return the endings of files that may hold the label; if a sample has several, the first ending counts."""
         if self.asked is None:
             return ("cls", "json")
         ending, _, _ = self.asked.partition(".")
         return (ending.lower(),)
 
     def _read_label(self, key: str, sample: _ShardSample) -> int | str | None:
-        """Return the label of a sample, an integer or a name; None where there is none.
+        """Return the label of a sample: an integer, a name, or None if it has none.
 
         Raises:
-            ValueError: for one that cannot be read.
+            ValueError: if the label cannot be read.
         """
         kind = "text" if self.texts else "label"
         what = f"the {kind} of {printable(key)}"
@@ -280,25 +287,25 @@ class _Index:
             is_integer = INTEGER.fullmatch(text) is not None
             if is_integer and not self.texts:
                 return int(text)
-            return text or None  # an empty file says nothing
+            return text or None  # an empty file is no label
         return None
 
     def _json_key(self) -> str:
-        """Return the key of the label in a JSON object: KEY where ``json.KEY`` was asked for, else ``label``."""
+        """Return the key of the label in a JSON object: KEY if ``json.KEY`` was asked for, else ``label``."""
         if self.asked is None:
             return "label"
         _, _, key = self.asked.partition(".")
         return key or "label"
 
     def _label_in_json(self, text: str, what: str) -> int | str | None:
-        """Return what a JSON object holds as the label; None where it has none.
+        """Return the label in a JSON object: an integer, a name, or None if there is none.
 
         Args:
-            text: the object.
-            what: what messages call the label.
+            text: the JSON text.
+            what: how messages call the label.
 
         Raises:
-            ValueError: for a text that is no JSON, or a value that cannot be a label.
+            ValueError: if the text is not JSON, or the value cannot be a label.
         """
         try:
             document = parse_json(text, "it")
@@ -317,7 +324,7 @@ class _Index:
 
 
 def _check_end(archive: tarfile.TarFile, shard: str) -> None:
-    """Refuse a tar file that does not end with zeros: tarfile takes whatever it cannot read for the end."""
+    """Refuse a tar file that does not end with zeros, because tarfile mistakes whatever it cannot read for the end."""
     with open(shard, "rb") as file:
         file.seek(archive.offset)
         block = file.read(tarfile.BLOCKSIZE)
@@ -336,8 +343,8 @@ def _shard_paths(spec: Spec) -> list[str]:
     """Return the tar files that a SPEC names, in order.
 
     Raises:
-        UsageError: for a scheme of the network, and for braces that cannot be expanded.
-        InputError: listing the files that do not exist.
+        UsageError: for a network address, and for braces that cannot be expanded.
+        InputError: if files do not exist; they are listed.
     """
     if "://" in spec.path or spec.path.startswith("pipe:"):
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
@@ -345,7 +352,7 @@ def _shard_paths(spec: Spec) -> list[str]:
     if os.path.isdir(path):
         return _shards_in(path, spec)
     try:
-        # One more than there may be, and no others: braces can stand for more names than fit into memory.
+        # Stop one after the largest number, because braces can stand for more names than fit into memory.
         shards = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
     except ValueError as error:
         raise UsageError(f"{spec.where}: {error}", hint="for example shard-{000..012}.tar or {train,val}.tar") from None
@@ -362,7 +369,7 @@ def _shards_in(folder: str, spec: Spec) -> list[str]:
     """Return the tar files in a folder, sorted.
 
     Raises:
-        InputError: where there are none.
+        InputError: if there are none.
     """
     shards = []
     for entry in os.scandir(folder):
@@ -377,30 +384,31 @@ def expand_braces(text: str) -> Iterator[str]:
     """Expand ``a{08..10}b{x,y}`` to ``a08bx``, ``a08by``, ``a09bx``, ...; a range keeps the width of its first number.
 
     Raises:
-        ValueError: for braces that hold neither a range nor a list, or do not close.
+        ValueError: if braces hold neither a range nor a list, or do not match.
     """
+    # Split into the texts outside braces (even indices) and those inside (odd indices).
     pieces = _BRACES.split(text)
     for plain in pieces[::2]:
         if "{" in plain or "}" in plain:
             raise ValueError("braces that do not match")
-    texts_of_pieces: list[list[str]] = []
-    for number, piece in enumerate(pieces):
-        stood_in_braces = number % 2 == 1  # every second piece is what the pattern caught
-        if stood_in_braces:
-            texts_of_pieces.append(_expand_inside(piece))
+    expansions: list[list[str]] = []
+    for index, piece in enumerate(pieces):
+        was_in_braces = index % 2 == 1
+        if was_in_braces:
+            expansions.append(_expand_inside(piece))
         else:
-            texts_of_pieces.append([piece])
-    return map("".join, itertools.product(*texts_of_pieces))
+            expansions.append([piece])
+    return map("".join, itertools.product(*expansions))
 
 
 def _expand_inside(inside: str) -> list[str]:
-    """Return the texts that a part in braces stands for: ``08..10`` for ``08``, ``09`` and ``10``.
+    """Return the texts that one pair of braces stands for: ``08..10`` stands for ``08``, ``09`` and ``10``.
 
     Args:
-        inside: what is between the braces: a range ``000..012``, or a list ``a,b``.
+        inside: the text between the braces: a range ``000..012``, or a list ``a,b``.
 
     Raises:
-        ValueError: for anything else, and for a range that is too long or goes downwards.
+        ValueError: if it is neither, or if a range is too long or descending.
     """
     match = _RANGE.fullmatch(inside)
     if match is None:

@@ -2,12 +2,12 @@
 
 ``openood:NAME/PART?root=FOLDER`` opens the in-distribution data, alone or with the sets of shifted covariates.
 
-Nothing is downloaded: every set that is missing is named at once, with where it was looked for and where it comes from.
+Nothing is downloaded: one error names every missing set, where it was looked for, and where it comes from.
 
 OpenOOD's layout and lists: https://github.com/Jingkang50/OpenOOD (v1.5, arXiv 2306.09301), ``configs/datasets`` and
-``scripts/download/download.py``. Which of its sets are for validation follows the Hydra Ensembles paper: the set that
-circuits are chosen on (OpenImage-O, TinyImageNet, AG News) is not tested, unless it is asked for (``:official``):
-OpenOOD itself also counts a test part of the first as far and of the second as near.
+``scripts/download/download.py``. Which sets are for validation follows the Hydra Ensembles paper: the set on which
+circuits are chosen (OpenImage-O, TinyImageNet, AG News) is not tested. OpenOOD itself also counts a test part of
+OpenImage-O as far and of TinyImageNet as near; ``:official`` asks for these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import OodSet, SuiteChoice, setting_value
 
-# --- what is in each suite --------------------------------------------------------------------------------------------
+# --- which sets each suite has ----------------------------------------------------------------------------------------
 
 NEAR, FAR = "near", "far"
 
@@ -33,15 +33,15 @@ class SuiteMember:
     """One set of a suite.
 
     Attributes:
-        name: its name in the answer.
-        group: ``near``, ``far``, or None for one that is for validation only.
-        files: for images, the paths of OpenOOD's list below the root; the first that is there is taken (names changed
-            between versions). For texts, what the name of the file, in small letters and with ``_`` for ``-``, ``.``
-            and spaces, is or starts with.
-        origin: where it comes from, for the message when it is missing.
-        folder: the folder below the root that the paths in the list start from; None for texts.
-        stands_in: whether it is taken only in place of a missing set of its group.
-        official: whether it is taken only when asked for: the paper leaves it out, OpenOOD does not.
+        name: the name of the set in the answer.
+        group: ``near`` or ``far``; None for a set that is only for validation.
+        files: for images, possible paths of OpenOOD's list below the root, because names changed between versions; the
+            first that exists is used. For texts, names that the file may have or start with, in lower case and with
+            ``_`` in place of ``-``, ``.`` and spaces.
+        origin: where the set comes from, for the message when it is missing.
+        folder: the folder below the root to which the paths in the list are relative; None for texts.
+        stands_in: whether the set is only used in place of a missing set of its group.
+        official: whether the set is only used when asked for, because OpenOOD has it and the paper leaves it out.
     """
 
     name: str
@@ -59,10 +59,10 @@ class OodBenchmark:
 
     Attributes:
         samples: ``images`` or ``texts``.
-        members: its sets, those for validation only among them.
-        id_lists: OpenOOD's lists of the in-distribution images, and what each is: not the full test set.
-        parts: the sets that each PART of ``openood:NAME/PART`` is made of.
-        note: how the suite differs from others of its name, where its official sets are left out.
+        members: all its sets, including those that are only for validation.
+        id_lists: describes each of OpenOOD's lists of in-distribution images, by path. They are not full test sets.
+        parts: the sets that make up each PART of ``openood:NAME/PART``, by the name of the part.
+        note: how the suite differs from OpenOOD's, for an answer without the official sets.
     """
 
     samples: str
@@ -79,15 +79,15 @@ _CLASSIC, _LARGE = "images_classic", "images_largescale"
 def _openood(
     benchmark: str, name: str, group: str | None, folder: str, *lists: str, official: bool = False
 ) -> SuiteMember:
-    """Return a set of an OpenOOD benchmark.
+    """Return one set of an OpenOOD benchmark.
 
     Args:
-        benchmark: the name of its folder of lists.
-        name: of the set in the answer.
-        group: ``near``, ``far``, or None for one that is for validation only.
-        folder: of its images, below the root.
-        official: whether it is taken only when asked for.
-        lists: possible names of the list; the first that is there is taken.
+        benchmark: the name of the benchmark, which is that of its folder of lists, for example ``cifar10``.
+        name: the name of the set in the answer.
+        group: ``near`` or ``far``; None for a set that is only for validation.
+        folder: the folder of its images, below the root.
+        lists: possible names of the list; the first that exists is used.
+        official: whether the set is only used when asked for.
     """
     name_of_download = "texture" if name == "textures" else name
     files = [f"benchmark_imglist/{benchmark}/{file}.txt" for file in lists]
@@ -105,12 +105,12 @@ def _id_lists(benchmark: str, test: int, val: int, images: str) -> dict[str, str
     """Describe OpenOOD's two lists of the in-distribution images of a benchmark.
 
     Args:
-        benchmark: its name.
-        test, val: how many images each list has.
-        images: what they are taken from.
+        benchmark: the name of the benchmark.
+        test, val: the number of images in each list.
+        images: the images from which both lists are taken.
 
     Returns:
-        By path of the list, a description.
+        A description for each list, by its path below the root.
     """
     folder = f"benchmark_imglist/{benchmark}"
     total = test + val
@@ -126,25 +126,29 @@ FULL_SPECTRUM = "full-spectrum"
 def _parts_of_benchmark(
     benchmark: str, folder: str, ood_val: SuiteMember, shifted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[SuiteMember]]:
-    """Return the parts that ``openood:`` opens: ID data, covariate-shifted sets, and test data with all of these.
+    """Return the parts of a benchmark that ``openood:NAME/PART`` can open.
 
     Args:
-        benchmark: its name.
-        folder: of its images.
+        benchmark: the name of the benchmark.
+        folder: the folder of its images.
         ood_val: its OOD validation set.
-        shifted: by covariate-shifted set, the possible names of its list; the first that is there is taken.
+        shifted: for each covariate-shifted set the possible names of its list; the first that exists is used.
 
     Returns:
-        The sets of each part by its name: ``train``, ``val``, ``test`` and ``ood-val``; where there are shifted sets,
-        each by its own name, and ``full-spectrum``: the test set and all of them.
+        The sets of each part, by the name of the part: ``train``, ``val``, ``test`` and ``ood-val``. If there are
+        shifted sets, each is also a part under its own name, and ``full-spectrum`` is the test set with all of them.
     """
     parts: dict[str, Sequence[SuiteMember]] = {}
+
+    # ID data.
     for part in ("train", "val", "test"):
         id_set = _openood(benchmark, benchmark, None, folder, f"{part}_{benchmark}")
         parts[part] = [id_set]
     parts["ood-val"] = [ood_val]
     if not shifted:
         return parts
+
+    # Covariate-shifted data, together with the test set and alone.
     shifted_sets = {}
     for name, lists in shifted.items():
         shifted_sets[name] = _openood(benchmark, name, None, folder, *lists)
@@ -155,7 +159,14 @@ def _parts_of_benchmark(
 
 
 def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
-    """Return the benchmark of ImageNet, or of some of its classes; ``test`` and ``val`` are numbers of ``images``."""
+    """Return the benchmark of ImageNet, or of some of its classes.
+
+    Args:
+        benchmark: the name of the benchmark.
+        test, val: the number of images in OpenOOD's ID test list and ID validation list.
+        images: the images from which both lists are taken, for messages.
+        shifted: see :func:`_parts_of_benchmark`.
+    """
     ood_val = _openood(benchmark, "openimage_o", None, _LARGE, "val_openimage_o")
     return OodBenchmark(
         samples="images",
@@ -175,7 +186,15 @@ def _imagenet(benchmark: str, test: int, val: int, images: str, shifted: Mapping
 
 
 def _cifar(benchmark: str, other: str, classes: int, shifted: Mapping[str, Sequence[str]]) -> OodBenchmark:
-    """Return the benchmark of one of the two CIFAR sets, for which the ``other`` one is a near OOD set."""
+    """Return the benchmark of CIFAR-10 or CIFAR-100.
+
+    Args:
+        benchmark: the name of the benchmark, ``cifar10`` or ``cifar100``.
+        other: the name of the other CIFAR set, which is a near OOD set for this one.
+        classes: the number of classes, which names the set in messages.
+        shifted: see :func:`_parts_of_benchmark`.
+    """
+    # TinyImageNet ("tin") is for validation; its test part is used only when the official sets are asked for.
     ood_val = _openood(benchmark, "tin", None, _CLASSIC, "val_tin")
     return OodBenchmark(
         samples="images",
@@ -243,9 +262,9 @@ SUITES: dict[str, OodBenchmark] = {
 """The suites, by the names of :data:`hydractl.expressions.data_sets.OOD_SUITES`."""
 
 
-# --- where it is ------------------------------------------------------------------------------------------------------
+# --- find the sets on the disk ----------------------------------------------------------------------------------------
 
-# The folder as downloaded, or the checkout of OpenOOD that holds it.
+# The data may lie directly in the given folder, or in `data` of a checkout of OpenOOD.
 _BELOW = ("", "data")
 
 _LONGEST_LINE = 65_536
@@ -253,13 +272,13 @@ _LONGEST_LINE = 65_536
 
 @dataclass
 class FoundSuite:
-    """A suite whose files were looked for.
+    """A suite after the search for its files.
 
     Attributes:
-        name: of the suite.
-        sets: the OOD sets to test on: name, group and SPEC, in the order of the suite.
-        left_out: names of sets that are not there and that were given up (``:partial``).
-        notes: what the answer has to say, one sentence each.
+        name: the name of the suite.
+        sets: the OOD sets to test on (name, group and SPEC), in the order of the suite.
+        left_out: the names of missing sets that the user agreed to leave out (``:partial``).
+        notes: sentences that the answer must contain.
     """
 
     name: str
@@ -268,7 +287,7 @@ class FoundSuite:
     notes: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, str | list[str]]:
-        """Return the suite as recorded in artefacts, without its data sets."""
+        """Return the record of the suite for artefacts, without its data sets."""
         return {
             "name": self.name,
             "left_out": self.left_out,
@@ -282,16 +301,18 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     Args:
         choice: the suite, the sets asked for, and whether some may be missing.
         root: the folder of the data.
-        taken: names of other OOD sets beside these.
+        taken: the names of the command's other OOD sets.
 
     Raises:
-        UsageError: for a set that the suite does not have, or has for validation only, or a name that is taken.
-        InputError: for a folder that does not exist; listing every set that is missing or cannot be told from others.
+        UsageError: if the suite does not have an asked set or has it only for validation, or if a name is taken.
+        InputError: if the folder does not exist, or sets are missing or ambiguous (all of them are listed).
     """
     suite = SUITES[choice.name]
     folder = os.path.expanduser(root)
     if not os.path.isdir(folder):
         raise InputError(f"--ood-root {root}: no such folder")
+
+    # Look for every wanted set.
     wanted = _wanted_members(choice, suite)
     specs: dict[SuiteMember, str] = {}
     missing: dict[SuiteMember, str] = {}
@@ -302,12 +323,15 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         else:
             specs[member] = spec
 
+    # Use stand-ins for missing sets, unless the user named the sets. This moves sets from `missing` to `specs`.
     notes = []
     has_official = any(member.official for member in wanted)
     if suite.note and not has_official:
         notes.append(suite.note)
     if not choice.sets:
         notes += _replace_missing(suite, folder, specs, missing)
+
+    # If all sets are missing the folder is probably wrong. If only some are, the user may go on without them.
     if missing and not specs:
         what_it_holds = "benchmark_imglist and images_..."
         if suite.samples == "texts":
@@ -321,8 +345,9 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
     if missing:
         notes.append(f"without {', '.join(missing_names)}, which {_is_or_are(missing)} not there")
 
+    # Put the sets into the order of the suite, stand-ins included.
     sets = []
-    for member in suite.members:  # in the order of the suite, stand-ins too
+    for member in suite.members:
         if member in specs:
             sets.append(OodSet(member.name, member.group, specs[member]))
     _check_names_are_free(choice, sets, taken)
@@ -330,15 +355,15 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
 
 
 def _check_names_are_free(choice: SuiteChoice, sets: Sequence[OodSet], taken: Iterable[str]) -> None:
-    """Refuse sets of a suite that have the name of another OOD set of the command.
+    """Refuse sets of a suite that have the same name as another OOD set of the command.
 
     Raises:
-        UsageError: naming them.
+        UsageError: naming these sets.
     """
     taken_names = set(taken)
-    twice = [ood_set.name for ood_set in sets if ood_set.name in taken_names]
-    if twice:
-        names = ", ".join(twice)
+    doubly_used = [ood_set.name for ood_set in sets if ood_set.name in taken_names]
+    if doubly_used:
+        names = ", ".join(doubly_used)
         raise UsageError(
             f"--ood-suite {choice.name} and --ood both have {names}", hint="give the --ood set another name"
         )
@@ -347,14 +372,14 @@ def _check_names_are_free(choice: SuiteChoice, sets: Sequence[OodSet], taken: It
 def _sets_missing(
     choice: SuiteChoice, root: str, wanted: int, missing: Mapping[SuiteMember, str], way_out: str
 ) -> InputError:
-    """Return the error of a suite some of whose sets are missing.
+    """Return the error of a suite with missing sets.
 
     Args:
         choice: the suite.
         root: the folder that was searched.
-        wanted: how many sets are wanted.
-        missing: why each of those that are missing was not found.
-        way_out: the end of the hint.
+        wanted: the number of wanted sets.
+        missing: for each missing set, why it was not found.
+        way_out: the end of the hint, which says what the user can do.
     """
     return InputError(
         f"--ood-suite {choice.name}: {len(missing)} of {wanted} sets are not under --ood-root {root}",
@@ -364,19 +389,24 @@ def _sets_missing(
 
 
 def id_list_of(spec: str) -> str | None:
-    """Describe in a sentence an ID data set whose SPEC names one of OpenOOD's ID lists; None for any other."""
+    """Return a sentence that describes an ID data set if its SPEC names one of OpenOOD's ID lists; else None."""
     name, _, _ = spec.partition("?")
     path = name.replace(os.sep, "/")
+
+    # The SPEC names a part of a benchmark.
     if path.startswith("openood:"):
         benchmark, _, part = path.removeprefix("openood:").partition("/")
         suite = SUITES.get(f"openood-{benchmark}")
         if suite is not None and part in suite.parts:
             return _words_of_part(suite, part)
+
+    # The SPEC may be the path of a list.
     return _words_of_list(path)
 
 
 def _words_of_part(suite: OodBenchmark, part: str) -> str | None:
-    """Describe the data of ``openood:NAME/PART``; None where they are no ID list."""
+    """Describe the data of ``openood:NAME/PART``; None if they are no ID list."""
+    # Parts begin with the ID set, and only the full spectrum has more sets.
     id_set, *shifted_sets = suite.parts[part]
     id_list = id_set.files[0]
     if not shifted_sets:
@@ -386,7 +416,7 @@ def _words_of_part(suite: OodBenchmark, part: str) -> str | None:
 
 
 def _words_of_list(path: str) -> str | None:
-    """Describe a file that is one of OpenOOD's ID lists; None for any other."""
+    """Describe a file that is one of OpenOOD's ID lists; None for any other file."""
     for suite in SUITES.values():
         for id_list, sentence in suite.id_lists.items():
             if path.endswith(id_list):
@@ -395,28 +425,31 @@ def _words_of_list(path: str) -> str | None:
 
 
 def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark; nothing is downloaded.
+    """Open ``openood:NAME/PART?root=FOLDER``, one part of the data of an OpenOOD benchmark. Nothing is downloaded.
 
-    A part of several sets is opened as one.
+    If the part has several sets (``full-spectrum``), they are opened as one data set.
 
     Args:
-        spec: of the part.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class, so that every class is there.
+        spec: the SPEC of the part.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples. They are drawn if a single set is sorted by class, so that every class
+            is represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        UsageError: for a benchmark or part that does not exist, or without a root.
-        InputError: listing the data that are not there.
+        UsageError: for a benchmark or part that does not exist, or a SPEC without a root.
+        InputError: if data are missing; all of them are listed.
     """
     spec.check_query(("root",))
     members = _members_of_part(spec)
     root = os.path.expanduser(spec.query.get("root", ""))
     if not root:
         raise UsageError(f"{spec.where} needs the folder of the data", hint=f"openood:{spec.path}?root=FOLDER")
-    lists: list[Spec] = []
+
+    # Find the image list of every set of the part.
+    list_specs: list[Spec] = []
     problems = []
     for member in members:
         folder_of_images = member.folder or ""
@@ -424,28 +457,31 @@ def read_openood(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset,
         if list_spec is None:
             problems.append(f"{why}; it comes from {member.origin}")
         else:
-            lists.append(parse_spec(list_spec, spec.option))
+            list_specs.append(parse_spec(list_spec, spec.option))
     if problems:
         raise InputError(f"{spec.where}: not all of it is there", hint="nothing is downloaded", problems=problems)
-    first = lists[0]
-    with_root = replace(spec, query=first.query)  # ?root=, the folder of the images, is the same for all of them
-    if len(lists) > 1:
-        paths = [image_list.path for image_list in lists]
+
+    # Open the lists under the name of the part. Their ?root=, the folder of the images, is the same for all.
+    first = list_specs[0]
+    with_root = replace(spec, query=first.query)
+    if len(list_specs) > 1:
+        paths = [list_spec.path for list_spec in list_specs]
         return read_image_lists(with_root, paths, limit)
     return read_image_list(replace(with_root, path=first.path), limit, seed)
 
 
 def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
-    """Return the sets of an ``openood:NAME/PART``: one part, such as the ID data, of the benchmark NAME.
+    """Return the sets that make up one part of a benchmark, for a SPEC ``openood:NAME/PART``.
 
     Raises:
-        UsageError: for a benchmark or part that does not exist, listing those that do.
+        UsageError: for a benchmark or part that does not exist; the message lists those that do.
     """
+    # Only OpenOOD's benchmarks have parts. ``NAME`` is the name of the suite without its prefix.
     parts_by_benchmark = {}
     for name, suite in SUITES.items():
         if suite.parts:
-            benchmark_of_suite = name.removeprefix("openood-")
-            parts_by_benchmark[benchmark_of_suite] = suite.parts
+            benchmark_name = name.removeprefix("openood-")
+            parts_by_benchmark[benchmark_name] = suite.parts
 
     benchmark, _, part = spec.path.partition("/")
     unknown = f"{spec.where}: OpenOOD has no {spec.path!r} here"
@@ -460,20 +496,22 @@ def _members_of_part(spec: Spec) -> Sequence[SuiteMember]:
 
 
 def _is_or_are(members: Collection[SuiteMember]) -> str:
-    """Return the verb of a sentence about some sets."""
+    """Return the verb of a sentence whose subject is these sets: ``is`` for one set, ``are`` for several."""
     if len(members) == 1:
         return "is"
     return "are"
 
 
 def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMember]:
-    """Return the sets of a suite that are asked for: those named, or else all that are tested by default.
+    """Return the sets of a suite to look for: those that the user named, else all that are tested by default.
 
-    Neither those that stand in for others are tested by default, nor the ones that only ``:official`` asks for.
+    By default, stand-ins are not tested, and official sets only if ``:official`` is asked for.
 
     Raises:
-        UsageError: for sets that the suite does not have, or has for validation only.
+        UsageError: for sets that the suite does not have or has only for validation, and for ``:official`` if the suite
+            has no official sets.
     """
+    # Sets without a group are for validation.
     tested = [member for member in suite.members if member.group is not None]
     has_official = any(member.official for member in tested)
     if choice.official and not has_official:
@@ -492,20 +530,20 @@ def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMembe
 
 
 def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
-    """Refuse sets asked for by name that the suite does not have, or has for validation only.
+    """Refuse sets that the user named, but the suite does not have or has only for validation.
 
     Raises:
-        UsageError: naming them, with the sets that there are.
+        UsageError: naming them and the sets that can be tested.
     """
-    # Where two sets have one name, the first is for validation and the second to test on: the second one counts.
-    groups = {member.name: member.group for member in suite.members}
+    # Two sets may have the same name, first the one for validation and then the one to test on. The later one counts.
+    group_by_name = {member.name: member.group for member in suite.members}
     tested = [member.name for member in suite.members if member.group is not None]
     listed = ", ".join(tested)
     problems = []
     for name in choice.sets:
-        if name not in groups:
+        if name not in group_by_name:
             problems.append(f"no set {name!r}: there are {listed}")
-        elif groups[name] is None:
+        elif group_by_name[name] is None:
             problems.append(f"{name} is for validation only (circuits and thresholds are chosen on it): never tested")
     if problems:
         raise UsageError(f"--ood-suite {choice.name}: not sets to test on", problems=problems)
@@ -514,40 +552,41 @@ def _check_sets(choice: SuiteChoice, suite: OodBenchmark) -> None:
 def _replace_missing(
     suite: OodBenchmark, folder: str, specs: dict[SuiteMember, str], missing: dict[SuiteMember, str]
 ) -> list[str]:
-    """Put stand-ins, where their files are there, in place of the missing sets of their group (near or far).
+    """Use stand-ins for missing sets: a stand-in that is found replaces all missing sets of its group (near or far).
+
+    This changes ``specs`` and ``missing``.
 
     Args:
         suite: the suite.
-        folder: where its sets are.
-        specs: the SPECs of the sets that were found; stand-ins are added.
-        missing: why the others were not found; those that something stands in for are taken out.
+        folder: the folder of the data.
+        specs: the SPEC of each set that was found; stand-ins are added.
+        missing: for each other set, why it was not found; the sets that are replaced are removed.
 
     Returns:
-        A sentence for each stand-in.
+        One sentence for each stand-in that is used.
     """
     notes = []
-    for member in suite.members:
-        if not member.stands_in:
-            continue
-        replaced_sets = [other for other in missing if other.group == member.group]
+    stand_ins = [member for member in suite.members if member.stands_in]
+    for stand_in in stand_ins:
+        replaced_sets = [member for member in missing if member.group == stand_in.group]
         if not replaced_sets:
             continue
-        spec, _ = _find_member(folder, member)
+        spec, _ = _find_member(folder, stand_in)
         if spec is None:
             continue
-        specs[member] = spec
-        names = " and ".join(other.name for other in replaced_sets)
+        specs[stand_in] = spec
+        for replaced in replaced_sets:
+            del missing[replaced]
+        names = " and ".join(replaced.name for replaced in replaced_sets)
         verb = _is_or_are(replaced_sets)
-        notes.append(f"{member.name} stands in for {names}, which {verb} not there ({member.group})")
-        for other in replaced_sets:
-            del missing[other]
+        notes.append(f"{stand_in.name} stands in for {names}, which {verb} not there ({stand_in.group})")
     return notes
 
 
 def _find_member(folder: str, member: SuiteMember) -> tuple[str | None, str]:
-    """Return the SPEC of a set below a folder, None where it is not there, and a line for a message in that case.
+    """Return the SPEC of a set below a folder (None if the set is missing), and a line for the message about it.
 
-    The line says what was looked for, and where the set comes from.
+    The line says what was looked for, and where the set comes from. It is only used if the set is missing.
     """
     if member.folder is None:
         spec, why = _find_text_file(folder, member.files)
@@ -557,20 +596,25 @@ def _find_member(folder: str, member: SuiteMember) -> tuple[str | None, str]:
     return spec, f"{member.name} ({purpose}): {why}; it comes from {member.origin}"
 
 
-def _find_image_list(folder: str, lists: Sequence[str], below_root: str) -> tuple[str | None, str]:
-    """Return the SPEC of an image list whose first image is there; without one, None and what was looked for.
+def _find_image_list(folder: str, lists: Sequence[str], images_below_root: str) -> tuple[str | None, str]:
+    """Find an image list whose images are there, too: the first image of the list must exist.
+
+    The root is ``folder`` itself or its sub-folder ``data``.
 
     Args:
-        folder: the folder of the data, or the one above it.
-        lists: paths of the list below it; the first that is there with its images is taken.
-        below_root: the folder of the images, below it as well.
+        folder: the folder of the data.
+        lists: possible paths of the list below the root; the first that exists with its images is used.
+        images_below_root: the folder of the images, also below the root.
+
+    Returns:
+        The SPEC of the list and an empty text; or None and a text that says what is missing.
     """
     why = f"no {' or '.join(lists)}"
-    for below in _BELOW:
-        base = os.path.join(folder, below) if below else folder
-        images_folder = os.path.join(base, below_root)
+    for subfolder in _BELOW:
+        root = os.path.join(folder, subfolder) if subfolder else folder
+        images_folder = os.path.join(root, images_below_root)
         for name in lists:
-            path = os.path.join(base, *name.split("/"))
+            path = os.path.join(root, *name.split("/"))
             if not os.path.isfile(path):
                 continue
             first_image = _first_path_in(path)
@@ -578,13 +622,13 @@ def _find_image_list(folder: str, lists: Sequence[str], below_root: str) -> tupl
                 first_image = "(none)"
             elif os.path.isfile(os.path.join(images_folder, first_image)):
                 return f"{path}?root={setting_value(images_folder)}", ""
-            missing_image = os.path.join(below_root, first_image)
+            missing_image = os.path.join(images_below_root, first_image)
             why = f"{name} is there, and its first image is not: {missing_image}"
     return None, why
 
 
 def _first_path_in(path: str) -> str | None:
-    """Return the path in the first line of an image list; None for an empty one."""
+    """Return the path of the first image in an image list; None if the list is empty."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         while line := file.readline(_LONGEST_LINE):
             if line.strip():
@@ -594,12 +638,18 @@ def _first_path_in(path: str) -> str | None:
 
 
 def _find_text_file(folder: str, stems: tuple[str, ...]) -> tuple[str | None, str]:
-    """Return the SPEC of the one text file whose name fits best; without one, None and what was looked for.
+    """Find the text file of a set: the one in the folder whose name fits best.
 
     Args:
         folder: the folder of the data.
-        stems: names of the set, see :attr:`SuiteMember.files`; a file has one of them and one of the endings of texts.
+        stems: the names of the set, see :attr:`SuiteMember.files`. A file has one of these names, or one of them and
+            the name of a part, before one of the endings of texts.
+
+    Returns:
+        The path of the file and an empty text; or None and a text that says what was looked for, or which files fit
+        equally well.
     """
+    # Group the text files by how well their names fit.
     paths_by_rank: dict[int, list[str]] = {}
     for name in sorted(os.listdir(folder)):
         if not name.lower().endswith(TEXT_SUFFIXES):
@@ -615,6 +665,8 @@ def _find_text_file(folder: str, stems: tuple[str, ...]) -> tuple[str | None, st
         endings = "|".join(sorted(suffixes))
         names = " or ".join(f"{stem}.* or {stem}_*" for stem in stems)
         return None, f"no file {names} ({endings})"
+
+    # Take the best one, if it is the only one.
     best_rank = min(paths_by_rank)
     best_paths = paths_by_rank[best_rank]
     if len(best_paths) > 1:
@@ -624,14 +676,16 @@ def _find_text_file(folder: str, stems: tuple[str, ...]) -> tuple[str | None, st
 
 
 def _rank_of_name(name: str, stems: tuple[str, ...]) -> int | None:
-    """Rank a file name, 0 being best: the name itself, a test part, another part; None for another set's name.
+    """Rank how well a file name fits a set. 0 is best.
 
-    Parts for training are never taken; of MNLI's two test parts the matched one is.
+    0 is the name of the set, 1 the name with a test part, 2 the name with another part. None means that the file does
+    not belong to the set, is for training, or is MNLI's mismatched test part (the matched one is used).
 
     Args:
-        name: of a file with one of the endings of texts.
-        stems: names of the set.
+        name: the name of a file with one of the endings of texts.
+        stems: the names of the set.
     """
+    # `Yelp-polarity.test.csv.gz` becomes `yelp_polarity_test`.
     lower = name.lower()
     suffixes = [suffix for suffix in TEXT_SUFFIXES if lower.endswith(suffix)]
     longest_suffix = max(suffixes, key=len)

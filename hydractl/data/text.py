@@ -19,28 +19,28 @@ from hydractl.jsonio import shown
 from hydractl.log import Log
 
 Text = str | tuple[str, str]
-"""One text, or a pair."""
+"""One text, or a pair of texts."""
 
 TEXT_QUERY = ("text", "text_b", "label")
 
-# Names of the column of the text, or of the first of a pair, and of the second.
+# Known names for the column of the text or of the first text of a pair, and for the column of the second text.
 _FIRST = ("text", "sentence", "text_a", "sentence1")
 _SECOND = ("text_b", "sentence2")
 _LABEL = "label"
 
 MOST_PROBLEMS = 20
-"""Reading stops at this many broken rows: the rest of such a file says no more."""
+"""Reading stops after this many broken rows, because the rest of such a file tells nothing new."""
 
 
 def parts_of(text: Text) -> tuple[str, ...]:
-    """Return the texts of a pair, or the one text."""
+    """Return the two texts of a pair, or a tuple with the single text."""
     if isinstance(text, str):
         return (text,)
     return text
 
 
 def characters(text: Text) -> int:
-    """Count the characters, of both texts of a pair together."""
+    """Return the number of characters of a text, or of both texts of a pair together."""
     if isinstance(text, str):
         return len(text)
     first, second = text
@@ -48,13 +48,13 @@ def characters(text: Text) -> int:
 
 
 class Texts(Dataset):
-    """Texts, all of them single or all of them pairs.
+    """Texts, either all single or all pairs.
 
     Args:
-        spec: they were opened from.
-        where: how messages call them.
-        ids: one for each.
-        texts: ``str`` each, or ``(str, str)`` each.
+        spec: the SPEC from which the set was opened.
+        where: the name of the set in messages.
+        ids: one id for each sample.
+        texts: all ``str``, or all ``(str, str)``.
     """
 
     kind = "text"
@@ -67,7 +67,7 @@ class Texts(Dataset):
         return self.texts[i]
 
     def _content(self, i: int) -> Iterable[bytes]:
-        # The lengths go in as well: the pair ("ab", "c") is not the pair ("a", "bc").
+        # Hash the lengths too, so that the pair ("ab", "c") differs from the pair ("a", "bc").
         for part in parts_of(self.texts[i]):
             content = part.encode("utf-8")
             yield f"text {len(content)}\n".encode()
@@ -87,11 +87,11 @@ class Columns:
     """The columns of one file.
 
     Attributes:
-        text: the column of the text.
-        text_b: that of the second text; None for single texts.
-        label: that of the label; where it is not there, there are no labels.
-        label_asked: whether ``?label=`` named it.
-        others: columns whose value in any row would make that row a pair.
+        text: the column of the text, or of the first text of a pair.
+        text_b: the column of the second text; None for single texts.
+        label: the column of the label. If the file does not have this column, there are no labels.
+        label_asked: whether ``?label=`` named that column.
+        others: columns in which no row may have a value, because the row would then be a pair among single texts.
     """
 
     text: str
@@ -101,7 +101,7 @@ class Columns:
     others: tuple[str, ...]
 
     def needed(self, available: Sequence[str]) -> list[str]:
-        """Return the columns to read, among those that exist."""
+        """Return those of the available columns that must be read."""
         wanted = {self.text, self.text_b, self.label}
         names = []
         for name in available:
@@ -111,20 +111,21 @@ class Columns:
 
 
 def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -> Columns:
-    """Decide which columns to read, from the names that are there and from ``?text=``, ``?text_b=`` and ``?label=``.
+    """Choose the columns to read, by ``?text=``, ``?text_b=`` and ``?label=``, or else by their known names.
 
-    A file is of pairs if a column has the name of a second text; where ``?text=`` is given, only if ``?text_b=`` is
-    given as well.
+    The file holds pairs if ``?text_b=`` is set. If neither ``?text=`` nor ``?text_b=`` is set, it also holds pairs if a
+    column has one of the known names for a second text.
 
     Args:
         spec: the SPEC with its query.
-        available: the columns, or the keys of the first row.
-        what: what messages call a column: ``column``, or ``key`` where a later row may have the label that the first
-            has not.
+        available: the columns of the file, or the keys of its first row.
+        what: how messages call a column: ``column``, or ``key`` for rows that have keys of their own. With ``key``, a
+            label that the first row lacks is accepted, because a later row may have it.
 
     Raises:
-        InputError: naming the columns there are, for one that is not there, is there twice, or cannot be decided.
+        InputError: if a column is missing, occurs twice or is ambiguous; the message names the available columns.
     """
+    # The column of the text.
     query = spec.query
     if "text" in query:
         text: str | None = query["text"]
@@ -133,6 +134,7 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
     if text is None:
         raise _no_text_column(spec, available, what)
 
+    # The column of the second text.
     text_b: str | None
     if "text_b" in query or "text" in query:
         text_b = query.get("text_b")
@@ -142,6 +144,7 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
         others = _SECOND
     label = query.get("label", _LABEL)
 
+    # Check that the columns exist and differ.
     asked = {"text": text, "text_b": text_b}
     if what != "key":
         asked["label"] = query.get("label")
@@ -154,16 +157,16 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
 
 
 def _check_apart(spec: Spec, used: Sequence[str], available: Sequence[str], what: str) -> None:
-    """Refuse a column that is there several times, and one that is taken for two things.
+    """Refuse a chosen column that occurs several times in the file, and one that is chosen for two purposes.
 
     Args:
-        spec: of the file.
-        used: the columns of the texts and of the label.
+        spec: the SPEC of the file.
+        used: the columns chosen for the texts and the label.
         available: the columns of the file.
-        what: what messages call a column.
+        what: how messages call a column.
 
     Raises:
-        InputError: naming the column, or what it is taken for.
+        InputError: naming the column, or its purposes.
     """
     times_there = Counter(available)
     for name in sorted(used):
@@ -185,16 +188,16 @@ def _no_text_column(spec: Spec, available: Sequence[str], what: str) -> InputErr
 
 
 def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequence[str], what: str) -> None:
-    """Refuse columns that are asked for and are not there.
+    """Refuse columns that are asked for but are not in the file.
 
     Args:
-        spec: of the file.
-        asked: their names by setting, ``text``, ``text_b`` and ``label``; None where nothing is asked for.
+        spec: the SPEC of the file.
+        asked: the names of the columns by setting (``text``, ``text_b``, ``label``); None where none is asked for.
         available: the columns of the file.
-        what: what messages call a column.
+        what: how messages call a column.
 
     Raises:
-        InputError: naming them all.
+        InputError: naming all missing columns.
     """
     missing = {}
     for key, name in asked.items():
@@ -209,17 +212,17 @@ def _check_there(spec: Spec, asked: Mapping[str, str | None], available: Sequenc
 
 
 def _only_one_there(spec: Spec, names: Sequence[str], available: Sequence[str], what: str, key: str) -> str | None:
-    """Return the one of some names that is there; None where none is.
+    """Return the only one of some possible names that the file has; None if it has none of them.
 
     Args:
-        spec: of the file.
-        names: what the column may be called.
+        spec: the SPEC of the file.
+        names: the possible names of the column.
         available: the columns of the file.
-        what: what messages call a column.
-        key: the setting that decides between several.
+        what: how messages call a column.
+        key: the setting by which the user can choose the column.
 
     Raises:
-        InputError: where several are there.
+        InputError: if the file has several of the names.
     """
     candidates = [name for name in names if name in available]
     if len(candidates) > 1:
@@ -239,7 +242,7 @@ _LONGEST_NAME_SHOWN = 40
 
 
 def shown_columns(names: Sequence[str]) -> str:
-    """Return the names of columns as they stand in a message: some of them, cut where they are long."""
+    """Return the names of columns for a message: the first few, with long ones cut."""
     shortened = []
     for name in names:
         shortened.append(repr(name[:_LONGEST_NAME_SHOWN]))
@@ -247,11 +250,11 @@ def shown_columns(names: Sequence[str]) -> str:
 
 
 def _hint_at_similar(wanted: Sequence[str], available: Sequence[str]) -> str | None:
-    """Return a hint at the names that are most similar to the wanted ones, ignoring case; None where there are none.
+    """Return a hint at available names that are similar to the wanted ones (ignoring case); None if there are none.
 
     Args:
-        wanted: names that are not there.
-        available: names that are.
+        wanted: names that the file does not have.
+        available: names that it has.
     """
     name_by_folded: dict[str, str] = {}
     for name in available:
@@ -273,23 +276,23 @@ def _hint_at_similar(wanted: Sequence[str], available: Sequence[str]) -> str | N
 def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Open a text file (UTF-8).
 
-    The text is in the column (or under the key) ``text``, ``sentence``, ``text_a`` or ``sentence1``, the second of a
-    pair in ``text_b`` or ``sentence2``, the label in ``label``; ``?text=``, ``?text_b=`` and ``?label=`` name others.
-    With ``?text=``, only ``?text_b=`` makes pairs. ``?columns=label,text`` names the columns of a ``.csv`` or ``.tsv``
-    without a header. A byte order mark at the start of those two is passed over; JSON has none.
+    The text is in the column (or under the key) ``text``, ``sentence``, ``text_a`` or ``sentence1``, the second text of
+    a pair in ``text_b`` or ``sentence2``, and the label in ``label``. ``?text=``, ``?text_b=`` and ``?label=`` name
+    other columns. If ``?text=`` is set, only ``?text_b=`` makes pairs. ``?columns=label,text`` names the columns of a
+    ``.csv`` or ``.tsv`` file without a header. A byte order mark at the start of these two is skipped; JSON has none.
 
-    Labels are integers or names; in ``.csv`` and ``.tsv`` they are integers if all of them look like it, and an empty
-    field is a missing label. With ``limit``, nothing behind the first ``limit`` rows is read: neither errors nor
-    names of classes.
+    Labels are integers or names. In ``.csv`` and ``.tsv`` they are integers if all of them look like integers, and an
+    empty field is a missing label. With ``limit``, nothing after the first ``limit`` rows is read, so neither errors
+    nor class names in later rows are noticed.
 
     Args:
-        spec: of the file.
-        limit: how many rows, the first ones; None: all.
+        spec: the SPEC of the file.
+        limit: take only this many rows from the start; None means all.
 
     Raises:
-        InputError: for a file that cannot be read, with line and byte of what is not UTF-8, for columns that are not
-            there, and listing the rows that are broken, have no text, or are pairs among single texts.
-        UsageError: for Parquet without pyarrow.
+        InputError: if the file cannot be read or is not UTF-8, if columns are missing, or if rows are broken, have no
+            text, or are pairs among single texts (all are listed).
+        UsageError: for Parquet if pyarrow is not installed.
     """
     table = open_table(spec, TEXT_QUERY)
     file_name = printable(Path(spec.path).name)
@@ -297,25 +300,25 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
-    """Open the texts of the rows of a table; the ids are ``name#0``, ``name#1``, ...
+    """Open the texts in the rows of a table; the ids are ``name#0``, ``name#1``, ...
 
     Args:
-        spec: of the data, which may name columns.
-        table: its columns and rows.
-        limit: how many rows are read, the first ones; None: all.
-        name: what the ids begin with.
+        spec: the SPEC of the data, which may name columns.
+        table: the columns and rows.
+        limit: read only this many rows from the start; None means all.
+        name: the beginning of the ids.
 
     Returns:
         The texts, and their labels before they are mapped to the classes of a model.
 
     Raises:
-        InputError: for columns that are not there, and listing the rows that are broken or have no text.
+        InputError: if columns are missing, or rows are broken or have no text (all are listed).
     """
     if table.columns:
         columns = choose_columns(spec, table.columns)
         collector = _Collector(spec, columns)
         rows = table.rows(columns.needed(table.columns))
-    else:  # every row has keys of its own: the first one decides
+    else:  # rows have keys of their own: the collector chooses the columns when it sees the first row
         collector = _Collector(spec)
         rows = table.rows(())
     collector.collect(rows, limit)
@@ -329,13 +332,13 @@ def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tu
 
 @dataclass
 class _Collector:
-    """Texts and labels of the rows so far, and what is wrong with them.
+    """Collects the texts and labels of rows, and what is wrong with the rows.
 
     Attributes:
-        spec: of the file.
-        columns: what to read; None until the first row where every row has keys of its own.
-        texts, labels: one for each row; a label is None where there is none.
-        keys: those of the first row.
+        spec: the SPEC of the file.
+        columns: the columns to read. In a file whose rows have keys of their own, None until the first row was added.
+        texts, labels: one entry for each row; a missing label is None.
+        keys: the keys of the first row.
         problems: one line for each row that cannot be read.
     """
 
@@ -347,10 +350,10 @@ class _Collector:
     problems: list[str] = field(default_factory=list)
 
     def collect(self, rows: Iterator[TextRow], limit: int | None) -> None:
-        """Take the texts and labels of the first ``limit`` rows.
+        """Collect the texts and labels of the first ``limit`` rows.
 
         Raises:
-            InputError: listing the broken rows, of which reading stops at :data:`MOST_PROBLEMS`.
+            InputError: if rows are broken. They are listed; reading stops after :data:`MOST_PROBLEMS` of them.
         """
         for count, row in enumerate(rows, start=1):
             self._add(row)
@@ -359,6 +362,8 @@ class _Collector:
                 break
         if not self.problems:
             return
+
+        # Report how many rows are broken. There may be more if reading has stopped.
         broken = f"{len(self.problems)} rows"
         if len(self.problems) == 1:
             broken = "1 row"
@@ -367,17 +372,21 @@ class _Collector:
         raise InputError(f"{self.spec.where}: {broken} cannot be read", problems=self.problems)
 
     def _add(self, row: TextRow) -> None:
-        """Add the text and the label of a row, or the problem with it.
+        """Append the text and the label of a row, or append a line to ``problems``.
 
-        Of the first row the keys are kept, and the columns are chosen by them where the file has no header.
+        The first row also sets ``keys``, and ``columns`` if the file has no header.
         """
         if row.problem:
             self.problems.append(f"{row.place} {row.problem}")
             return
+
+        # The first row.
         if not self.keys:
             self.keys = list(row.values)
         if self.columns is None:
             self.columns = choose_columns(self.spec, list(row.values), "key")
+
+        # Every row.
         try:
             text = self._text_of(row, self.columns)
         except ValueError as error:
@@ -386,14 +395,14 @@ class _Collector:
         self.texts.append(text)
         label = row.values.get(self.columns.label)
         if type(label) is str:
-            label = sys.intern(label)  # thousands of rows share a few names
+            label = sys.intern(label)  # thousands of rows have the same few labels, so keep each text once
         self.labels.append(label)
 
     def _text_of(self, row: TextRow, columns: Columns) -> Text:
-        """Return the text of one row, or its pair of texts where the file is of pairs.
+        """Return the text of one row, or its pair of texts if the file holds pairs.
 
         Raises:
-            ValueError: where it is not there, is no text, or is a pair among single texts.
+            ValueError: if a text is missing or is not a string, or if the row is a pair among single texts.
         """
         text = self._text_in_column(row, columns.text)
         if columns.text_b is not None:
@@ -408,7 +417,7 @@ class _Collector:
         """Return the text that a row has in a column.
 
         Raises:
-            ValueError: where it has none, with ``hint`` at the end; or something else.
+            ValueError: if there is nothing in the column (the message then ends with ``hint``), or no string.
         """
         value = row.values.get(column)
         if value is None:
@@ -419,48 +428,53 @@ class _Collector:
 
 
 def _labels_of_rows(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
-    """Return the labels of the rows: integers, or names; with a hint at the columns where there are none.
+    """Return the labels of the rows, integers or names. If there are none, set a hint that names the columns.
 
     Args:
-        collector: the rows.
-        ids: of the samples.
-        plain: whether the file has no numbers but only texts; labels that all look like integers are integers then.
+        collector: the collected rows, at least one.
+        ids: the ids of the samples.
+        plain: whether the file stores everything as text. Labels are then integers if all of them look like integers.
     """
     columns = collector.columns
-    assert columns is not None  # there is a row
+    assert columns is not None  # set by the first row
     labels = [_without_spaces(label) for label in collector.labels]
     given_labels = [label for label in labels if label is not None]
+
+    # ?label= names a column that no row has.
     is_asked_and_missing = columns.label_asked and columns.label not in collector.keys
     if not given_labels and is_asked_and_missing:
         return RawLabels(problems=[f"no row has {columns.label!r}, which ?label= names"])
+
     listed = ", ".join(collector.keys[:_MOST_COLUMNS_SHOWN])
     hint = f"the rows have {listed}: name what holds the labels with ?label=NAME"
     are_integers = plain and all(INTEGER.fullmatch(text) for text in given_labels)
     if not are_integers:
         return raw_labels(labels, ids, hint=hint)
+
+    # Keep the texts too: if the classes of a model are named by numbers, the labels may be these names.
     integers = [None if text is None else int(text) for text in labels]
     return raw_labels(integers, ids, hint=hint, texts=labels)
 
 
 def _without_spaces(label: Any) -> Any:
-    """Return a label without the spaces around it; None for an empty field, which is a missing label."""
+    """Return a label without the spaces around it. An empty text is a missing label and gives None."""
     if not isinstance(label, str):
         return label
     return label.strip() or None
 
 
 def report_cut(dataset: Dataset, collate: Any, log: Log, indices: Sequence[int] | None = None) -> int | None:
-    """Count the texts that a model cuts, and warn of them.
+    """Count the texts that a model cuts because they are too long, and warn about them.
 
     Args:
         dataset: texts or images.
-        collate: makes the inputs of the model; for texts, its ``cut`` counts those that have more tokens than its
-            ``max_length``.
-        log: where to warn.
-        indices: the samples to look at; None: all.
+        collate: makes the inputs of the model. For texts it has a method ``cut``, which counts the texts with more
+            tokens than its ``max_length``.
+        log: receives the warning.
+        indices: the indices of the samples to count; None means all.
 
     Returns:
-        How many are cut; None for images, which are never cut.
+        The number of texts that are cut; None for images, which are never cut.
     """
     if dataset.kind != "text":
         return None

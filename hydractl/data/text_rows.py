@@ -1,4 +1,4 @@
-"""Rows of ``.csv``, ``.tsv``, ``.jsonl`` (plain or gzipped) and ``.parquet`` files, each with the place it is at."""
+"""Rows of ``.csv``, ``.tsv``, ``.jsonl`` (plain or gzipped) and ``.parquet`` files, each with its position there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hydractl.jsonio import parse_json, shown
 
 _BOM = "\ufeff"
 
-# csv's own limit of 131,072 characters is a setting of the process; this is the largest it takes on every machine.
+# csv's default limit of 131,072 characters is a setting of the process; this is the largest value on every machine.
 _LONGEST_FIELD = 2**31 - 1
 
 _ROWS_AT_A_TIME = 1024
@@ -30,9 +30,9 @@ class TextRow:
     """One row of a file.
 
     Attributes:
-        place: where it is, for messages: ``line 7``, counted from 1.
-        values: by column; empty where there is a problem.
-        problem: why the row cannot be read, a sentence that goes on after ``place``.
+        place: the position of the row in the file, for messages: ``line 7``, counted from 1.
+        values: the values by column; empty if there is a problem.
+        problem: why the row cannot be read, as the end of a sentence that begins with ``place``.
     """
 
     place: str
@@ -42,12 +42,12 @@ class TextRow:
 
 @dataclass
 class TextTable:
-    """An opened file.
+    """An open file of rows.
 
     Attributes:
-        columns: the names of the columns in order; None where every row has names of its own.
-        rows: yields the rows; it is given the columns that are needed, and may read others too.
-        plain: whether every value is a text, whatever it stands for.
+        columns: the names of the columns in order; None if every row has keys of its own.
+        rows: a function that yields the rows. Its argument lists the needed columns; it may return other columns, too.
+        plain: whether the file stores every value as text, even numbers.
     """
 
     columns: list[str] | None
@@ -56,23 +56,24 @@ class TextTable:
 
 
 Fields = Iterator["tuple[str, list[str] | str]"]
-"""For each row its place, and its fields or a text that says why it cannot be read."""
+"""For each row its position, and either its fields or a text that says why it cannot be read."""
 
 
 def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
-    """Open a file of rows, of the kind its ending says.
+    """Open a file of rows. Its ending says which kind of file it is.
 
-    Comma-separated fields may be quoted, and quoted ones may hold line ends (RFC 4180). Tab-separated fields are never
-    quoted: every character but tab and line end is the text's own (as GLUE has them). JSON has one object a line;
-    blank lines are passed over. Of a Parquet file only the columns asked for are read.
+    Comma-separated fields may be quoted, and quoted fields may contain line ends (RFC 4180). Tab-separated fields are
+    never quoted: every character except tab and line end belongs to the text (as in GLUE's files). JSON files have one
+    object per line; blank lines are skipped. From a Parquet file only the needed columns are read.
 
     Args:
-        spec: the SPEC.
-        settings: those its query may have, and ``columns`` for a file that may lack a header.
+        spec: the SPEC of the file.
+        settings: the settings that the query may have. ``.csv`` and ``.tsv`` files may also have ``columns``, for a
+            file without a header.
 
     Raises:
-        UsageError: for other settings, and for Parquet where pyarrow is not installed.
-        InputError: for a header that cannot be read, or a file that is no Parquet.
+        UsageError: for other settings, and for Parquet if pyarrow is not installed.
+        InputError: if a header cannot be read, or a file is no Parquet.
     """
     name = spec.path.lower().removesuffix(".gz")
     if name.endswith((".csv", ".tsv")):
@@ -87,7 +88,7 @@ def open_table(spec: Spec, settings: Sequence[str]) -> TextTable:
 
 
 def _json_rows(spec: Spec) -> Iterator[TextRow]:
-    """Yield the rows of a file of one JSON object a line; a line that is none becomes a row with a problem."""
+    """Yield the rows of a file with one JSON object per line. Any other line becomes a row with a problem."""
     for number, line in _numbered_lines(spec):
         if not line.strip():
             continue
@@ -96,7 +97,7 @@ def _json_rows(spec: Spec) -> Iterator[TextRow]:
             document = parse_json(line.rstrip("\r\n"), place)
         except InputError as error:
             without_place = error.message.removeprefix(f"{place} ")
-            # A line has no lines of its own to count.
+            # The parser saw a single line, so its line number is always 1 and would mislead.
             problem = without_place.replace(" at line 1, column ", " at column ")
             yield TextRow(place, problem=problem)
             continue
@@ -107,29 +108,29 @@ def _json_rows(spec: Spec) -> Iterator[TextRow]:
 
 
 def _table_with_header(spec: Spec, fields: Fields) -> TextTable:
-    """Return the table of rows of fields; its columns are named by ``?columns=``, or else by the first row.
+    """Return the table of rows of fields. Its columns are named by ``?columns=``, or else by the first row.
 
     Raises:
-        UsageError: for ``?columns=`` with a name that is empty or there twice.
-        InputError: for a first row that cannot be read.
+        UsageError: if ``?columns=`` has an empty or a repeated name.
+        InputError: if the first row cannot be read.
     """
     if "columns" in spec.query:
         columns = _asked_columns(spec)
     else:
         empty_file: tuple[str, list[str] | str] = ("", [])
         place, header = next(fields, empty_file)
-        if isinstance(header, str):
+        if isinstance(header, str):  # the reason why the row cannot be read
             raise InputError(f"{spec.where}: {place} {header}")
-        # Spaces around a name are a matter of layout: "text, label" has the column "label".
+        # Spaces around a name are only layout: the header "text, label" names a column "label".
         columns = [name.strip() for name in header]
     return TextTable(columns, lambda _: _rows_by_column(spec, columns, fields), plain=True)
 
 
 def _asked_columns(spec: Spec) -> list[str]:
-    """Return the names that ``?columns=`` gives.
+    """Return the names in ``?columns=``.
 
     Raises:
-        UsageError: for a name that is empty or there twice.
+        UsageError: if a name is empty or repeated.
     """
     listed = spec.query["columns"]
     columns = [name.strip() for name in listed.split(",")]
@@ -143,13 +144,13 @@ def _asked_columns(spec: Spec) -> list[str]:
 
 
 def _rows_by_column(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
-    """Yield the rows with their fields by column; a row with too many or too few fields has a problem instead.
+    """Yield the rows with their fields by column. A row with too many or too few fields gets a problem instead.
 
     Raises:
-        InputError: for a first row that is the header which ``?columns=`` says is not there.
+        InputError: if ``?columns=`` is set, which means that there is no header, but the first row is the header.
     """
     for number, (place, fields) in enumerate(rows):
-        if isinstance(fields, str):  # why the row cannot be read
+        if isinstance(fields, str):  # the reason why the row cannot be read
             yield TextRow(place, problem=fields)
             continue
         if len(fields) != len(columns):
@@ -163,7 +164,7 @@ def _rows_by_column(spec: Spec, columns: Sequence[str], rows: Fields) -> Iterato
 
 
 def _wrong_width(fields: Sequence[str], columns: Sequence[str]) -> str:
-    """Return the problem of a row with more or fewer fields than there are columns."""
+    """Return the problem text of a row that has more or fewer fields than there are columns."""
     count = f"{len(fields)} fields"
     if len(fields) == 1:
         count = "1 field"
@@ -172,11 +173,11 @@ def _wrong_width(fields: Sequence[str], columns: Sequence[str]) -> str:
 
 
 def _tsv_fields(spec: Spec) -> Fields:
-    """Yield the fields of the lines of a ``.tsv`` file; blank lines are passed over where rows have several fields."""
-    width = 0  # fields of the first line that has some
+    """Yield the fields of each line of a ``.tsv`` file. Blank lines are skipped if the table has several columns."""
+    width = 0  # the number of fields in the first line that is not blank
     for number, line in _numbered_lines(spec, bom=True):
         content = line.removesuffix("\n").removesuffix("\r")
-        # In a table of one column a blank line is an empty text.
+        # In a table with one column a blank line is an empty text.
         if not content and width != 1:
             continue
         fields = content.split("\t")
@@ -186,9 +187,9 @@ def _tsv_fields(spec: Spec) -> Fields:
 
 
 def _csv_fields(spec: Spec) -> Fields:
-    """Yield the fields of the rows of a ``.csv`` file, one of which may go over several lines.
+    """Yield the fields of each row of a ``.csv`` file; a row may span several lines.
 
-    Blank lines are passed over. The first row that cannot be read is the last: what follows it is in doubt.
+    Blank lines are skipped. Reading ends at the first row that cannot be read, because what follows is uncertain.
     """
     lines = (line for _, line in _numbered_lines(spec, bom=True))
     reader = csv.reader(lines, strict=True)
@@ -211,7 +212,7 @@ def _csv_fields(spec: Spec) -> Fields:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Allow fields of any length for the time of one call: others in this process may rely on the limit."""
+    """Allow fields of any length during one call. The limit is restored, because other code may rely on it."""
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield
@@ -220,14 +221,14 @@ def _long_fields() -> Iterator[None]:
 
 
 def _numbered_lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their numbers and ends. Lines end at a line feed and nowhere else.
+    """Yield each line of a file with its number. The text keeps its line end; only a line feed ends a line.
 
     Args:
-        spec: of the file, which may be gzipped.
-        bom: whether a byte order mark at the start is left out.
+        spec: the SPEC of the file, which may be gzipped.
+        bom: whether to remove a byte order mark at the start.
 
     Raises:
-        InputError: for a file that cannot be read, or with line and byte of what is not UTF-8.
+        InputError: if the file cannot be read, or is not UTF-8 (with line and byte of the first error).
     """
     try:
         path = Path(os.path.expanduser(spec.path))
@@ -248,18 +249,18 @@ def _numbered_lines(spec: Spec, *, bom: bool = False) -> Iterator[tuple[int, str
 
 
 def _open_unpacked(path: Path) -> IO[bytes]:
-    """Open a file for reading, unpacked if it is gzipped."""
+    """Open a file for reading; a gzipped file is unpacked while it is read."""
     if path.suffix.lower() == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
     return open(path, "rb")
 
 
 def _open_parquet(spec: Spec) -> TextTable:
-    """Open a Parquet file, whose columns are read as they are asked for.
+    """Open a Parquet file. Its rows are read later, and only the columns asked for.
 
     Raises:
-        UsageError: where pyarrow is not installed.
-        InputError: for a file that cannot be read.
+        UsageError: if pyarrow is not installed.
+        InputError: if the file cannot be read.
     """
     try:
         import pyarrow
@@ -268,12 +269,13 @@ def _open_parquet(spec: Spec) -> TextTable:
         raise UsageError(
             f"{spec.where}: reading Parquet needs pyarrow, which is not installed", hint=install_hint("pyarrow")
         ) from error
-    # pyarrow.lib.ArrowException is no base of all it raises: a missing file is an OSError, bad text a ValueError.
+
+    # pyarrow does not only raise ArrowException: a missing file gives an OSError, and bad text a ValueError.
     errors = (pyarrow.lib.ArrowException, OSError, ValueError)
 
     @contextmanager
-    def errors_of_reading() -> Iterator[None]:
-        """Raise what pyarrow raises as an error of input."""
+    def errors_as_input_errors() -> Iterator[None]:
+        """Turn the errors of pyarrow into errors of input."""
         try:
             yield
         except UnicodeDecodeError as error:
@@ -282,14 +284,14 @@ def _open_parquet(spec: Spec) -> TextTable:
             raise InputError(f"{spec.where}: cannot read the file: {reason(error)}") from error
 
     path = Path(os.path.expanduser(spec.path))
-    with errors_of_reading():
+    with errors_as_input_errors():
         file: Any = pyarrow.parquet.ParquetFile(path)
         columns_of_file: list[str] = list(file.schema_arrow.names)
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
-        """Yield the rows, each with its number from 1, a batch of them in memory at a time."""
+        """Yield the rows with their numbers from 1. Only one batch of rows is in memory at a time."""
         number = 0
-        with errors_of_reading():
+        with errors_as_input_errors():
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=list(columns)):
                 for values in batch.to_pylist():
                     number += 1

@@ -30,15 +30,15 @@ TORCHVISION_SETS: tuple[str, ...] = (
     "SUN397",
     "Places365",
 )
-"""The sets that can be named: image classification, with labels that are known without reading the images."""
+"""The sets that can be named: sets for image classification whose labels are known before an image is read."""
 
 
 class TorchvisionImages(Dataset):
     """Some images of a torchvision data set.
 
     Args:
-        spec: of the set.
-        rows: of the samples in torchvision's order.
+        spec: the SPEC of the set.
+        rows: the indices of the samples in torchvision's order.
         source: torchvision's data set object.
     """
 
@@ -49,11 +49,12 @@ class TorchvisionImages(Dataset):
         self.source = source
 
     def _sample(self, i: int) -> Any:
+        """Return image ``i``, fully loaded."""
         row = self.rows[i]
         try:
             image, _ = self.source[row]
             image.load()
-        # A damaged file makes the decoders raise nearly anything.
+        # Decoders raise nearly anything for a damaged file.
         except Exception as error:
             raise UnreadableSample(f"cannot read image {self.ids[i]}: {error} ({self.where})") from error
         return image
@@ -66,19 +67,20 @@ class TorchvisionImages(Dataset):
 
 
 def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Dataset, RawLabels]:
-    """Open one of torchvision's data sets; nothing is ever downloaded.
+    """Open one of torchvision's data sets. Nothing is ever downloaded.
 
     Args:
-        spec: ``torchvision:NAME[/split]?root=FOLDER``.
-        limit: how many samples; None: all.
-        seed: draws them where the set is sorted by class, so that every class is there.
+        spec: the SPEC ``torchvision:NAME[/split]?root=FOLDER``.
+        limit: how many samples to take; None means all.
+        seed: seed of the random draw of samples. They are drawn if the set is sorted by class, so that every class is
+            represented.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        UsageError: for an unknown name or split, or without ``?root=``.
-        InputError: where the files are not there, or not whole.
+        UsageError: for an unknown name or split, or if ``?root=`` is missing.
+        InputError: if files are missing or incomplete.
     """
     spec.check_query(("root",))
     name, _, split = spec.path.partition("/")
@@ -90,21 +92,25 @@ def read_torchvision(spec: Spec, limit: int | None, seed: int = 0) -> tuple[Data
             f"{spec.where}: the folder of the files is not given",
             hint=f"write torchvision:{spec.path}?root=FOLDER; nothing is downloaded",
         )
+
+    # Open the set, and choose samples by their labels.
     source = _open_source(spec, name, split)
     if len(source) == 0:
         raise InputError(f"{spec.where}: the set is empty")
     labels = np.asarray(_labels_of(source), dtype=np.int64)
     rows = limited(labels.tolist(), len(source), limit, seed)
     dataset = TorchvisionImages(spec, rows, source)
+
+    # Not every set of torchvision has class names.
     class_names = None
-    classes = getattr(source, "classes", None)  # which not every set of torchvision has
+    classes = getattr(source, "classes", None)
     if classes:
         class_names = [str(name) for name in classes]
     return dataset, RawLabels(labels[rows], class_names)
 
 
 def _labels_of(source: Any) -> Any:
-    """Return the labels of all samples of a torchvision set: each calls them by one of three names."""
+    """Return the labels of all samples of a torchvision set, which stores them under one of three names."""
     for attribute in ("targets", "labels"):
         if hasattr(source, attribute):
             return getattr(source, attribute)
@@ -112,16 +118,16 @@ def _labels_of(source: Any) -> Any:
 
 
 def _open_source(spec: Spec, name: str, split: str) -> Any:
-    """Return torchvision's data set object, without downloading anything.
+    """Open the set with torchvision, without downloading anything, and return torchvision's data set object.
 
     Args:
-        spec: with ``?root=``, the folder of the files.
-        name: of torchvision's class.
-        split: of the set; empty where none was given.
+        spec: the SPEC, whose ``?root=`` is the folder of the files.
+        name: the name of torchvision's class.
+        split: the name of the split; empty if none was given.
 
     Raises:
-        UsageError: for a split that the set does not have, or none where it has some.
-        InputError: where the files are not there, or not whole.
+        UsageError: if the set does not have the split, or has splits and none was given.
+        InputError: if files are missing or incomplete.
     """
     declare_operators()
     from torchvision import datasets
@@ -130,7 +136,7 @@ def _open_source(spec: Spec, name: str, split: str) -> Any:
     split_argument = _argument_of_split(spec, name, split, set_class)
     try:
         return set_class(spec.query["root"], download=False, **split_argument)
-    # torchvision says "not found" and "wrong split" with errors of many kinds.
+    # torchvision raises many kinds of errors for missing files and wrong splits.
     except Exception as error:
         raise InputError(
             f"{spec.where}: torchvision cannot open the set: {first_line(error)}",
@@ -139,20 +145,26 @@ def _open_source(spec: Spec, name: str, split: str) -> Any:
 
 
 def _argument_of_split(spec: Spec, name: str, split: str, set_class: Any) -> dict[str, bool | str]:
-    """Return the argument by which a class of torchvision is told the split, by its name; empty for a set without one.
+    """Return the argument, by name, that selects the split in torchvision's class; empty if the set has no splits.
 
     Raises:
-        UsageError: for a split that the set does not have, or none where it has some.
+        UsageError: if the set does not have the split, or has splits and none was given.
     """
     parameters = inspect.signature(set_class.__init__).parameters
+
+    # The class takes `train=True` or `train=False`.
     if "train" in parameters:
         if split not in ("train", "test"):
             raise UsageError(f"{spec.where}: {name} has the splits train and test", hint=f"torchvision:{name}/test")
         return {"train": split == "train"}
+
+    # The class takes the name of the split.
     if "split" in parameters:
         if not split:
             raise UsageError(f"{spec.where}: {name} needs a split", hint=f"for example torchvision:{name}/test")
         return {"split": split}
+
+    # The set has no splits.
     if split:
         raise UsageError(f"{spec.where}: {name} has no splits", hint=f"torchvision:{name}")
     return {}

@@ -1,1 +1,1 @@
-"""From a reference to a model that runs."""
+"""Open the model that a reference names, and run it."""

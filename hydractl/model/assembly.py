@@ -1,4 +1,4 @@
-"""From the tensors of a file to the modules that run: what members share is read once and runs once where it can."""
+"""Build the modules that run from the tensors of a file. What members share is read once, and runs once if possible."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from hydractl.model.stored import MemberTensors, heads_of_any_member, held_mask,
 
 
 class Assembly:
-    """The networks of all members, in the making.
+    """Builds the networks of all members.
 
     Attributes:
         networks: the library's model of each member, with :class:`HeadAttention` in it. Only the blocks of the first
-            run; those of the others are wrapped in them, or shared with them.
-        attentions: one for each site, in model order.
+            network run. The blocks of the other networks are removed: their weights are either shared with the first,
+            or wrapped into the blocks of the first.
+        attentions: one for each site (attention block), in model order.
         chains: one for each tower, in the order of the sites.
 
     Args:
-        description, family, sites: of the model.
-        tensors: its weights.
-        device: where they go.
-        dtype: what they become.
-        streamed: leave those of blocks where they are until they run (:class:`LateWeights`).
+        description, family, sites: what the model is, and its attention blocks.
+        tensors: the weights of the model.
+        device: the device of the modules.
+        dtype: the dtype of the weights.
+        streamed: read the weights of a block only when it runs (:class:`LateWeights`).
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class Assembly:
         *,
         streamed: bool = False,
     ) -> None:
+        """Build the networks of all members, put one attention for all members into each, and make the chains."""
+        # What members share and what each has for itself.
         self._family = family
         self._masks = description.masks
         self._sites = sites
@@ -59,6 +62,8 @@ class Assembly:
         self._views = [MemberTensors(tensors, member) for member in members]
         self._parts = parts_by_name(family, self._views[0].stored, sites)
         self._per_member = self._names_kept_per_member()
+
+        # How tensors are read: now, or when a module runs.
         self._reader = _Reader(tensors, device, dtype)
         self._late: LateWeights | None = None
         if streamed:
@@ -76,6 +81,7 @@ class Assembly:
             for index in start.sites:
                 self._install_attention(index, start)
 
+        # Only the blocks of the first network are needed from here on.
         self._wrap_modules_per_member()
         if self._late is not None:
             self._late.attach(self.networks)
@@ -85,7 +91,7 @@ class Assembly:
         self.chains = self._make_chains(starts)
 
     def _names_kept_per_member(self) -> set[str]:
-        """Return the stock names of the tensors of which every member has its own."""
+        """Return the library's names of all tensors that every member has for itself."""
         names = set()
         for view in self._views:
             for name, stored in view.stored.items():
@@ -94,7 +100,9 @@ class Assembly:
         return names
 
     def _load_weights(self, network: nn.Module, view: MemberTensors) -> None:
-        """Give the network of a member, which has meta tensors, its weights; not the attention, which is replaced.
+        """Load the weights of a member into its network, whose tensors are on the meta device.
+
+        The weights of attention blocks are left out, because these blocks are replaced.
 
         Args:
             network: the library's model.
@@ -103,6 +111,8 @@ class Assembly:
         parameters = dict(network.named_parameters())
         late_names = self._names_read_late(network)
         state: dict[str, Tensor] = {}
+
+        # Parameters, read now or when their module runs.
         for name in parameters:
             if self._is_attention(name):
                 continue
@@ -112,7 +122,7 @@ class Assembly:
             else:
                 state[name] = self._reader.parameter(stored_name)
 
-        # What is no parameter is a buffer, such as a mean of a batch norm.
+        # All other entries of the state are buffers, such as the mean in a batch norm.
         for name in network.state_dict():
             if name not in parameters:
                 stored_name = view.stored[name]
@@ -131,16 +141,18 @@ class Assembly:
         return chains
 
     def _is_attention(self, name: str) -> bool:
-        """Return whether a tensor of the library's model belongs to heads, which :class:`HeadAttention` holds."""
+        """Return whether a tensor of the library's model belongs to an attention block, which is replaced."""
         return self._parts[name] == "attention"
 
     def _names_read_late(self, network: nn.Module) -> set[str]:
-        """Return the names of the parameters that are read only when they run; of a model that is not streamed, none.
+        """Return the names of the parameters that are read only when their module runs; none if not streamed.
 
-        They are those of blocks, and of embeddings of a library's own class, which compute what they look up.
+        These are the parameters of blocks, and of embeddings of a library's own class, which compute their results.
         """
         if self._late is None:
             return set()
+
+        # The paths of these modules, and then the names of all parameters inside them.
         late_modules = list(self._block_paths)
         for path, module in network.named_modules():
             is_own_class = type(module) is not nn.Embedding
@@ -153,46 +165,50 @@ class Assembly:
                 late_names.add(name)
         return late_names
 
-    # --- what is the same in all members ------------------------------------------------------------------------------
+    # --- how far the members are the same -----------------------------------------------------------------------------
 
     def _starts_of_towers(self) -> list[Start]:
-        """Return how far the members are the same, for each tower."""
+        """Return for each tower how far the members are the same."""
         starts = []
         first_site = 0
         for stages in self._family.stages(self.networks[0]):
             blocks = len(stages.blocks)
-            sites = range(first_site, first_site + blocks)
+            sites = range(first_site, first_site + blocks)  # one site in each block
             starts.append(self._start_of_tower(stages, sites))
             first_site = sites.stop
         return starts
 
     def _start_of_tower(self, stages: Stages, sites: range) -> Start:
-        """Return how far the members are the same in one tower: in the stem, in leading blocks, and in one attention.
+        """Return how far the members are the same in one tower (e.g. the image encoder).
+
+        The stem may be the same for all members, then some leading blocks, and then the attention of the next block.
 
         Args:
             stages: the stem and the blocks of the tower.
-            sites: the indices of its sites among those of the model; it has one in each block.
+            sites: the indices of its sites among those of the model; each block has one site.
         """
+        # The stem differs, so everything runs for each member.
         if self._names_that_differ(stages.stem_prefixes):
             return Start(sites, shared_stem=False, blocks=0, pool=False)
 
+        # Find the first block that differs, in its weights or in its heads.
         for block, block_path in enumerate(stages.block_paths):
             site = self._sites[sites[block]]
             differing = self._names_that_differ(stages.prefixes_of(block))
             is_same = not differing and self._same_heads(site.path)
             if is_same:
                 continue
-            # Members part in this block. All attend to the same input if nothing before its attention differs, and
-            # then one attention with the heads of all serves them, where these are stored once.
+            # The attention of this block gets the same input from all members if nothing before it differs. If its
+            # heads are also stored once for all members, it can run once with all of them.
             before_attention = [name for name in differing if self._is_before_attention(name, block_path)]
             pool = not before_attention and site.path in self._stored_once
             return Start(sites, shared_stem=True, blocks=block, pool=pool)
 
-        # They never part.
+        # All blocks are the same.
         return Start(sites, shared_stem=True, blocks=len(sites), pool=False)
 
     def _names_that_differ(self, prefixes: tuple[str, ...]) -> list[str]:
-        """Return the tensors under some prefixes of which every member has its own."""
+        """Return the names of all tensors with one of the prefixes that every member has for itself."""
         differing = []
         for name in self._per_member:
             if name.startswith(prefixes):
@@ -205,24 +221,24 @@ class Assembly:
         return len(different_choices) == 1
 
     def _is_before_attention(self, name: str, block: str) -> bool:
-        """Return whether a tensor acts before the attention of a block: in a norm, or in the merging of tokens."""
+        """Return whether a tensor is used before the attention of a block: in a norm, or in the merging of tokens."""
         inside_block = name.startswith(f"{block}.")
-        if not inside_block:  # it merges tokens
+        if not inside_block:  # it belongs to the module before the block that merges tokens
             return True
         return self._parts[name] == "norm"
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
     def _install_attention(self, index: int, start: Start) -> None:
-        """Put one attention for all members in the place of the library's, and note it in :attr:`attentions`.
+        """Replace the library's attention at a site by one for all members; also append it to :attr:`attentions`.
 
         Args:
-            index: that of the site.
+            index: the index of the site.
             start: how far the members are the same in the tower of the site.
         """
         site = self._sites[index]
         if site.path in self._stored_once:
-            # Members choose from one bank of heads; where all have the same heads, one choice is enough.
+            # All members choose from one bank of heads. If they run once together, one choice stands for all.
             masks = self._masks
             if start.runs_once(index):
                 masks = masks[:1]
@@ -234,6 +250,8 @@ class Assembly:
             for member in range(len(self.networks)):
                 bank = self._build_bank(site, member)
                 members.append(MemberProjections(bank))
+
+        # Put the attention into the networks of all members.
         attention_dropout, output_dropout = self._family.dropouts(self.networks[0], site)
         attention = HeadAttention(
             members,
@@ -246,7 +264,7 @@ class Assembly:
         self.attentions.append(attention)
 
     def _projections_on_one_bank(self, site: Site, kept: Sequence[tuple[int, ...]]) -> list[MemberProjections]:
-        """Return the projections of members whose heads lie in one bank, one for each member.
+        """Return the projections of each member, for members whose heads are in one bank (one set of stored weights).
 
         Members with the same heads share one object.
 
@@ -254,12 +272,14 @@ class Assembly:
             site: the attention block.
             kept: the heads of each member, by their original numbers.
         """
-        # The bank holds the stored heads in another order, in which the heads of a member are neighbours.
+        # The file holds the heads of any member in ascending order. The bank holds them in another order, in which the
+        # heads of each member are neighbours as far as possible.
         stored_heads = heads_of_any_member(self._masks, site.path)
         heads_in_bank = neighbours(kept)
-        places_in_file = [stored_heads.index(head) for head in heads_in_bank]
-        bank = self._build_bank(site, 0, places_in_file)
+        indices_in_file = [stored_heads.index(head) for head in heads_in_bank]
+        bank = self._build_bank(site, 0, indices_in_file)
 
+        # Make one object for each choice of heads.
         projections_of_heads: dict[tuple[int, ...], MemberProjections] = {}
         for heads in kept:
             if heads not in projections_of_heads:
@@ -268,11 +288,11 @@ class Assembly:
         return [projections_of_heads[heads] for heads in kept]
 
     def _read_head_weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
-        """Return the heads that stand under the names of a member at a site, with their original numbers.
+        """Read the heads that are stored under a member's names at a site, and add their original numbers.
 
         Args:
             site: the attention block.
-            member: the number of the member.
+            member: the index of the member.
             read: returns the tensor of a stored name.
         """
         view = self._views[member]
@@ -286,22 +306,23 @@ class Assembly:
         original_numbers = torch.tensor(heads, dtype=torch.long)
         return replace(weights, number=original_numbers)
 
-    def _build_bank(self, site: Site, member: int, places: Sequence[int] | None = None) -> HeadBank:
-        """Return a bank of the heads that stand under the names of a member: all of them, or those at some places.
+    def _build_bank(self, site: Site, member: int, indices: Sequence[int] | None = None) -> HeadBank:
+        """Return a bank with the heads that are stored under a member's names, or with some of these heads.
 
-        Of a streamed model the bank is empty, and is filled whenever its attention runs.
+        In a streamed model the bank is empty, and is filled each time its attention runs.
 
         Args:
             site: the attention block.
-            member: the number of the member.
-            places: positions among the stored heads, in the order of the bank; None: all of them as they are stored.
+            member: the index of the member.
+            indices: indices of the stored heads, in the order of the bank; None means all, as they are stored.
         """
         common = self._family.common(self.networks[member], site)
 
         def make_bank(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
+            """Build the bank from tensors that are read by ``read``."""
             weights = self._read_head_weights(site, member, read)
-            if places is not None:
-                weights = weights.select(places)
+            if indices is not None:
+                weights = weights.select(indices)
             return _bank_with_modules(weights, common)
 
         late = self._late
@@ -309,7 +330,7 @@ class Assembly:
             return make_bank(self._reader.tensor, common)
 
         def make_bank_late() -> HeadBank:
-            # Copies: loading weights into the modules of the empty bank would fill them for good.
+            # Copy the modules: with the modules of the empty bank, loading weights would fill that bank for good.
             return make_bank(late.read, copy.deepcopy(common))
 
         bank = make_bank(late.hollow, common)
@@ -328,13 +349,15 @@ class Assembly:
         return paths
 
     def _wrap_modules_per_member(self) -> None:
-        """Wrap, in the blocks of the first member, each module whose weights every member has for itself.
+        """Replace, in the blocks of the first network, each module whose weights differ between members.
 
-        Only these blocks run, for all members, so such a module has to hold the weights of each.
+        Only the blocks of the first network run, for all members, so the new module holds the weights of every member.
         """
         blocks = self._block_paths
         inside_blocks = tuple(f"{path}." for path in blocks)
-        names_by_owner: dict[str, list[str]] = {}  # by the path of the module that holds them
+
+        # Find these weights, grouped by the path of the module that holds them.
+        names_by_owner: dict[str, list[str]] = {}
         for name in sorted(self._per_member):
             is_inside_block = name.startswith(inside_blocks)
             if not is_inside_block or self._is_attention(name):
@@ -343,8 +366,9 @@ class Assembly:
             names_of_owner = names_by_owner.setdefault(owner, [])
             names_of_owner.append(name)
 
+        # Replace these modules.
         for owner, names in sorted(names_by_owner.items()):
-            if owner in blocks:  # a vector of the block itself is in no module that could be wrapped
+            if owner in blocks:  # a vector that the block holds itself is in no module that could be replaced
                 self._replace_scales(owner, names)
                 continue
             modules = [network.get_submodule(owner) for network in self.networks]
@@ -352,14 +376,14 @@ class Assembly:
             self.networks[0].set_submodule(owner, per_member)
 
     def _replace_scales(self, block: str, names: Sequence[str]) -> None:
-        """Replace the vectors that a block holds itself and multiplies by with one for each member.
+        """Replace vectors by which a block multiplies with one vector for each member.
 
         Args:
-            block: the path of the block.
-            names: those of the vectors.
+            block: the path of the block, which holds the vectors itself.
+            names: the names of the vectors.
 
         Raises:
-            InputError: the block holds weights itself that are no vectors.
+            InputError: if the block itself holds weights that are no vectors.
         """
         module = self.networks[0].get_submodule(block)
         for name in names:
@@ -373,33 +397,33 @@ class Assembly:
             if scaled_path is None:
                 module.add_module(attribute, scale)
                 continue
-            # torch.compile cannot trace a module that is multiplied by, so the scale is called before the module whose
-            # input it scales, and the block finds no vector.
+            # torch.compile cannot trace a multiplication by a module. So call the scale before the module whose input
+            # it scales, and leave no vector for the block to multiply by.
             setattr(module, attribute, None)
             scaled_module = module.get_submodule(scaled_path)
             scale_and_module = nn.Sequential(scale, scaled_module)
             module.set_submodule(scaled_path, scale_and_module)
 
     def _keep_apart(self) -> None:
-        """Let no module stack the weights of members: a stack would stay in memory, or be made of what is not there."""
+        """Forbid all modules to stack weights: a stack would stay in memory, or be made from weights not read yet."""
         for network in self.networks:
             for module in network.modules():
                 if isinstance(module, HeadAttention | PerMember):
                     module.keep_apart()
 
     def _remove_blocks(self, network: nn.Module) -> None:
-        """Remove the blocks: only those of the first member run."""
+        """Remove the blocks of a network, because only those of the first network run."""
         for path in self._block_paths:
             nothing = nn.Identity()
             network.set_submodule(path, nothing)
 
 
 def _bank_with_modules(weights: HeadWeights, common: Sequence[nn.Module]) -> HeadBank:
-    """Return a bank of heads.
+    """Return a bank of heads; this also loads the weights of the modules in ``common``.
 
     Args:
-        weights: of the heads, and of what belongs to no single head.
-        common: the modules of the latter, in the order of :data:`COMMON`. They are given their weights.
+        weights: the weights of the heads, and those that belong to no single head.
+        common: the modules for the latter, in the order of :data:`COMMON`.
     """
     for name, module in zip(COMMON, common, strict=True):
         state = {}
@@ -410,11 +434,14 @@ def _bank_with_modules(weights: HeadWeights, common: Sequence[nn.Module]) -> Hea
     return HeadBank(weights, q_norm, k_norm, features)
 
 
-# --- the numbers of a file, read at once or when a module runs --------------------------------------------------------
+# --- reading tensors, at once or when a module runs -------------------------------------------------------------------
 
 
 class _Reader:
-    """Stored tensors on the target device and dtype; one parameter object per stored name, so sharing survives."""
+    """Reads stored tensors to the target device and dtype.
+
+    There is one parameter object per stored name, so parameters that are shared in the file stay shared.
+    """
 
     def __init__(self, tensors: TensorSource, device: torch.device, dtype: torch.dtype) -> None:
         self._tensors = tensors
@@ -423,7 +450,7 @@ class _Reader:
         self._parameters: dict[str, nn.Parameter] = {}
 
     def tensor(self, stored: str) -> Tensor:
-        """Read a tensor: a copy, unless the source lends its memory."""
+        """Read a tensor: as a copy, or without a copy if the source lends its memory."""
         tensor = self._tensors.read(stored)
         dtype = None
         if tensor.is_floating_point():
@@ -432,7 +459,7 @@ class _Reader:
         return tensor.to(self._device, dtype, copy=not is_lent)
 
     def parameter(self, stored: str) -> nn.Parameter:
-        """Return the parameter of a stored name."""
+        """Return the parameter for a stored name; it is read at the first call."""
         if stored not in self._parameters:
             tensor = self.tensor(stored)
             self._parameters[stored] = nn.Parameter(tensor)
@@ -440,14 +467,14 @@ class _Reader:
 
 
 class LateWeights:
-    """Stands in for the numbers of a file until a module runs, so that one block is in memory at a time.
+    """Reads weights of a file only when a module runs, so that only one block is in memory at a time.
 
-    A module's weights are read before it runs and dropped after it. For inference only. A weight that anything else
-    reads is NaN, so that the mistake shows.
+    The weights of a module are read before it runs and dropped after it. This is for inference only. A weight that is
+    used at any other time is NaN, so that the mistake is noticed.
 
     Args:
-        tensors: the numbers, read again for every run.
-        device: where modules run. They compute in float32.
+        tensors: the tensors of the file, read again in every run.
+        device: the device on which modules run. They compute in float32.
     """
 
     def __init__(self, tensors: TensorSource, device: torch.device) -> None:
@@ -458,17 +485,17 @@ class LateWeights:
         self._make_bank: dict[int, Callable[[], HeadBank]] = {}  # by the id of a bank
 
     def hollow(self, stored: str) -> Tensor:
-        """Return a tensor of the stored shape without numbers."""
+        """Return a tensor of the stored shape that is all NaN and takes no memory."""
         info = self._tensors.info(stored)
         return _hollow(info.shape, self._device)
 
     def read(self, stored: str) -> Tensor:
-        """Read a tensor in float32."""
+        """Read a tensor as float32."""
         tensor = self._tensors.read(stored)
         return _widened(tensor, self._device)
 
     def parameter(self, stored: str) -> nn.Parameter:
-        """Return the parameter of a stored name, without numbers."""
+        """Return the parameter for a stored name, not yet filled."""
         if stored not in self._parameters:
             parameter = nn.Parameter(self.hollow(stored), requires_grad=False)
             self._parameters[stored] = parameter
@@ -476,13 +503,13 @@ class LateWeights:
         return self._parameters[stored]
 
     def register_bank(self, bank: HeadBank, make: Callable[[], HeadBank]) -> None:
-        """Empty a bank and remember ``make``, which makes it anew when its attention runs."""
+        """Empty a bank, and remember ``make``, which builds the full bank again each time its attention runs."""
         parameters = bank.parameters()
         _empty(parameters)
         self._make_bank[id(bank)] = make
 
     def attach(self, networks: Iterable[nn.Module]) -> None:
-        """Let every module read its weights before it runs."""
+        """Add hooks to all modules, so that each reads its weights before it runs and drops them afterwards."""
         attached: set[int] = set()
         for network in networks:
             for module in network.modules():
@@ -492,12 +519,14 @@ class LateWeights:
                 self._add_hooks(module)
 
     def _add_hooks(self, module: nn.Module) -> None:
-        """Add hooks to a module that holds parameters or banks without numbers; leave any other as it is."""
+        """Add hooks to a module that holds empty parameters or banks; leave any other module unchanged."""
+        # The parameters that the module itself holds.
         parameters: list[nn.Parameter] = []
         for parameter in module.parameters(recurse=False):
             if id(parameter) in self._stored_names:
                 parameters.append(parameter)
-        # Banks are never called themselves, so hooks of theirs would not run: the attention that uses them has these.
+
+        # A bank itself is never called, so hooks on it would not run. The attention that uses it gets the hooks.
         banks: list[HeadBank] = []
         if isinstance(module, HeadAttention):
             for part in module.modules():
@@ -507,6 +536,7 @@ class LateWeights:
             return
 
         def give_weights(*_: Any) -> None:
+            """Read the weights, before the module runs."""
             for parameter in parameters:
                 stored_name = self._stored_names[id(parameter)]
                 parameter.data = self.read(stored_name)
@@ -514,6 +544,7 @@ class LateWeights:
                 self._fill_bank(bank)
 
         def drop_weights(*_: Any) -> None:
+            """Drop the weights, after the module has run."""
             _empty(parameters)
             for bank in banks:
                 _empty(bank.parameters())
@@ -522,7 +553,7 @@ class LateWeights:
         module.register_forward_hook(drop_weights)
 
     def _fill_bank(self, bank: HeadBank) -> None:
-        """Give an empty bank its numbers, those of a bank that is made anew."""
+        """Fill an empty bank with the weights of a bank that is built again."""
         make_bank = self._make_bank[id(bank)]
         full_bank = make_bank()
         pairs = zip(bank.parameters(), full_bank.parameters(), strict=True)
@@ -531,21 +562,21 @@ class LateWeights:
 
 
 def _empty(parameters: Iterable[nn.Parameter]) -> None:
-    """Drop the numbers of parameters; they keep their shapes."""
+    """Drop the numbers of parameters. They keep their shapes and are NaN."""
     for parameter in parameters:
         shape = parameter.shape
         parameter.data = _hollow(shape, parameter.device)
 
 
 def _hollow(shape: Iterable[int], device: torch.device) -> Tensor:
-    """Return a tensor of NaN, which takes the memory of one number."""
+    """Return a tensor of NaN that takes the memory of a single number."""
     nan = float("nan")
     one_number = torch.full((), nan, device=device)
     return one_number.expand(tuple(shape))
 
 
 def _widened(stored: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to float32, in memory that goes back to the system as soon as the copy is dropped."""
+    """Copy a tensor to float32, into memory that returns to the system as soon as the copy is dropped."""
     if device.type != "cpu":
         return stored.to(device, torch.float32)
     bytes_of_float32 = 4

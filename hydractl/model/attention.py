@@ -1,6 +1,6 @@
-"""The one attention module of hydractl: any number of heads per member, any number of members, side by side.
+"""The one attention module of hydractl: any number of members with any number of heads each, computed together.
 
-It names no library. A family reads the weights of its own attention module into
+This module names no library. A family reads the weights of its own attention module into
 :class:`hydractl.heads.weights.HeadWeights` and puts a :class:`HeadAttention` in its place.
 """
 
@@ -19,14 +19,14 @@ from hydractl.heads.relative import Relative
 from hydractl.heads.rotary import Rotary
 from hydractl.model.context import QueryTokens, RunContext, apart, context_of_run
 from hydractl.model.projections import HeadBank, MemberProjections, cat_parts
-from hydractl.model.stacking import KeptStack, StackedProjections, StackedWeights, StackOrder
+from hydractl.model.stacking import CachedStack, StackedProjections, StackedWeights, StackRecipe
 
 _Part = TypeVar("_Part", Tensor, Rotary, Relative)
-"""A part of a :class:`_Meeting`."""
+"""The type of a field of :class:`_Meeting` that can be changed."""
 
 
 def _changed(part: _Part | None, change: Callable[[_Part], _Part]) -> _Part | None:
-    """Return ``change(part)`` of a part that a meeting may be without; None for None."""
+    """Return ``change(part)``, or None if the part is None."""
     if part is None:
         return None
     return change(part)
@@ -34,13 +34,13 @@ def _changed(part: _Part | None, change: Callable[[_Part], _Part]) -> _Part | No
 
 @dataclass(frozen=True)
 class _Meeting:
-    """The way queries meet keys. Each part but ``is_causal`` may be None: then it does nothing.
+    """How queries meet keys: mask, rotary positions and relative position terms. A field that is None does nothing.
 
     Attributes:
         mask: broadcastable to ``[B, heads, q, T]``.
-        is_causal: whether a token sees only itself and those before it.
-        query_rotary, key_rotary: turn queries and keys by their positions.
-        relative: adds to the scores by the distances of query and key tokens.
+        is_causal: whether a token sees only itself and earlier tokens.
+        query_rotary, key_rotary: rotate queries and keys by their positions.
+        relative: adds terms to the scores that depend on the distance between query token and key token.
     """
 
     mask: Tensor | None
@@ -50,7 +50,7 @@ class _Meeting:
     relative: Relative | None = None
 
     def for_member(self, member: int) -> _Meeting:
-        """Return the same for the samples of one member."""
+        """Return the same meeting for the samples of one member only."""
         if self.key_rotary is None and self.relative is None:
             return self
         meeting = self._with_angles(lambda angles: angles.of(member))
@@ -58,7 +58,7 @@ class _Meeting:
         return replace(meeting, relative=relative)
 
     def for_query_tokens(self, queries: QueryTokens) -> _Meeting:
-        """Return the same where only some tokens ask: their rows of the mask, their positions and distances."""
+        """Return the same meeting if only some tokens are queries: with their mask rows, positions and distances."""
         positions = queries.positions
         mask = queries.rows_of(self.mask)
         query_rotary = _changed(self.query_rotary, lambda angles: angles.at(positions))
@@ -66,20 +66,25 @@ class _Meeting:
         return replace(self, mask=mask, query_rotary=query_rotary, relative=relative)
 
     def for_heads(self, heads: Mapping[int, Tensor]) -> _Meeting:
-        """Return the same for some heads of members, by their original numbers."""
+        """Return the same meeting with the rotary angles of single heads.
+
+        Args:
+            heads: for each member the original numbers of its heads.
+        """
         return self._with_angles(lambda angles: angles.for_heads(heads))
 
     def for_member_major(self, members: int, context: RunContext) -> _Meeting:
-        """Return the same for member-major samples: what each sample has for itself, repeated for each member.
+        """Return the same meeting for the samples of all members in one batch, ``[M * B, ...]``.
 
-        There are no relative terms in it: members that have some never run as one batch.
+        What differs between samples is repeated for each member. Relative terms are dropped: members with such terms
+        never run as one batch.
         """
         mask = _changed(self.mask, lambda mask: context.mask_for_members(mask, members))
         meeting = self._with_angles(lambda angles: angles.repeated(members))
         return replace(meeting, mask=mask, relative=None)
 
     def _with_angles(self, change: Callable[[Rotary], Rotary]) -> _Meeting:
-        """Return the same with both rotaries changed alike."""
+        """Return the same meeting with both rotaries changed in the same way."""
         query_rotary = _changed(self.query_rotary, change)
         key_rotary = _changed(self.key_rotary, change)
         return replace(self, query_rotary=query_rotary, key_rotary=key_rotary)
@@ -89,20 +94,20 @@ class HeadAttention(nn.Module):
     """Self-attention of M members with their own heads, as ONE scaled-dot-product attention (paper section 4.2).
 
     Activations are member-major: ``[M * B, T, d_model]``, all samples of member 0 first. The heads of all members
-    lie side by side in the head dimension, so masks keep the size of one batch and no member sees another.
+    are side by side in the head dimension, so a mask keeps the size of one batch and no member sees another.
 
-    Members with the same heads of the same weights may share one object.
+    Members that have the same heads with the same weights may share one ``MemberProjections``.
 
     Attributes:
         members: the projections of each member.
-        pooled: whether the input is the same for all members and their heads are in one bank: all heads of the bank
-            then attend to it once, and each member projects its own of them.
-        head_gate: None, or a tensor ``[1 or B, sum of heads]`` that scales each head's output. A zero is the same as
-            zeros in the columns that the head has in the output projection. Heads are in the order of the runs of each
-            member. Used by the gate criterion.
-        observer: None, or a function that is given the concatenated heads of member 0, ``[B, T, heads * head_dim]``
-            (none where it has no heads), each time they are computed.
-        drops: whether dropout of the output acts outside training too (MC dropout).
+        pooled: whether all members get the same input and have their heads in one bank. Then all heads of the bank
+            attend once, and each member projects its own heads of the result.
+        head_gate: None, or factors of the output of each head, ``[1 or B, sum of heads]``, with the heads in the order
+            of the runs of each member. A factor 0 acts like zeros in the head's columns of the output projection. Used
+            by the gate criterion.
+        observer: None, or a function that is called with the concatenated heads of member 0 each time they are
+            computed, ``[B, T, heads * head_dim]``.
+        drops: whether the dropout of the output is also active outside training (MC dropout).
     """
 
     def __init__(
@@ -113,13 +118,17 @@ class HeadAttention(nn.Module):
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ) -> None:
+        """Take the projections of each member; nothing is stacked or computed yet."""
         super().__init__()
+        # The members, and for a pool all heads of their common bank.
         self.members = nn.ModuleList(members)
         self.pooled = pooled
         if pooled:
             self._all_heads = MemberProjections(members[0].bank)
         self._is_kept_apart = False
         self._read_members(list(members))
+
+        # Settings, some of which are set from outside.
         self.attention_dropout = attention_dropout
         self.output_dropout = output_dropout
         self.head_gate: Tensor | None = None
@@ -127,8 +136,8 @@ class HeadAttention(nn.Module):
         self.drops = False
 
     def replace_member(self, member: int, projections: MemberProjections) -> None:
-        """Give a member other projections. ``members[member] = ...`` alone would leave what is kept of them behind."""
-        self._stacked.forget()  # what computes with these stacks notices it, and asks for others
+        """Give a member other projections. Setting ``members[member]`` alone would leave cached stacks behind."""
+        self._stacked.forget()  # a tower that uses these stacks notices this at its next run
         self.members[member] = projections
         replaced = list(self._projections)
         replaced[member] = projections
@@ -137,9 +146,9 @@ class HeadAttention(nn.Module):
             self._stacked.possible = False
 
     def _read_members(self, members: list[MemberProjections]) -> None:
-        """Keep what every call needs of the members: a walk over a ModuleList takes long."""
+        """Store what every call needs of the members in plain lists, because iterating over a ModuleList is slow."""
         self._projections = members
-        # Of each member the bank, where it has all heads of one that needs nothing but products and norms.
+        # The bank of each member that has all heads of a bank without gates, shared keys and scales; None for others.
         self._plain_banks: list[HeadBank | None] = []
         for projections in members:
             is_plain = projections.plain and not self.pooled
@@ -153,17 +162,17 @@ class HeadAttention(nn.Module):
 
     @property
     def only(self) -> MemberProjections:
-        """The projections of a model of one member."""
+        """The projections of the only member, for a model with one member."""
         (projections,) = self._projections
         return projections
 
     @property
     def head_counts(self) -> list[int]:
-        """Heads of each member."""
+        """The number of heads of each member."""
         return [projections.heads for projections in self.projections]
 
     def train(self, mode: bool = True) -> HeadAttention:
-        """Set the mode, as torch's, and forget stacked weights: the parameters may have changed unseen."""
+        """Set the mode, as in torch, and drop stacked weights: the parameters may have changed in unseen ways."""
         self._stacked.forget()
         return super().train(mode)
 
@@ -172,9 +181,9 @@ class HeadAttention(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
 
     def stack(self, context: RunContext) -> None:
-        """Stack the weights of all members now, where batched products are wanted and possible.
+        """Stack the weights of all members now, if batched products are wanted and possible.
 
-        Otherwise the first call without gradients does; in a graph compiled before that, every call would.
+        Otherwise the first call without gradients stacks them; in a graph that is compiled before, every call would.
         """
         device = self.projections[0].bank.out.device
         if not self._stacked.possible or not context.batches(device):
@@ -182,21 +191,21 @@ class HeadAttention(nn.Module):
         with torch.no_grad():
             self._stacked.make()
 
-    def stack_orders(self) -> Mapping[str, StackOrder]:
-        """Return the stacks of the weights of all members, where these can run as batched products."""
+    def stack_recipes(self) -> Mapping[str, StackRecipe]:
+        """Return the recipes of the stacks of all weights; empty if members cannot run as batched products."""
         if not self._stacked.possible:
             return {}
-        return self._stacked.orders()
+        return self._stacked.recipes()
 
-    def computing_with(self, stacks: Mapping[str, KeptStack]) -> StackedWeights:
-        """Return the weights of all members that lie in kept stacks."""
+    def batched_weights(self, stacks: Mapping[str, CachedStack]) -> StackedWeights:
+        """Return the weights of all members from cached stacks."""
         return self._stacked.weights_of(stacks)
 
     def keep_apart(self) -> None:
-        """Never stack the weights of members: where terms or angles belong to single heads, members run by themselves.
+        """Never stack the weights of members; each member then runs by itself.
 
-        So they do where weights are only there while this module runs.
-        See :attr:`hydractl.model.stacking.StackedProjections.possible`.
+        This is needed if position terms or rotary angles belong to single heads, or if weights exist only while this
+        module runs. See :attr:`hydractl.model.stacking.StackedProjections.possible`.
         """
         self._is_kept_apart = True
         self._stacked.possible = False
@@ -209,29 +218,34 @@ class HeadAttention(nn.Module):
         rotary: Rotary | None = None,
         relative: Relative | None = None,
     ) -> Tensor:
-        """Attend, in the context of the run (:class:`hydractl.model.context.RunContext`).
+        """Attend, in the context of the present run (:class:`hydractl.model.context.RunContext`).
 
         Args:
-            x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` of one member alone.
+            x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` if a single member runs.
             attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
-            is_causal: whether a token sees only itself and those before it.
-            rotary: turns queries and keys by the positions of all tokens; None where positions are in ``x`` alone.
-            relative: adds to the scores by the distances of all tokens; the mask is then without these.
+            is_causal: whether a token sees only itself and earlier tokens.
+            rotary: rotates queries and keys by the positions of all tokens; None if only ``x`` holds positions.
+            relative: adds terms to the scores that depend on the distances of tokens; ``attn_mask`` does not include
+                them.
 
         Returns:
-            As ``x``.
+            A tensor of the shape of ``x``.
         """
         context = context_of_run()
+
+        # The caller may have set the result.
         if context.attended is not None:
             return context.attended
+
+        # The usual case, without anything special, takes a short path.
         is_watched = self.head_gate is not None or self.observer is not None
         if rotary is None and relative is None and not is_watched:
-            output = self._directly(x, attn_mask, is_causal, context)
+            output = self._short_path(x, attn_mask, is_causal, context)
             if output is not None:
-                return self._dropped(output)
+                return self._with_dropout(output)
         meeting = _Meeting(attn_mask, is_causal, query_rotary=rotary, key_rotary=rotary, relative=relative)
 
-        # Some tokens only.
+        # If only some tokens are queries, `x` holds these, and `memory` holds all tokens.
         memory = None
         queries = context.queries
         if queries is not None:
@@ -239,7 +253,7 @@ class HeadAttention(nn.Module):
             memory = queries.memory
             meeting = meeting.for_query_tokens(queries)
 
-        # One member alone, or all of them as one batch.
+        # One member runs alone, or all members run as one batch.
         members = self._projections
         member = context.member
         if member is not None and len(members) > 1:
@@ -249,11 +263,11 @@ class HeadAttention(nn.Module):
             stacked = self._stacked_weights(context, x.device)
             if stacked is not None:
                 output = self._batched(stacked, x, memory, meeting, context)
-                return self._dropped(output)
+                return self._with_dropout(output)
 
-        # One member after another, all heads in one attention.
+        # Otherwise project the members one after another; all their heads attend together.
         parts = apart(x, len(members))
-        heads = self._heads(members, parts, memory, meeting)
+        heads = self._concatenated_heads(members, parts, memory, meeting)
         if self.observer is not None:
             self._show_first_member(self.observer, heads[0], parts[0])
         outputs = []
@@ -262,25 +276,26 @@ class HeadAttention(nn.Module):
                 outputs.append(projections.bias_only(part))
             else:
                 outputs.append(projections.output(heads_of_member))
-        return self._dropped(cat_parts(outputs))
+        return self._with_dropout(cat_parts(outputs))
 
-    def _directly(self, x: Tensor, mask: Tensor | None, is_causal: bool, context: RunContext) -> Tensor | None:
-        """Attend as :meth:`forward`, without what few models have: gates, shared keys, terms and angles of positions.
+    def _short_path(self, x: Tensor, mask: Tensor | None, is_causal: bool, context: RunContext) -> Tensor | None:
+        """Attend like :meth:`forward`, on a short path that covers only the usual case.
 
-        It computes the same and launches the same operators; a small model waits for everything in between.
+        The path handles no gates, shared keys, position terms or rotary angles. It computes the same and launches the
+        same operators, but with less Python in between, for which a small model would have to wait.
 
         Returns:
-            None where there is more to do.
+            The output, or None if this call needs the long path.
         """
         memory = None
         queries = context.queries
         if queries is not None:
-            if mask is not None or is_causal:  # which belong to all tokens
+            if mask is not None or is_causal:  # the mask has rows for all tokens, not only for the queries
                 return None
             memory = queries.memory
         dropout = self.attention_dropout if self.training else 0.0
 
-        # All members as one batch, with weights that were stacked before.
+        # All members as one batch, with stacks that were checked at the beginning of the run.
         stacked = context.stacks_of(self)
         if stacked is not None and not self.pooled:
             if mask is not None:
@@ -289,7 +304,7 @@ class HeadAttention(nn.Module):
             attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
             return stacked.output(attended)
 
-        # The only member, or one alone.
+        # A single member: the model's only one, or the one that runs alone.
         if len(self._plain_banks) == 1:
             bank = self._plain_banks[0]
         elif context.member is None:
@@ -300,40 +315,42 @@ class HeadAttention(nn.Module):
             return None
         q, k, v = bank.project_whole(x, memory)
         attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-        heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, dk] -> [B, q, h * dk]
+        heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, head_dim] -> [B, q, h * head_dim]
         return F.linear(heads, bank.out, bank.out_bias)
 
     @staticmethod
     def _show_first_member(observer: Callable[[Tensor], None], heads: Tensor | None, part: Tensor) -> None:
-        """Hand the observer the heads of member 0, ``[B, T, 0]`` where it has none."""
+        """Call the observer with the heads of member 0; if it has no heads, with an empty tensor ``[B, T, 0]``."""
         if heads is None:
             batch, tokens = part.shape[:2]
             heads = part.new_zeros((batch, tokens, 0))
         observer(heads)
 
-    def _dropped(self, output: Tensor) -> Tensor:
-        """Apply the dropout of the output, in training or where it always acts."""
+    def _with_dropout(self, output: Tensor) -> Tensor:
+        """Apply the dropout of the output, in training or if it is always active."""
         is_active = self.training or self.drops
         if not is_active or self.output_dropout == 0:
             return output
         return F.dropout(output, self.output_dropout)
 
-    def _heads(
+    def _concatenated_heads(
         self,
         members: Sequence[MemberProjections],
         parts: Sequence[Tensor],
         memory: Tensor | None,
         meeting: _Meeting,
     ) -> list[Tensor | None]:
-        """Return the heads of each member one after another, ``[B, q, h * head_dim]``; None where it has no head.
+        """Return the concatenated heads ``[B, q, h * head_dim]`` of each member; None for a member without heads.
 
         Args:
             members: the projections of the members that run.
-            parts: the input of each member, ``[B, q, d_model]``, from which queries are made.
-            memory: that of all of them, ``[M * B, T, d_model]``, from which keys and values are made; None: from
-                ``parts``. Of a pool it is common to all members, ``[B, T, d_model]``.
+            parts: the input of each member, ``[B, q, d_model]``, from which queries are computed.
+            memory: the input of all members together, ``[M * B, T, d_model]``, from which keys and values are computed;
+                in a pool one input for all members, ``[B, T, d_model]``. None means that keys and values are computed
+                from ``parts``.
             meeting: how queries meet keys.
         """
+        # Attend: all heads of the pool once, or the heads of each member.
         attended: list[Tensor | None]
         if self.pooled:
             (pool,) = self._attend([self._all_heads], parts[:1], [memory], meeting)
@@ -343,6 +360,8 @@ class HeadAttention(nn.Module):
             if memory is not None:
                 memories = apart(memory, len(members))
             attended = self._attend(members, parts, memories, meeting)
+
+        # Concatenate the heads of each member.
         heads: list[Tensor | None] = []
         for member, projections in enumerate(members):
             attended_heads = attended[member]
@@ -350,6 +369,8 @@ class HeadAttention(nn.Module):
                 heads.append(None)
             else:
                 heads.append(projections.concatenate(attended_heads, parts[member]))
+
+        # Multiply them by the head gates, if these are set.
         if self.head_gate is None:
             return heads
         batch = parts[0].shape[0]
@@ -359,28 +380,33 @@ class HeadAttention(nn.Module):
     def _gated(
         heads: Sequence[Tensor | None], members: Sequence[MemberProjections], head_gate: Tensor, batch: int
     ) -> list[Tensor | None]:
-        """Scale each head of each member by its gate.
+        """Multiply the output of each head of each member by its gate.
 
         Args:
-            heads: of each member ``[B, q, h * head_dim]`` or None.
-            members: their projections.
+            heads: for each member ``[B, q, h * head_dim]``, or None if it has no heads.
+            members: the projections of the members.
             head_gate: ``[1 or samples, sum of heads]``.
-            batch: B, a multiple of the samples where each was cut into windows.
+            batch: B: the number of samples, or a multiple of it if each sample is cut into windows.
         """
+        # Repeat each gate for all values of its head.
         head_dim = members[0].head_dim
         gates = head_gate.repeat_interleave(head_dim, dim=1)  # [1 or samples, sum of heads * head_dim]
+
+        # Repeat the gates of a sample for all its windows.
         samples = gates.shape[0]
         if samples > 1:
-            windows = batch // samples  # of each sample; 1 where it is not cut
-            gates = gates.repeat_interleave(windows, dim=0)  # [B, sum of heads * head_dim]
+            windows_per_sample = batch // samples
+            gates = gates.repeat_interleave(windows_per_sample, dim=0)  # [B, sum of heads * head_dim]
+
+        # Split them by member and multiply.
         widths = [projections.heads * head_dim for projections in members]
-        gates_of_members = gates.split(widths, dim=1)  # of each member [1 or B, h * head_dim]
+        gates_of_members = gates.split(widths, dim=1)  # for each member [1 or B, h * head_dim]
         gated: list[Tensor | None] = []
         for heads_of_member, gate in zip(heads, gates_of_members, strict=True):
             if heads_of_member is None:
                 gated.append(None)
             else:
-                gated.append(heads_of_member * gate[:, None])  # [B, q, h * dk] * [1 or B, 1, h * dk]
+                gated.append(heads_of_member * gate[:, None])  # [B, q, h * head_dim] * [1 or B, 1, h * head_dim]
         return gated
 
     def _attend(
@@ -390,27 +416,42 @@ class HeadAttention(nn.Module):
         memories: Sequence[Tensor | None],
         meeting: _Meeting,
     ) -> list[Tensor | None]:
-        """Return the attended heads ``[B, h, q, head_dim]`` of each member; None where it has no head."""
+        """Attend with the heads of all members at once.
+
+        Args:
+            members: the projections of each member.
+            parts: for each member the query tokens, ``[B, q, d_model]``.
+            memories: for each member the key and value tokens, ``[B, T, d_model]``; None means the query tokens.
+            meeting: how queries meet keys.
+
+        Returns:
+            For each member its attended heads ``[B, h, q, head_dim]``, or None if it has no heads.
+        """
+        # Project the tokens of each member. A run is a group of n heads that are neighbours in their bank.
         runs_of_members: list[list[tuple[Tensor, Tensor, Tensor]]] = []
         for member, projections in enumerate(members):
             runs_of_members.append(projections.project(parts[member], memories[member]))
         all_runs = list(itertools.chain(*runs_of_members))
         if not all_runs:
             return [None] * len(members)
-        queries, keys, values = zip(*all_runs, strict=True)  # of each run [B, n, q or T, head_dim]
+
+        # Put the heads of all members side by side.
+        queries, keys, values = zip(*all_runs, strict=True)  # for each run [B, n, q or T, head_dim]
         q = cat_parts(queries, dim=1)  # [B, sum of heads, q, head_dim]
-        k = cat_parts(keys, dim=1)  # [B, sum of heads, T, head_dim], and so are the values
+        k = cat_parts(keys, dim=1)  # [B, sum of heads, T, head_dim], like the values
         v = cat_parts(values, dim=1)
 
-        # The terms and the angles that single heads have.
+        # Relative position terms differ between heads; they are added to the mask.
         relative = meeting.relative
         if relative is not None:
-            terms: list[Tensor] = []  # of each run [1 or B, n, q, T]
+            terms: list[Tensor] = []  # for each run [1 or B, n, q, T]
             for member, projections in enumerate(members):
                 terms += projections.relative(runs_of_members[member], relative.of(member))
             terms_of_heads = cat_parts(terms, dim=1)  # [1 or B, sum of heads, q, T]
             mask = relative.masked(meeting.mask, terms_of_heads, q.shape[0])
             meeting = replace(meeting, mask=mask)
+
+        # Rotary angles may also belong to single heads.
         if meeting.key_rotary is not None and meeting.key_rotary.of_heads:
             meeting = meeting.for_heads(_numbers_of_heads(members))
 
@@ -418,12 +459,12 @@ class HeadAttention(nn.Module):
         return _split_by_member(attended, members)
 
     def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
-        """Return the weighted values ``[B, h, q, head_dim]``; where positions are rotary, q and k are turned before.
+        """Return the attended values ``[B, h, q, head_dim]``; rotary positions are applied to queries and keys before.
 
         Args:
             q: queries ``[B, h, q, head_dim]``.
             k, v: keys and values ``[B, h, T, head_dim]``.
-            meeting: how they meet.
+            meeting: how queries meet keys.
         """
         if meeting.query_rotary is not None:
             q = meeting.query_rotary(q)
@@ -438,7 +479,7 @@ class HeadAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
 
     def _stacked_weights(self, context: RunContext, device: torch.device) -> StackedWeights | None:
-        """Return the weights of all members where their projections run as batched products, else None."""
+        """Return the stacked weights of all members if these run as batched products now, else None."""
         checked: StackedWeights | None = context.stacks_of(self)
         if checked is not None:
             return checked
@@ -454,20 +495,22 @@ class HeadAttention(nn.Module):
         meeting: _Meeting,
         context: RunContext,
     ) -> Tensor:
-        """Attend with the samples of all members in one batch, which costs one copy of a mask.
+        """Attend with the samples of all members in one batch. A mask that differs by sample is copied for this.
 
         Args:
-            stacked: the weights of all members.
-            x: what queries are made of, ``[M * B, q, d_model]``.
-            memory: what keys and values are made of, ``[M * B, T, d_model]``; None: ``x``. Of a pool it is common to
-                all members, ``[B, T, d_model]``.
+            stacked: the stacked weights of all members.
+            x: the query tokens, ``[M * B, q, d_model]``.
+            memory: the key and value tokens, ``[M * B, T, d_model]``; None means ``x``. In a pool they are the
+                same for all members, ``[B, T, d_model]``.
             meeting: how queries meet keys.
-            context: of the run.
+            context: the context of the run.
 
         Returns:
             The output of the attention, of the shape of ``x``.
         """
         members = len(self._projections)
+
+        # A pool attends once to the common input; each member then takes its heads.
         if self.pooled:
             common_input = apart(x, members)[:1]
             (pool,) = self._attend([self._all_heads], common_input, [memory], meeting)
@@ -481,7 +524,7 @@ class HeadAttention(nn.Module):
 
 
 def _numbers_of_heads(members: Sequence[MemberProjections]) -> dict[int, Tensor]:
-    """Return the original numbers ``[h]`` of the heads of each member that has some, by member."""
+    """Return the original numbers ``[h]`` of the heads of each member that has heads, by the index of the member."""
     numbers = {}
     for member, projections in enumerate(members):
         if projections.heads:
@@ -490,7 +533,7 @@ def _numbers_of_heads(members: Sequence[MemberProjections]) -> dict[int, Tensor]
 
 
 def _split_by_member(attended: Tensor, members: Sequence[MemberProjections]) -> list[Tensor | None]:
-    """Split ``[B, sum of heads, q, head_dim]`` into the heads of each member; None for one without heads."""
+    """Split attended heads ``[B, sum of heads, q, head_dim]`` by member; None for a member without heads."""
     head_counts = [projections.heads for projections in members if projections.heads]
     parts_with_heads = iter(attended.split(head_counts, dim=1))
     parts: list[Tensor | None] = []
@@ -503,7 +546,7 @@ def _split_by_member(attended: Tensor, members: Sequence[MemberProjections]) -> 
 
 
 def _heads_from_pool(projections: MemberProjections, pool: Tensor | None) -> Tensor | None:
-    """Select a member's heads from all attended heads of the bank; None where one of the two has none."""
+    """Select a member's heads from the attended heads of the bank; None if the member or the bank has no heads."""
     if pool is None or not projections.heads:
         return None
     return projections.take(pool)

@@ -1,4 +1,4 @@
-"""One tower of all members as a chain of blocks on member-major activations."""
+"""One tower (e.g. the image tower) of all members, as a chain of blocks on member-major activations."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hydractl.model.laplace import with_posterior
 from hydractl.model.stacking import PerMember, StackingModule, StacksOfTower
 
 _FEW_ROWS = 512
-"""Tokens of a batch up to which members run side by side on a CPU, half as many where each has weights of its own."""
+"""Up to this many tokens in a batch, members run side by side on a CPU; half as many if each has its own weights."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The extent to which the members of one tower are the same, so that one run of it serves all of them.
+    """How far the members of one tower are the same, and therefore need only run once for all of them.
 
     Attributes:
-        sites: the indices of the tower's sites among those of the model.
+        sites: the indices of the tower's sites (attention blocks) among those of the model.
         shared_stem: whether everything before the first block is the same.
-        blocks: how many leading blocks are the same, in weights and in heads.
-        pool: whether members have equal weights, if not the same heads, in the attention of the block behind these,
-            whose input is the same for all of them.
+        blocks: the number of leading blocks that are the same, in weights and in heads.
+        pool: whether the attention of the next block can also run once for all members. Its input is the same for all
+            members and so are its weights, but members may have different heads of it.
     """
 
     sites: range
@@ -42,24 +42,24 @@ class Start:
         return site < self.first_apart
 
     def pooled(self, site: int) -> bool:
-        """Return whether the attention of a site runs once for all members, and each takes its heads from it."""
+        """Return whether the attention of a site runs once for all members, each of which takes its heads of it."""
         if not self.pool:
             return False
         return site == self.first_apart
 
     @property
     def first_apart(self) -> int:
-        """The site of the first block that is not the same for all members; one behind the last where all are."""
+        """The site of the first block that differs between members; the index after the last site if none differs."""
         return self.sites.start + self.blocks
 
 
 class CommonRun(NamedTuple):
-    """A batch behind the blocks that are the same for all members.
+    """A batch after the blocks that are the same for all members.
 
     Attributes:
-        next_site: the site of the first block that has not run.
-        hidden_of_members: the tokens ``[B, T, d]`` of each member; one tensor for all where their stems are the same.
-        context: what the blocks read beside them.
+        next_site: the site of the first block that has not run yet.
+        hidden_of_members: the tokens ``[B, T, d]`` of each member; the same tensor for all if their stems are the same.
+        context: what the blocks read besides the tokens.
     """
 
     next_site: int
@@ -70,24 +70,25 @@ class CommonRun(NamedTuple):
 class Chain:
     """The blocks of one tower, run for all members at once.
 
-    A state is common to all members up to the block in which they part, and member-major behind it. A copied or
-    unpickled chain runs the copied networks.
+    Up to the block from which members differ, there is one state for all members. After it the state is member-major,
+    ``[M * B, T, d]``. A copied or unpickled chain runs the copied networks.
 
     Args:
-        family: of the model.
-        networks: of each member. The blocks of the first one run; stems and readouts are each their own.
-        tower: the place of the tower in :meth:`ModelFamily.stages`.
-        attentions: those of its blocks.
+        family: the family of the model.
+        networks: the network of each member. The blocks of the first network run for all members; every member has its
+            own stem and readout.
+        tower: the index of the tower in :meth:`ModelFamily.stages`.
+        attentions: the attention modules of the blocks.
         start: how far the members are the same.
-        merged: whether members have their MLPs in common.
+        merged: whether all members share their MLPs.
 
     Attributes:
-        tower: as in :class:`hydractl.heads.mask.Site`.
+        tower: the name of the tower, see :class:`hydractl.heads.mask.Site`.
         of_labels: whether its inputs are the prompts of the classes instead of samples.
-        attentions, start: as given.
-        sites: the indices of its sites among those of the model.
-        whole_last_block, side_by_side, batched: as of :class:`hydractl.model.runtime.HydraModel`. In training the last
-            block always runs whole, as the library's own.
+        attentions, start: the arguments.
+        sites: the indices of the tower's sites among those of the model.
+        whole_last_block, side_by_side, batched: see :class:`hydractl.model.runtime.HydraModel`. In training the last
+            block always runs for all tokens, as in the library.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class Chain:
         start: Start,
         merged: bool,
     ) -> None:
+        """Find the stages of this tower in each network (stem, blocks and readout); nothing runs yet."""
+        # Settings, and what the chain consists of.
         self.start = start
         self.sites = start.sites
         self.attentions = list(attentions)
@@ -109,13 +112,15 @@ class Chain:
         self._networks = list(networks)
         self._place = tower
         self._merged = merged
+
+        # The stages of each network: stem, blocks and readout of this tower.
         self.cut_into_stages()
         self.tower = self._stages[0].tower
         self.of_labels = self._stages[0].of_labels
         self._stacks = StacksOfTower(self._stacking_modules())
 
     def _stacking_modules(self) -> list[StackingModule]:
-        """Return the modules of the blocks, and of what merges tokens before them, that stack weights of members."""
+        """Return the modules whose weights can be stacked: in the blocks, and in the modules that merge tokens."""
         if self.members == 1:
             return []
         stacking: list[StackingModule] = list(self.attentions)
@@ -127,7 +132,7 @@ class Chain:
         return stacking
 
     def cut_into_stages(self) -> None:
-        """Cut the networks into stages: again after they were given a posterior."""
+        """Get the stem, blocks and readout of each network. This must be repeated after a network gets a posterior."""
         self._stages = []
         for network in self._networks:
             towers = self._family.stages(network)
@@ -135,7 +140,7 @@ class Chain:
             self._stages.append(stages)
 
     def of_projection(self) -> Chain:
-        """Return a copy that reads out what enters the last linear layer, ``[M, B, prompts, d]``."""
+        """Return a copy of the chain that reads out the input of the last linear layer, ``[M, B, prompts, d]``."""
         other = copy.copy(self)
         other._stages = []
         for stages in self._stages:
@@ -144,7 +149,7 @@ class Chain:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the stages, which are functions of the networks."""
+        """Leave out the stages, because they are functions that belong to the networks."""
         state = dict(vars(self))
         del state["_stages"]
         return state
@@ -155,7 +160,7 @@ class Chain:
 
     @property
     def members(self) -> int:
-        """Number of members."""
+        """The number of members."""
         return len(self._stages)
 
     @property
@@ -170,28 +175,28 @@ class Chain:
         return self._stages[0].spans
 
     def __call__(self, inputs: Any) -> Tensor:
-        """Return what the tower reads out for every member: ``[M, B, ...]``."""
+        """Return what the tower reads out for every member, ``[M, B, ...]``."""
         state = self.stem(inputs)
         return self.rest(self.sites.start, state)
 
     def stem(self, inputs: Any) -> State:
-        """Compute the state before the first block: its tokens, and the context that blocks read beside them.
+        """Run everything before the first block, and return the state: tokens, and the context that blocks also read.
 
         Returns:
-            One state for all members where their stems are the same, ``[B, T, d]``; else those of the members one
-            behind the other, ``[M * B, T, d]``.
+            If the stems of all members are the same, one state for all, ``[B, T, d]``. Otherwise the states of all
+            members in one, ``[M * B, T, d]``.
         """
         if self.start.shared_stem:
             return self._stages[0].stem(inputs)
         states = [stages.stem(inputs) for stages in self._stages]
 
-        # What a family computes for each member is stacked; the rest of the context is the same for all.
+        # Context that differs between members is stacked; the rest is the same for all and comes from the first.
         context = dict(states[0].context)
         for name in self._stages[0].per_member:
             values = [state.context[name] for state in states]
-            context[name] = torch.stack(values)  # M times [...] -> [M, ...]
-        hidden_of_members = [state.hidden for state in states]
-        hidden = torch.cat(hidden_of_members)  # M times [B, T, d] -> [M * B, T, d]
+            context[name] = torch.stack(values)  # [M, ...]
+        hidden_of_members = [state.hidden for state in states]  # M times [B, T, d]
+        hidden = torch.cat(hidden_of_members)  # [M * B, T, d]
         return State(hidden, context)
 
     def block(
@@ -203,34 +208,35 @@ class Chain:
         queries: QueryTokens | None = None,
         attended: Tensor | None = None,
     ) -> State:
-        """Run the block of one site (its index among those of the model).
+        """Run the block of one site.
 
         Args:
-            site: its index.
-            state: before it.
-            member: the only member that runs; None: all of them.
-            queries: the tokens that the block runs for; None: all of them.
-            attended: what the attention gives in the place of attending, ``[M * B, T, d]``; None: it attends.
+            site: the index of the site among those of the model.
+            state: the state before the block.
+            member: the only member that runs; None means all members.
+            queries: the query tokens; None means all tokens.
+            attended: a result to use in place of the attention's, ``[M * B, T, d]``; None means that it attends.
 
         Returns:
-            The state behind it, of the members that ran.
+            The state after the block, of the members that ran.
         """
         context = replace(self._context_of_run(state.hidden, member), queries=queries, attended=attended)
         return self._run_block(site, state, context)
 
     def _run_block(self, site: int, state: State, context: RunContext) -> State:
-        """Run the block of one site; at the block from which members differ, its state is repeated for each of them."""
+        """Run the block of one site in a context. If members differ from this block on, first repeat the state."""
         blocks = self._stages[0].blocks
         block = blocks[site - self.sites.start]
         block_state = self._repeat_where_members_part(site, state, context.member)
         return context.run(block, block_state)
 
     def _context_of_run(self, hidden: Tensor, member: int | None = None) -> RunContext:
-        """Return the context of a run of blocks: of one member, or of all of them.
+        """Return the context of a run of blocks, for one member or for all members.
 
-        Stacked weights are looked at here, for all blocks of the run.
+        If the run uses stacked weights, this also checks that they are up to date, for all blocks at once.
         """
-        if torch.compiler.is_compiling():  # a graph knows neither addresses of weights nor which mask is which
+        # A compiled graph can compare neither addresses of weights nor identities of masks, so nothing is cached in it.
+        if torch.compiler.is_compiling():
             return RunContext(member, self.batched)
         context = RunContext(member, self.batched, masks=RepeatedMasks())
         runs_alone = member is not None or self.members == 1
@@ -239,22 +245,22 @@ class Chain:
         return replace(context, stacks=self._stacks.checked())
 
     def _repeat_where_members_part(self, site: int, state: State, member: int | None) -> State:
-        """Return the state before a block, repeated for every member at the block from which they differ."""
+        """Return the state before a block: repeated for every member if members differ from this block on."""
         if member is not None or self.members == 1:
             return state
         if not self._members_part_at(site):
             return state
-        hidden = state.hidden.repeat(self.members, 1, 1)  # [B, T, d] -> [M * B, T, d]
+        hidden = state.hidden.repeat(self.members, 1, 1)  # [M * B, T, d]
         return State(hidden, state.context)
 
     def _members_part_at(self, site: int) -> bool:
-        """Return whether the state before the block of a site is common to all members, and behind it is not."""
+        """Return whether there is one state for all members before the block of a site, but not after it."""
         if not self.start.shared_stem:
             return False
         return site == self.start.first_apart
 
     def run_common_blocks(self, inputs: Any) -> CommonRun:
-        """Run the stem and the leading blocks that are the same for all members, once; see :meth:`run_member`."""
+        """Run the stem and the leading blocks that are the same for all members; continue with :meth:`run_member`."""
         state = self.stem(inputs)
         site = max(self.sites.start, self.start.first_apart)
         context = self._context_of_run(state.hidden)
@@ -263,12 +269,12 @@ class Chain:
         return CommonRun(site, hidden_of_members, state.context)
 
     def run_member(self, common: CommonRun, member: int, samples: Tensor | None = None) -> Tensor:
-        """Run one member on from the blocks that all members have in common.
+        """Run one member from the end of the common blocks to its readout.
 
         Args:
-            common: what :meth:`run_common_blocks` returned.
-            member: its number.
-            samples: the samples of the batch that it runs for, int64 ``[rows]``; None: all.
+            common: the result of :meth:`run_common_blocks`.
+            member: the index of the member.
+            samples: the indices of the samples in the batch that it runs for, int64 ``[rows]``; None means all.
 
         Returns:
             What the tower reads out, ``[rows, ...]``.
@@ -282,15 +288,16 @@ class Chain:
         """Return the tokens ``[B, T, d]`` of each member.
 
         Args:
-            hidden: those of a state.
-            common: whether they are common to all members, ``[B, T, d]``; else they are ``[M * B, T, d]``, and cut.
+            hidden: the tokens of a state.
+            common: whether ``hidden`` is the same for all members, ``[B, T, d]``. Otherwise it is ``[M * B, T, d]`` and
+                is cut.
         """
         if common:
             return [hidden] * self.members
         return apart(hidden, self.members)
 
     def _select_samples(self, state: State, samples: Tensor) -> State:
-        """Return the state of one member for some samples only, whose numbers are int64 ``[rows]``."""
+        """Return the state of one member for some samples only, given their indices, int64 ``[rows]``."""
 
         def selected(value: Tensor) -> Tensor:
             return value[samples]
@@ -300,28 +307,28 @@ class Chain:
         return State(hidden, context)
 
     def rest(self, site: int, state: State) -> Tensor:
-        """Run on from the state before the block of a site, to what is read out of every member: ``[M, B, ...]``.
+        """Run from the state before the block of a site to the end; return what all members read out, ``[M, B, ...]``.
 
-        Blocks that all members have in common run once. Behind them the members run side by side, in the same
-        operations, or one after another, whichever is faster: with the same results.
+        Blocks that are the same for all members run once. After them the members run either side by side in the same
+        operations or one after another, whichever is faster. The results are the same.
         """
-        # In common. A pooled attention runs once for all members, though their heads differ.
+        # The common part, up to the first block that each member runs for itself. A pooled attention still runs once.
         stop = self.sites.stop
         first_apart = self.start.first_apart
         first_alone = first_apart + 1 if self.start.pooled(first_apart) else first_apart
         context = self._context_of_run(state.hidden)
         if site < first_alone:
-            # The state before is let go of, so that it does not stay in memory.
+            # Reusing the name `state` frees the memory of the previous state.
             state = self._run_blocks(range(site, first_alone), state, context)
         next_site = max(site, first_alone)
 
-        # Side by side.
+        # All members side by side.
         nothing_to_part = self.members == 1 or next_site == stop
         if nothing_to_part or self._runs_side_by_side(next_site, state.hidden):
             state = self._run_blocks(range(next_site, stop), state, context)
             return self.readout(state)
 
-        # One member after another.
+        # Or one member after another.
         is_common = self._members_part_at(next_site)
         hidden_of_members = self._hidden_of_each_member(state.hidden, common=is_common)
         outputs = []
@@ -331,39 +338,40 @@ class Chain:
         return torch.stack(outputs)
 
     def _finish_member(self, site: int, state: State, member: int) -> Tensor:
-        """Run one member from the block of a site to the last one, and return what it reads out, ``[B, ...]``."""
+        """Run one member from the block of a site to the end, and return what it reads out, ``[B, ...]``."""
         context = self._context_of_run(state.hidden, member)
         state = self._run_blocks(range(site, self.sites.stop), state, context)
         stages = self._stages[member]
         return stages.readout(state)
 
     def _run_blocks(self, sites: range, state: State, context: RunContext) -> State:
-        """Run the blocks of some sites one after another; the last of the tower for the tokens that are read only.
+        """Run the blocks of some sites one after another.
 
-        A state that is common to all members is repeated for each of them before the block in which they part.
+        The last block of the tower runs only for the tokens that are read out, if that is allowed. If members differ
+        from one of the blocks on, the state is repeated for every member before that block.
 
         Args:
-            sites: the indices of neighbouring sites among those of the model.
-            state: before the first of their blocks.
-            context: of this run.
+            sites: the indices of consecutive sites among those of the model.
+            state: the state before the first of these blocks.
+            context: the context of the run.
         """
-        # From here on the numbers of blocks in the tower: first, the one in which members part, and the end.
+        # From here on, indices count the blocks of this tower: the first to run, the end, and where members part.
         blocks = self._stages[0].blocks
         first = sites.start - self.sites.start
         stop = sites.stop - self.sites.start
-        parting = self.start.first_apart - self.sites.start
+        parting_block = self.start.first_apart - self.sites.start
 
-        # The last block runs by itself where it runs for some tokens only.
+        # If the last block may run for some tokens only, it is run separately at the end.
         has_last = stop == len(blocks) and stop > first
         runs_whole = self.whole_last_block or self.attentions[-1].training
         shortens_last = has_last and not runs_whole
-        stop_of_whole = stop - 1 if shortens_last else stop  # behind the last block that runs for all tokens
+        stop_of_whole = stop - 1 if shortens_last else stop  # the end of the blocks that run for all tokens
 
-        # A state is let go of as soon as the next one is there, so that it does not stay in memory.
-        if first <= parting < stop_of_whole:
-            state = context.run_all(blocks[first:parting], state)
+        # Reusing the name `state` frees the memory of each state as soon as the next one exists.
+        if first <= parting_block < stop_of_whole:
+            state = context.run_all(blocks[first:parting_block], state)
             state = self._repeat_where_members_part(self.start.first_apart, state, context.member)
-            state = context.run_all(blocks[parting:stop_of_whole], state)
+            state = context.run_all(blocks[parting_block:stop_of_whole], state)
         else:
             state = context.run_all(blocks[first:stop_of_whole], state)
         if shortens_last:
@@ -372,55 +380,61 @@ class Chain:
 
     @property
     def watched(self) -> bool:
-        """Whether gates or observers of heads are in place, which are about all members at once."""
+        """Whether head gates or observers are set. These refer to all members at once."""
         return any(attention.head_gate is not None or attention.observer is not None for attention in self.attentions)
 
     def _runs_side_by_side(self, site: int, hidden: Tensor) -> bool:
-        """Return whether all members run in the same operations from the block of a site on, not one after another.
+        """Return whether all members should run side by side in the same operations, or else one after another.
 
-        The results are the same either way; this is about speed.
+        The results are the same; this only decides which is faster.
 
         Args:
-            site: the first block that is not the same for all.
-            hidden: what enters it: ``[B, T, d]`` where it is common to all members, else ``[M * B, T, d]``.
+            site: the site of the first block that each member runs for itself.
+            hidden: the tokens before that block: ``[B, T, d]`` if they are the same for all members, else
+                ``[M * B, T, d]``.
         """
-        # Gates and observers of heads are called for all members at once.
+        # Gates and observers are used for all members at once.
         if self.watched:
             return True
-        if self.side_by_side is not None:  # somebody has decided
+
+        # The user has decided.
+        if self.side_by_side is not None:
             return self.side_by_side
+
+        # A GPU is faster with fewer, larger operations, and a compiled graph must not depend on sizes.
         if hidden.device.type != "cpu" or torch.compiler.is_compiling():
             return True
 
-        # A row is a token of a sample. With few of them a CPU waits for the weights of a matrix product, and members
-        # that run together read shared weights once. With many it waits for the rows, and those of a single member
-        # fit into its caches better.
+        # On a CPU it depends on the number of rows (one row is one token of one sample). With few rows a matrix product
+        # waits for its weights, and members that run together read shared weights once. With many rows it waits for
+        # the rows, and those of a single member fit better into the caches.
         rows = hidden.shape[0] * hidden.shape[1]
         is_common = self._members_part_at(site)
         rows_of_member = rows if is_common else rows // self.members
-        # Members that were not merged have weights of their own, so there is less to read once.
+
+        # Members that were not merged have their own weights, so there is less to gain.
         most_rows = _FEW_ROWS if self._merged else _FEW_ROWS // 2
         return rows_of_member <= most_rows
 
     def last_block(self, state: State, member: int | None = None) -> State:
-        """Run the last block for those tokens only that are read out; for all tokens where all are.
+        """Run the last block only for the tokens that are read out. If all tokens are read out, run it for all.
 
         Args:
-            state: before the last block, with all tokens.
-            member: the only member that runs; None: all of them.
+            state: the state before the last block, with all tokens.
+            member: the only member that runs; None means all members.
 
         Returns:
-            The state behind it: its tokens are those that are read out.
+            The state after the block, with the tokens that are read out.
         """
         context = self._context_of_run(state.hidden, member)
         return self._run_last_block_shortened(state, context)
 
     def _run_last_block_shortened(self, state: State, context: RunContext) -> State:
-        """Run the last block for those tokens only that are read out; for all tokens where all are.
+        """Run the last block only for the tokens that are read out. If all tokens are read out, run it for all.
 
         Args:
-            state: before the last block, with all tokens.
-            context: of the run that the block belongs to.
+            state: the state before the last block, with all tokens.
+            context: the context of the run.
         """
         last = self.sites.stop - 1
         query_state = self.query_tokens(state, context.member)
@@ -428,8 +442,9 @@ class Chain:
         if reads_all_tokens:
             return self._run_block(last, state, context)
 
-        # Queries are of the tokens that are read out; keys and values are made of all tokens.
-        attended_state = state  # a pool attends to the state that is common to all members
+        # Queries come from the tokens that are read out, keys and values from all tokens. In a pooled attention these
+        # are the tokens that are the same for all members, in any other the member-major tokens.
+        attended_state = state
         if not self.start.pooled(last):
             attended_state = self._repeat_where_members_part(last, state, context.member)
         attention_input = self._stages[0].attention_inputs[-1]
@@ -440,21 +455,21 @@ class Chain:
         return self._run_block(last, query_state, replace(context, queries=queries))
 
     def query_tokens(self, state: State, member: int | None = None) -> State:
-        """Return the state before the last block with those tokens only that are read out.
+        """Reduce the state before the last block to the tokens that are read out.
 
         Args:
-            state: before the last block, with all tokens.
-            member: the only member that it is of; None: it is of all members.
+            state: the state before the last block, with all tokens.
+            member: the member to which the state belongs; None means that it belongs to all members.
 
         Returns:
-            The state with ``q`` tokens of each sample, whose positions ``[B, q]`` its context has as ``read``. Where
-            all tokens are read out, the same object as ``state``.
+            The state with ``q`` tokens of each sample. Its context has a new entry ``read``, the positions ``[B, q]``
+            of these tokens. If all tokens are read out, ``state`` itself is returned.
         """
         reads = self._stages[0].reads
         if reads is None:
             return state
 
-        # Members read the same tokens, so one copy of the batch tells their positions.
+        # All members read the same positions, so find them from the samples of one member.
         last = self.sites.stop - 1
         is_common_to_all = self.start.shared_stem and last <= self.start.first_apart
         copies = self.members
@@ -465,6 +480,7 @@ class Chain:
         first_copy = State(state.hidden[:batch], state.context)
         positions = reads(first_copy)  # [B, q]
 
+        # Select these tokens. The first tokens of each sample are a simple slice.
         if isinstance(reads, FirstTokens):
             hidden = state.hidden[:, : reads.count].contiguous()
         else:
@@ -475,7 +491,7 @@ class Chain:
         return State(hidden, context)
 
     def repeated(self, state: State, times: int) -> State:
-        """Repeat the same samples ``times`` over, one copy behind the other, in a chain of one member."""
+        """Repeat the samples ``times`` times, one copy after another, in a chain with one member."""
         if times == 1:
             return state
 
@@ -491,9 +507,9 @@ class Chain:
     def _change_values_of_samples(
         self, context: Mapping[str, Any], change: Callable[[Tensor], Tensor]
     ) -> dict[str, Any]:
-        """Return a copy of a context where ``change`` was applied to the entries with samples in dimension 0.
+        """Return a copy of a context with ``change`` applied to the entries whose dimension 0 is the samples.
 
-        A family lists these entries; the positions of the tokens that are read out are one more.
+        The family lists these entries. The positions of the tokens that are read out (``read``) also belong to them.
         """
         changed = dict(context)
         names = [*self._stages[0].per_sample, "read"]
@@ -504,7 +520,7 @@ class Chain:
         return changed
 
     def readout(self, state: State) -> Tensor:
-        """Compute what each member reads out of the state after the last block: ``[M, B, ...]``."""
+        """Compute what each member reads out of the state after the last block, ``[M, B, ...]``."""
         ran_once = self.start.blocks == len(self.sites)
         hidden_of_members = self._hidden_of_each_member(state.hidden, common=ran_once)
         outputs = []

@@ -1,7 +1,8 @@
-"""The context of a run: what the modules of a block know beside their inputs, such as whose activations come.
+"""The context of a run: what the modules of a block must know besides their inputs, e.g. which member runs.
 
-Blocks are the library's own and hand nothing on, so the context stands beside them, for each thread its own and only
-while a block runs. No module holds anything of a call: calls of one model from several threads never meet.
+Blocks belong to a library and pass nothing on to their modules. So the context is stored outside the modules, for each
+thread separately, and only while a block runs. No module stores anything about a call, so several threads may call one
+model at once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class QueryTokens:
-    """The tokens that a block runs for, where it does not run for all: only they ask, all tokens can be attended to.
+    """The query tokens of a block that runs only for some tokens. They can still attend to all tokens.
 
     Attributes:
-        positions: which tokens they are, ``[B, q]``.
-        memory: what keys and values are made of, the input of the attention for all tokens: ``[M * B, T, d_model]``;
-            ``[B, T, d_model]`` for a pool and for one member alone.
+        positions: the indices of these tokens, ``[B, q]``.
+        memory: the input of the attention for all tokens, from which keys and values are computed:
+            ``[M * B, T, d_model]``, or ``[B, T, d_model]`` for a pool and for a single member.
     """
 
     positions: Tensor
@@ -36,11 +37,11 @@ class QueryTokens:
         """Return the rows of an attention mask that belong to the query tokens.
 
         Args:
-            attn_mask: one row for each of all tokens, ``[T, T]`` or ``[1 or B, h, T, T]``; with one row for all of
-                them ``[..., 1, T]``; or None.
+            attn_mask: ``[T, T]`` or ``[1 or B, h, T, T]``, with a row for each token; or ``[..., 1, T]``, with one row
+                for all tokens; or None.
 
         Returns:
-            ``[B, 1 or h, q, T]``; a mask of one row as it is; None for None.
+            ``[B, 1 or h, q, T]``. A mask with one row is returned unchanged, and None for None.
         """
         if attn_mask is None:
             return None
@@ -49,27 +50,27 @@ class QueryTokens:
             return attn_mask
         same_for_every_sample = attn_mask.dim() == 2
         if same_for_every_sample:
-            rows_of_samples = attn_mask[self.positions]  # [T, T] -> [B, q, T]
+            rows_of_samples = attn_mask[self.positions]  # [B, q, T]
             return rows_of_samples[:, None]  # [B, 1, q, T]
 
-        # Each sample has its own positions: its rows are gathered from its own mask, the same for each head.
+        # Each sample has its own positions, so gather its rows from its own mask, the same rows for each head.
         batch = self.positions.shape[0]
         _, heads, _, tokens = attn_mask.shape  # [1 or B, h, T, T]
         positions = self.positions[:, None, :, None]  # [B, 1, q, 1]
-        rows = positions.expand(-1, heads, -1, tokens)  # [B, h, q, T]
+        row_indices = positions.expand(-1, heads, -1, tokens)  # [B, h, q, T]
         masks_of_samples = attn_mask.expand(batch, -1, -1, -1)  # [B, h, T, T]
-        return masks_of_samples.gather(2, rows)  # [B, h, q, T]
+        return masks_of_samples.gather(2, row_indices)  # [B, h, q, T]
 
 
 class RepeatedMasks:
-    """The masks of one run, each repeated once for the samples of all members and not once in every block."""
+    """Caches the masks of one run that were repeated for all members, so that not every block repeats them again."""
 
     def __init__(self) -> None:
-        # By the id of a mask, which is kept too: the id of one that is gone may become that of another.
+        # By the id of the mask. The mask is kept too, because the id of a deleted tensor may be used again.
         self._by_id: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, mask: Tensor, members: int) -> Tensor:
-        """Return a mask for member-major samples, see :func:`mask_for_members`."""
+        """Return a mask for member-major samples, see :func:`mask_for_members`; repeated only at the first call."""
         known = self._by_id.get(id(mask))
         if known is None:
             known = (mask, mask_for_members(mask, members))
@@ -78,7 +79,10 @@ class RepeatedMasks:
 
 
 def mask_for_members(mask: Tensor, members: int) -> Tensor:
-    """Return a mask ``[B, h, q, T]`` for member-major samples, ``[M * B, h, q, T]``; one for all samples as it is."""
+    """Repeat a mask for member-major samples: ``[B, h, q, T]`` gives ``[M * B, h, q, T]``.
+
+    A mask that is the same for all samples is returned unchanged, because it broadcasts.
+    """
     differs_by_sample = mask.dim() == 4 and mask.shape[0] > 1
     if not differs_by_sample:
         return mask
@@ -87,17 +91,18 @@ def mask_for_members(mask: Tensor, members: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run of one block, or of several blocks one after another.
+    """The context of one run of a block, or of several blocks one after another.
 
     Attributes:
-        member: the activations are those of this member, ``[B, T, d_model]``; None: of all, ``[M * B, T, d_model]``.
-        batched: whether what every member has for itself runs as one batched product where that is possible, or else
-            as one product after another. None: whichever is faster, which on a CPU is one after another.
-        queries: None, or that the inputs are those of some tokens only.
-        attended: None, or what the attention gives in the place of attending, ``[M * B, T, d_model]``.
-        stacks: the stacked weights of modules, by module, as they were checked at the beginning of the run
-            (:class:`hydractl.model.stacking.StacksOfTower`). A module that is not in it sees to its weights itself.
-        masks: the masks that this run has repeated; None: each block repeats its own.
+        member: the index of the member that runs alone, on activations ``[B, T, d_model]``; None means that all members
+            run, on ``[M * B, T, d_model]``.
+        batched: whether modules that every member has for itself run as one batched product if possible, or one after
+            another. None means whichever is faster: one after another on a CPU, batched elsewhere.
+        queries: the query tokens, if the block runs only for some tokens; else None.
+        attended: a result to return in place of attending, ``[M * B, T, d_model]``; else None.
+        stacks: the stacked weights of modules, by module, checked at the beginning of the run
+            (:class:`hydractl.model.stacking.StacksOfTower`). A module that is not listed checks its weights itself.
+        masks: the cache of masks that were repeated in this run; None means that each block repeats its own.
     """
 
     member: int | None = None
@@ -110,47 +115,47 @@ class RunContext:
     def batches(self, device: torch.device) -> bool:
         """Return whether batched products are wanted on a device.
 
-        Not on the meta device: costs are counted there, and padding must not be part of them.
+        They are not on the meta device, because costs are counted there and must not include padding.
         """
         if self.batched is not None:
             return self.batched
         return device.type not in ("cpu", "meta")
 
     def mask_for_members(self, mask: Tensor, members: int) -> Tensor:
-        """Return a mask for member-major samples, see :func:`mask_for_members`."""
+        """Return a mask for member-major samples, see :func:`mask_for_members`; cached if the run has a cache."""
         if self.masks is None:
             return mask_for_members(mask, members)
         return self.masks.of(mask, members)
 
     def stacks_of(self, module: Any) -> Any:
-        """Return what a module computes with that was checked at the beginning of the run; None where nothing was."""
+        """Return the stacked weights of a module, as checked at the beginning of the run; None if there are none."""
         if self.stacks is None:
             return None
         return self.stacks.get(module)
 
     def run(self, function: Callable[[State], _Result], state: State) -> _Result:
-        """Call a function of a state; the modules that it calls find this context."""
-        before = _thread.context
+        """Call a function with a state; while it runs, modules find this context by :func:`context_of_run`."""
+        previous_context = _thread.context
         _thread.context = self
         try:
             return function(state)
         finally:
-            _thread.context = before
+            _thread.context = previous_context
 
     def run_all(self, blocks: Iterable[Callable[[State], State]], state: State) -> State:
-        """Run blocks one after another, each from the state that the one before gave; their modules find this."""
-        before = _thread.context
+        """Run blocks one after another, each on the state that the previous one returned, all in this context."""
+        previous_context = _thread.context
         _thread.context = self
         try:
             for block in blocks:
                 state = block(state)
         finally:
-            _thread.context = before
+            _thread.context = previous_context
         return state
 
 
 class _Thread(threading.local):
-    # No ContextVar: torch.compile cannot trace one that is set.
+    # Not a ContextVar, because torch.compile cannot trace code that sets one.
     context = RunContext()
 
 
@@ -158,13 +163,13 @@ _thread = _Thread()
 
 
 def context_of_run() -> RunContext:
-    """Return the context of the block that runs in this thread; outside of any block all members are meant."""
+    """Return the context of the block that runs in this thread. Outside any block it is that of all members."""
     return _thread.context
 
 
 def apart(x: Tensor, members: int) -> tuple[Tensor, ...]:
-    """Cut member-major activations ``[M * B, ...]`` into those of each member, ``[B, ...]``."""
+    """Cut member-major activations ``[M * B, ...]`` into one tensor ``[B, ...]`` for each member."""
     if members == 1:
         return (x,)
-    # Not chunk: while a graph is exported the size of the batch is a symbol, and it could not say how many parts come.
+    # Not chunk(): while a graph is exported the batch size is symbolic, and the number of chunks would be unknown.
     return x.unflatten(0, (members, -1)).unbind(0)

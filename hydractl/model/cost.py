@@ -1,8 +1,8 @@
 """The exact cost of a model, found without its weights: stored parameters, bytes, and multiply-adds of one sample.
 
-Multiply-adds are counted, not estimated: the model that would run is built on torch's meta device, which has shapes
-and no numbers, and torch's own counter adds up its matrix products. Counted are linear layers, convolutions and the
-two products of attention; not counted are norms, activations, softmax, additions and biases. Paper Appendix B.4.
+Multiply-adds are counted, not estimated. The model that would run is built on torch's meta device, where tensors have
+shapes but no numbers, and torch's own counter adds up its matrix products. It counts linear layers, convolutions and
+the two products of attention. It does not count norms, activations, softmax, additions and biases. Paper Appendix B.4.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ COUNTED_PRODUCTS = (
 )
 
 _KEYS_OF_THE_PAST = ("provenance", "seen", "origin")
-"""The keys of a description that tell the past of a model, which decides nothing about its cost."""
+"""Keys of a description that record the history of a model and do not influence its cost."""
 
 _macs_of_call: dict[str, int] = {}
-"""Multiply-adds by the digest of all that decides them, kept because commands state a model's cost several times."""
+"""A cache of multiply-adds, by the digest of everything they depend on: commands need a model's cost several times."""
 
 _macs_of_stages: dict[str, list[tuple[int, int]]] = {}
-"""The same for the parts of cascades."""
+"""The same cache for the stages of cascades."""
 
 
 def parameters(tensors: TensorSource) -> int:
-    """Count the elements of all stored tensors, position embedding and class token included."""
+    """Count the elements of all stored tensors, including position embedding and class token."""
     total = 0
     for name in tensors.names():
         info = tensors.info(name)
@@ -51,7 +51,7 @@ def parameters(tensors: TensorSource) -> int:
 
 
 def nonzero_parameters(tensors: TensorSource) -> int:
-    """Count the elements of all stored tensors that are not zero; reads them."""
+    """Count the nonzero elements of all stored tensors, which are read for this."""
     total = 0
     for name in tensors.names():
         nonzero = tensors.read(name).count_nonzero()
@@ -60,7 +60,7 @@ def nonzero_parameters(tensors: TensorSource) -> int:
 
 
 def weight_bytes(tensors: TensorSource) -> int:
-    """Count the bytes of all stored tensors in their stored dtypes, without the header of a file."""
+    """Count the bytes of all stored tensors in their stored dtypes, without the header of the file."""
     total = 0
     for name in tensors.names():
         info = tensors.info(name)
@@ -73,10 +73,10 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
     """Count the multiply-adds of one call on ``batch`` samples.
 
     Args:
-        description: of the model; a fused model counts all its members.
-        tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
-        batch: samples of the call.
-        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
+        description: the description of the model; all members of a fused model are counted.
+        tensors: its weights without removed heads; only names, dtypes and shapes are used.
+        batch: the number of samples.
+        whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
     """
     call = _digest_of_call(description, tensors, batch, whole_last_block)
     if call not in _macs_of_call:
@@ -87,14 +87,16 @@ def macs(description: Description, tensors: TensorSource, batch: int = 1, *, who
 
 
 def _digest_of_call(description: Description, tensors: TensorSource, batch: int, whole_last_block: bool) -> str:
-    """Return one text for all calls of :func:`macs` that run the same operators on the same shapes."""
-    # What the model says of itself, without what decides nothing about its cost.
+    """Return a key for the cache of :func:`macs`: equal for calls that run the same operators on the same shapes."""
+    # What the model says about itself, without what does not influence its cost.
     document = description.to_json()
     for key in _KEYS_OF_THE_PAST:
         document.pop(key, None)
-    # The names of stored results count: a Laplace posterior adds matrix products, by the shapes of its tensors.
+
+    # Of the results stored with a model only the names matter, e.g. that there is a Laplace posterior.
     document["extra"] = sorted(document["extra"])
-    # The heads of members count, and not where they came from.
+
+    # Of members only the heads matter, and not where they came from.
     document["members"] = [mask.kept for mask in description.masks]
 
     shapes = []
@@ -102,6 +104,8 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
         info = tensors.info(name)
         dtype = str(info.dtype)
         shapes.append((name, dtype, info.shape))
+
+    # Hash all of this together with the names, dtypes and shapes of the tensors.
     all_that_decides = [document, shapes, batch, whole_last_block]
     text = json.dumps(all_that_decides, sort_keys=True, default=repr)
     digest = hashlib.sha256(text.encode())
@@ -112,15 +116,15 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
 def staged_macs(
     description: Description, tensors: TensorSource, *, whole_last_block: bool = False
 ) -> list[tuple[int, int]]:
-    """Count the multiply-adds of one sample in two parts: one member runs first, the others behind it.
+    """Count the multiply-adds of one sample in two stages: one member runs first, then all others.
 
     Args:
-        description: of the model.
-        tensors: its weights with removed heads sliced away; only names, dtypes and shapes are used.
-        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
+        description: the description of the model.
+        tensors: its weights without removed heads; only names, dtypes and shapes are used.
+        whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
 
     Returns:
-        For each member as the first one, those of the first and those of the others.
+        One pair for each member as the first one: its multiply-adds, and those of all others.
     """
     call = _digest_of_call(description, tensors, 1, whole_last_block)
     if call not in _macs_of_stages:
@@ -130,7 +134,7 @@ def staged_macs(
 
 
 def _count_macs_of_stages(model: HydraModel) -> list[tuple[int, int]]:
-    """Return for each member as the first one its multiply-adds, and those of the others that run behind it."""
+    """Return for each member as the first one: its multiply-adds, and those of the others that run after it."""
     inputs = model.example_inputs(1)
     stages = []
     for member in range(model.members):
@@ -142,7 +146,7 @@ def _count_macs_of_stages(model: HydraModel) -> list[tuple[int, int]]:
 
 
 def _count_macs_where_some_go_on(model: HydraModel, inputs: Any, first: int, going_on: int) -> int:
-    """Count the multiply-adds where so many samples go on from the first member to the others."""
+    """Count the multiply-adds if ``going_on`` samples continue from the first member to the others."""
     rows = torch.arange(going_on, device="meta")
 
     def rows_of(_logits: Tensor) -> Tensor:
@@ -155,32 +159,32 @@ def _count_macs_where_some_go_on(model: HydraModel, inputs: Any, first: int, goi
 
 
 def _model_to_count(description: Description, tensors: TensorSource, whole_last_block: bool) -> HydraModel:
-    """Build the model on the meta device, all of its members running."""
-    # On the CPU torch runs attention as one operator that the counter does not know and counts as zero; on the meta
+    """Build the model on the meta device, with all members running."""
+    # On a CPU torch runs attention as one operator, which the counter does not know and counts as zero. On the meta
     # device attention is taken apart into its two matrix products.
     model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
     model = model.with_classes()
     model.whole_last_block = whole_last_block
     model.cascade = None
-    # The counter hooks into the gradients of every module it enters, which fails for a view of a parameter (such as
-    # the query of a pooling by attention).
+    # The counter adds gradient hooks to every module it enters, which fails for a view of a parameter (such as the
+    # query of attention pooling).
     model.requires_grad_(False)
     with torch.no_grad():
         if model.prompted is not None:
-            model.label_features()  # now and not below: the prompts run once for all samples
+            model.label_features()  # computed here, outside the count, because prompts run once for all samples
     return model
 
 
 def _count_macs(run: Callable[[], Any]) -> int:
-    """Count the multiply-adds of a call."""
+    """Return the multiply-adds of a call."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         run()
     operations = int(counter.get_total_flops())
-    return operations // 2  # torch counts a multiplication and an addition
+    return operations // 2  # torch counts a multiplication and an addition as two operations
 
 
 def dense_macs(description: Description, *, whole_last_block: bool = False) -> int:
-    """Count the multiply-adds of one sample through the model with all its heads, to which a fused one is compared."""
+    """Count the multiply-adds of one sample in the model with all its heads, with which a fused one is compared."""
     family = get_family(description.family)
     sites = family.sites(description.config)
     all_heads = HeadMask.full(sites)
@@ -203,7 +207,7 @@ def dense_parameters(description: Description) -> int:
 
 
 def _dense_tensors(description: Description) -> TensorSource:
-    """Return the shapes of the library's own model."""
+    """Return the tensors of the library's own model; only their shapes and dtypes are meant to be used."""
     family = get_family(description.family)
     network = family.build(description.config)
     stock = network.state_dict()
@@ -217,8 +221,9 @@ def cost_of(description: Description, tensors: TensorSource, *, whole_last_block
     """Return the cost of one model.
 
     Returns:
-        ``params``: stored elements; ``macs``: multiply-adds of one sample; ``bytes``: stored weights; where single
-        weights were pruned ``params_nonzero``: stored elements that are not zero, which are multiplied like others.
+        ``params``: the number of stored elements. ``macs``: the multiply-adds of one sample. ``bytes``: the size of the
+        stored weights. If single weights were pruned, also ``params_nonzero``: the number of nonzero stored elements;
+        zeros are multiplied like other numbers, so ``macs`` does not depend on it.
     """
     cost = {
         "params": parameters(tensors),
@@ -231,13 +236,13 @@ def cost_of(description: Description, tensors: TensorSource, *, whole_last_block
 
 
 def size_of(description: Description, tensors: TensorSource) -> ModelSize:
-    """Return the cost of one model, see :func:`cost_of`, as a record of answers."""
+    """Return the cost of one model as a record of answers, see :func:`cost_of`."""
     cost = cost_of(description, tensors)
     return ModelSize(**cost)
 
 
 def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Return the cost of models that run one after another: the sums."""
+    """Return the cost of models that run one after another, which is the sum of their costs."""
     total = {"params": 0, "macs": 0, "bytes": 0}
     counts: list[tuple[int, int | None]] = []
     for cost in costs:
@@ -249,10 +254,11 @@ def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
-    """Return ``params_nonzero`` of several models together; nothing where no model counts them.
+    """Return ``params_nonzero`` of several models together; an empty dict if no model counts nonzero elements.
 
     Args:
-        counts: of each model its parameters, and those other than zero, or None where it does not count these.
+        counts: for each model its number of parameters, and that of nonzero ones or None if it does not count them (all
+            of them then count as nonzero).
     """
     total = 0
     any_counted = False

@@ -1,4 +1,4 @@
-"""OOD scores on the features of a model: read while it runs, fitted for each member, kept in its checkpoint."""
+"""OOD scores on the features of a model: read the features, fit scores for each member, store them in a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from hydractl.metrics.probabilities import Floats
 from hydractl.model.laplace import Network, feature_means, has_posterior, heads_of
 
 FeatureClassifier = tuple[Floats, Floats]
-"""Weight ``[classes, D]`` and bias ``[classes]`` of a linear function from features to logits, float64."""
+"""A linear function from features to logits: weight ``[classes, D]`` and bias ``[classes]``, float64."""
 
 DETECTOR_START = f"{BESIDE}ood."
-"""The start of the names of tensors that hold what an OOD score was fitted to."""
+"""The beginning of the names of tensors that hold the statistics of an OOD score."""
 
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""How far W x + b may be from the logits by rounding, as a share of the largest logit, by the format of the model."""
+"""For each dtype of a model: how far W x + b may differ from the logits, as a share of the largest logit."""
 _COARSE_TOLERANCE = 0.05
-"""The same for every format with fewer digits."""
+"""The same share for all dtypes with lower precision."""
 _ON_LOGITS = "use an --ood-score on logits: msp, energy, ..."
 _AGAIN = "write it again: calibrate --ood-score NAME --train SPEC -o F.st"
 
@@ -46,9 +46,9 @@ _AGAIN = "write it again: calibrate --ood-score NAME --train SPEC -o F.st"
 
 
 class _InputHook:
-    """A hook that keeps what enters a module, in the thread that made it: other threads may run the same model.
+    """A hook that stores the input of a module, in the thread that created the hook: others may run the same model.
 
-    It does not look at the module that it is called with: torch.export runs stand-ins of modules.
+    It does not use the module it is called with, because torch.export runs stand-ins of modules.
 
     Attributes:
         value: the first argument of the last call; None before the first call.
@@ -65,18 +65,22 @@ class _InputHook:
 
 
 def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits ``[M, B, classes]``, and of each member the features ``[B, D]`` that enter its classifier.
+    """Run a model, and return its logits and the features that enter the classifier of each member.
 
-    For a zero-shot model these are the normalised features of the samples; for a classifier that averages two linear
-    layers, the inputs of both side by side.
+    For a zero-shot model the features are the normalised features of the samples. For a classifier that averages two
+    linear layers they are the inputs of both layers, concatenated.
+
+    Returns:
+        The logits ``[M, B, classes]``, and for each member its features ``[B, D]``.
     """
+    # A zero-shot model.
     if len(model.chains) > 1:
         outputs = model.tower_outputs(inputs)
         features_of_samples = outputs[_tower_of_samples(model)]
         means = feature_means(model, features_of_samples)  # [M, B, D]
         return model.logits(outputs), list(means)
 
-    # The classifiers are run, with a hook on each of their linear layers that keeps what enters it.
+    # A classifier: put a hook on each of its last linear layers that stores their input, and run the model.
     hooks_of_members: list[list[_InputHook]] = []
     with ExitStack() as stack:
         for heads_of_member in heads_of(model, _ON_LOGITS):
@@ -90,6 +94,7 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
         (chain,) = model.chains
         logits = model.logits([chain(inputs)])
 
+    # Concatenate the inputs of each member's layers.
     features = []
     for hooks in hooks_of_members:
         inputs_of_heads = []
@@ -101,15 +106,15 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
 
 
 def _tower_of_samples(model: Network) -> int:
-    """Return the place of the tower that reads samples among the towers of a model."""
-    place: int = model.chains.index(model.chain_of_samples)
-    return place
+    """Return the index of the tower that reads samples among the towers of a model."""
+    index: int = model.chains.index(model.chain_of_samples)
+    return index
 
 
 def readout(model: Network, inputs: Any) -> list[Tensor]:
-    """Return the features ``[B, D]`` that enter the classifier of each member.
+    """Return for each member the features ``[B, D]`` that enter its classifier.
 
-    Of a model without a classifier, or without class names, they are what its tower of samples reads out.
+    If the model has no classifier, or no class names yet, these are the features that its tower of samples reads out.
     """
     has_classifier = len(model.chains) == 1 and model.classes
     if has_classifier:
@@ -120,7 +125,7 @@ def readout(model: Network, inputs: Any) -> list[Tensor]:
 
 
 def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits ``[M, B, classes]`` and the features ``[B, D]`` of each member, M counted over all models."""
+    """Return the logits ``[M, B, classes]`` and each member's features ``[B, D]``, for the members of all models."""
     logits = []
     features = []
     for model in models:
@@ -131,11 +136,13 @@ def ensemble_features(models: Sequence[Network], inputs: Any) -> tuple[Tensor, l
 
 
 def classifiers(model: Network) -> Iterator[FeatureClassifier]:
-    """Yield the classifier of each member on the features that :func:`read_features` gives."""
+    """Yield for each member the linear classifier that takes the features of :func:`read_features`."""
+    # A classifier ends in one linear layer, or in several that are averaged.
     if len(model.chains) == 1:
         for heads in heads_of(model, _ON_LOGITS):
             yield _classifier_of_average(heads)
         return
+    # A zero-shot model compares samples with the features of its classes.
     label_features = model.label_features()
     classes_of_members = feature_means(model, label_features)  # [M, classes, D]
     for network, classes in zip(model.networks, classes_of_members, strict=True):
@@ -143,7 +150,7 @@ def classifiers(model: Network) -> Iterator[FeatureClassifier]:
 
 
 def _classifier_of_average(heads: Sequence[nn.Linear]) -> FeatureClassifier:
-    """Return the average of linear layers as one classifier of their inputs side by side."""
+    """Return the average of several linear layers as one classifier, which takes their inputs concatenated."""
     weights = [head.weight for head in heads]
     weight = torch.cat(weights, dim=1) / len(heads)  # [classes, sum of widths]
     bias = torch.zeros(())
@@ -154,17 +161,19 @@ def _classifier_of_average(heads: Sequence[nn.Linear]) -> FeatureClassifier:
 
 
 def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureClassifier:
-    """Return a member's comparison of samples with classes as a linear classifier of the features of samples.
+    """Return a member's comparison of samples with classes as a linear classifier of the samples' features.
 
-    Logits are linear in these features, so those of all unit vectors and of 0 determine the function.
+    The logits are linear in these features. So the function follows from the logits of all unit vectors and of 0.
 
     Args:
         model: a zero-shot model.
-        network: that of the member.
+        network: the network of the member.
         classes: the features of the classes, ``[classes, D]``.
     """
     width = classes.shape[1]
-    samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # its last row is 0
+    samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # [D + 1, D]; the last row is 0
+
+    # The family expects the outputs in the order of the towers.
     outputs = [classes, samples]
     if _tower_of_samples(model) == 0:
         outputs = [samples, classes]
@@ -176,7 +185,7 @@ def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tenso
 
 
 def _bias_or_zeros(head: nn.Linear) -> Tensor:
-    """Return the bias of a layer, zeros where it has none."""
+    """Return the bias of a layer, or zeros if it has none."""
     bias: Tensor | None = head.bias
     if bias is None:
         return head.weight.new_zeros(len(head.weight))
@@ -184,7 +193,7 @@ def _bias_or_zeros(head: nn.Linear) -> Tensor:
 
 
 def _in_float64(values: Tensor) -> Floats:
-    """Return the numbers of a tensor as a float64 array."""
+    """Return a tensor as a float64 array on the CPU."""
     on_cpu = values.detach().cpu()
     return on_cpu.double().numpy()
 
@@ -194,13 +203,13 @@ def _in_float64(values: Tensor) -> Floats:
 
 @dataclass
 class Detector:
-    """Scores on features, fitted for every member.
+    """OOD scores on features, fitted for every member.
 
     Attributes:
-        members: for each member what each score was fitted to, by its name.
+        members: for each member the statistics of each score, by the name of the score.
         fitted_on: the training data, as ``{"spec", "n", "fingerprint", "knn_k"}``, and ``negative_words``, the SHA-256
-            of these; empty where none were needed.
-        saw_negative: whether some feature was below 0.
+            of the words; empty if the scores needed none.
+        saw_negative: whether a feature below 0 was seen while scoring.
     """
 
     members: Sequence[Mapping[str, Statistics]]
@@ -215,7 +224,7 @@ class Detector:
 
     @property
     def constant(self) -> list[str]:
-        """The names of the scores that are the same for every sample, as the training data had nothing to teach."""
+        """The names of the scores that are the same for every sample, because the training data told them nothing."""
         constant = []
         for name in self.names:
             is_constant = ["constant" in fitted[name] for fitted in self.members]
@@ -225,16 +234,20 @@ class Detector:
 
     @property
     def doubtful(self) -> list[str]:
-        """The names of the scores that were made for features that are not negative, where some were."""
+        """The names of the scores that assume features not below 0, if a feature below 0 was seen."""
         if not self.saw_negative:
             return []
         return [name for name in self.names if name in OF_UNSIGNED]
 
     def scores(self, logits: Tensor, features: Sequence[Tensor]) -> dict[str, Floats]:
-        """Return the scores of samples ``[M, B]`` by name, float64, from what :func:`read_features` gives.
+        """Return each score of the samples by name, float64 ``[M, B]``; also updates ``saw_negative``.
+
+        Args:
+            logits: ``[M, B, classes]``, see :func:`read_features`.
+            features: for each member ``[B, D]``.
 
         Raises:
-            InputError: what a score was fitted to does not fit the model.
+            InputError: if the statistics of a score do not fit the model.
         """
         features_of_members = [_in_float64(features_of_member) for features_of_member in features]
         logits_of_members = [_in_float64(logits_of_member) for logits_of_member in logits]
@@ -244,7 +257,7 @@ class Detector:
         try:
             for name in self.names:
                 scores[name] = self._score(name, features_of_members, logits_of_members)
-        except (LookupError, ValueError):  # parts that are missing, or of other shapes
+        except (LookupError, ValueError):  # statistics are missing, or have other shapes
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
         return scores
 
@@ -259,7 +272,7 @@ class Detector:
         return np.stack(scores)
 
     def with_scores(self, other: Detector) -> Detector:
-        """Return a detector that has the scores of another one of the same members too."""
+        """Return a detector with the scores of this one and of another one for the same members."""
         members = []
         for fitted, other_fitted in zip(self.members, other.members, strict=True):
             statistics = {**fitted, **other_fitted}
@@ -267,10 +280,10 @@ class Detector:
         return Detector(members, {**self.fitted_on, **other.fitted_on})
 
     def with_bank(self, samples: int) -> Detector:
-        """Return a detector that keeps so many of the training samples for neighbours, evenly spaced.
+        """Return a detector that keeps only ``samples`` training samples, evenly spaced, to search neighbours among.
 
         Raises:
-            InputError: these are fewer than its neighbours.
+            InputError: if these are fewer than the neighbours that a score uses.
         """
         members = []
         for fitted in self.members:
@@ -282,7 +295,7 @@ class Detector:
         return Detector(members, {**self.fitted_on, "knn_bank": samples})
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return what one score was fitted to, by the names of a checkpoint; float32 where that loses nothing."""
+        """Return the statistics of one score under their names in a checkpoint; float32 if that is lossless."""
         tensors = {}
         for member, fitted in enumerate(self.members):
             for part, values in fitted[name].items():
@@ -291,7 +304,7 @@ class Detector:
 
 
 def narrowed(values: Floats) -> Tensor:
-    """Return numbers as a tensor: in float32 where that loses nothing, else in float64."""
+    """Return an array as a tensor, in float32 if that is lossless, else in float64."""
     exact = torch.from_numpy(values)
     narrow = exact.float()
     lossless = torch.equal(narrow.double(), exact)
@@ -303,14 +316,14 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
 
     Args:
         score: the name of its only score.
-        document: what the description says of the score.
+        document: what the description says about the score.
         tensors: the file.
-        members: how many members the model has.
+        members: the number of members of the model.
 
     Raises:
-        InputError: it is not whole.
+        InputError: if the statistics of a member are missing.
     """
-    # What the score was fitted to in each member: tensors beside the weights, such as ``PREFIX.0.mean``.
+    # The statistics of each member are tensors with names such as ``PREFIX.0.mean``.
     fitted_members = []
     for member in range(members):
         prefix = f"{DETECTOR_START}{member}."
@@ -323,7 +336,7 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
             raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
         fitted_members.append({score: statistics})
 
-    # The training data that it was fitted to; a file may say anything there, or nothing.
+    # The record of the training data. A file may contain anything there, or nothing.
     fitted_on = None
     if isinstance(document, Mapping):
         fitted_on = document.get("fitted_on")
@@ -334,12 +347,12 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
 
 @dataclass(frozen=True)
 class TrainingFeatures:
-    """The features and logits of training data in each member, as scores are fitted to them.
+    """The features and logits of training data, from which scores are fitted.
 
     Attributes:
-        rows: which samples of the data, int64 ``[N]``.
-        features: of each member float32 ``[N, D]``, in the order of the rows.
-        highest: of each member its highest logit, float64 ``[N]``.
+        rows: the indices of the samples in the data, int64 ``[N]``.
+        features: for each member float32 ``[N, D]``, in the order of the rows.
+        highest: for each member the highest logit of each sample, float64 ``[N]``.
     """
 
     rows: npt.NDArray[np.int64]
@@ -348,18 +361,18 @@ class TrainingFeatures:
 
 
 def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[int], Any]]) -> TrainingFeatures:
-    """Run training data once, and keep what enters the classifiers and the highest logits.
+    """Run the training data once, and keep the features that enter each classifier and the highest logits.
 
     Args:
-        models: whose members make up the row.
-        batches: the rows and the inputs of the training data.
+        models: the models whose members make up the ensemble.
+        batches: the training data, each batch as the indices of its samples and their inputs.
 
     Raises:
-        InputError: logits are no linear function of features.
+        InputError: if logits are no linear function of the features.
     """
     classifiers_of_members = all_classifiers(models)
 
-    # For each member one array a batch. The first one is empty, so that there is a shape without any batch.
+    # For each member one array per batch, after an empty array that gives the right shape if there are no batches.
     features: list[list[npt.NDArray[np.float32]]] = []
     highest: list[list[Floats]] = []
     for weight, _ in classifiers_of_members:
@@ -367,8 +380,8 @@ def read_training(models: Sequence[Network], batches: Iterable[tuple[Sequence[in
         features.append([np.zeros((0, width), dtype=np.float32)])
         highest.append([np.zeros(0)])
 
-    # Logits are checked to be linear in the features, on the first batch: that is enough. Those of a posterior are not
-    # linear, as it divides them by deviations.
+    # The first batch is enough to check that logits are linear in the features. With a posterior they are not, because
+    # it divides them by deviations.
     is_to_be_checked = not any(has_posterior(model) for model in models)
     rows: list[int] = []
     for rows_of_batch, inputs in batches:
@@ -407,26 +420,31 @@ def fit_detector(
     fitted_on: Mapping[str, object],
     words: Sequence[str] = (),
 ) -> Detector:
-    """Fit scores to what the members make of training data.
+    """Fit scores to the training data.
 
     Args:
-        names: of the scores.
-        models: whose members make up the row.
-        read: what :func:`read_training` returned; without samples where no score needs any.
-        labels: ``[N]`` of all rows of the data, or None.
-        neighbours: k of ``knn`` and ``nnguide``.
-        fitted_on: what to say of the data.
-        words: those of ``neglabel``.
+        names: the names of the scores.
+        models: the models whose members make up the ensemble.
+        read: the result of :func:`read_training`; it may be empty if no score needs samples.
+        labels: ``[N]``, the labels of all samples of the data, or None.
+        neighbours: the number of neighbours of ``knn`` and ``nnguide``.
+        fitted_on: the record of the training data.
+        words: the words for ``neglabel``.
 
     Raises:
-        InputError: the data are too few.
+        InputError: if there are too few data.
     """
+    # The features of the words, for each member (None without words).
     texts_of_members: list[Floats | None] = []
     for model in models:
         texts_of_members += _texts_of_words(model, words)
+
+    # The labels of the samples that were read.
     labels_of_rows = None
     if labels is not None:
         labels_of_rows = labels[read.rows]
+
+    # Everything that a score may be fitted to, for each member.
     training_of_members = []
     for member, (weight, bias) in enumerate(all_classifiers(models)):
         features = read.features[member].astype(np.float64)
@@ -438,15 +456,17 @@ def fit_detector(
 
 
 def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]:
-    """Return the features ``[W, D]``, of length 1, that each member has of words in the prompts of its classes.
+    """Return for each member the features ``[W, D]`` of words in the prompts of its classes, scaled to length 1.
 
-    Words that are names of classes are left out; None for each member without words.
+    Words that name a class are left out. Without words, return None for each member.
 
     Raises:
-        InputError: there are no others.
+        InputError: if every word names a class.
     """
     if not words:
         return [None] * len(model.networks)
+
+    # Treat the remaining words as the classes of a zero-shot model, whose classifier then holds their features.
     prompted = model.prompted
     class_names = {folded_name(label) for label in prompted.labels}
     others = [word for word in words if folded_name(word) not in class_names]
@@ -457,12 +477,12 @@ def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]
 
 
 def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, object]) -> Detector:
-    """Fit scores to what each member makes of the training data.
+    """Fit scores for each member.
 
     Args:
-        names: of the scores.
+        names: the names of the scores.
         training: for each member its features, labels, highest logits and classifier.
-        fitted_on: what to say of the data.
+        fitted_on: the record of the training data.
     """
     members = []
     for training_of_member in training:
@@ -475,7 +495,11 @@ def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted
 
 
 def check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:
-    """Raise InputError where logits ``[B, classes]`` are not the given linear function of features ``[B, D]``."""
+    """Check that logits ``[B, classes]`` are the given linear function of features ``[B, D]``, up to rounding.
+
+    Raises:
+        InputError: if they are not.
+    """
     expected = _in_float64(features) @ weight.T + bias
     actual = _in_float64(logits)
     share = _TOLERANCES.get(logits.dtype, _COARSE_TOLERANCE)

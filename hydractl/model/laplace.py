@@ -1,20 +1,21 @@
-"""A Laplace approximation over the last linear layers, kept beside the weights and part of every forward pass.
+"""A Laplace approximation over the last linear layers, stored with the weights and part of every forward pass.
 
-The posterior of the weights of such a layer, with the bias as a further column, is a Gaussian around the stored ones
+The posterior of such a layer's weights, with the bias as one more column, is a Gaussian around the stored weights
 (MacKay 1992; Ritter et al. 2018; Kristiadi et al. 2020, arXiv 2002.10118; Daxberger et al. 2021, arXiv 2106.14806). Its
-precision is a Kronecker-factored curvature and a prior, ``n A (x) B + prior I``, which the eigenvectors of A and B
-make diagonal, so nothing is approximated beyond the factors.
+precision is a Kronecker-factored curvature plus a prior, ``n A (x) B + prior I``. The eigenvectors of A and B make it
+diagonal, so nothing is approximated beyond the two factors.
 
 * In a classifier, logits of mean f and variance V become ``f / sqrt(1 + pi / 8 V)``, the probit approximation (MacKay
-  1992; Gibbs 1998); these are called its logits from there on.
-* In a model that compares images with texts (BayesVLM: Baumann et al. 2024, arXiv 2412.06014), the features before they
-  are normalised are Gaussian, g and h with means m and covariances S, and their cosine has in closed form::
+  1992; Gibbs 1998). From there on these count as the logits.
+* A model that compares images with texts follows BayesVLM (Baumann et al. 2024, arXiv 2412.06014). Its features before
+  normalisation are Gaussian, g of the image and h of the text, with means m and covariances S. The closed form of their
+  cosine is::
 
       mean       mg . mh / sqrt(E|g|^2 E|h|^2),    E|g|^2 = |mg|^2 + tr Sg
       variance   (tr Sg Sh + mg' Sh mg + mh' Sg mh) / (E|g|^2 E|h|^2)
 
-  Times the factor of the logits these are f and V. The bias of a SigLIP, the same for all classes, is not divided. The
-  paper keeps the diagonals of Sg and Sh; here they are whole.
+  Multiplied by the factor of the logits, these are f and V. The bias of a SigLIP, which is the same for all classes, is
+  not divided. The paper keeps only the diagonals of Sg and Sh; here they are complete.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hydractl.families.base import ModelFamily, Stages
 from hydractl.files.checkpoint import BESIDE, TensorSource
 
 Network = Any
-"""A :class:`hydractl.model.runtime.HydraModel`, which imports this."""
+"""A :class:`hydractl.model.runtime.HydraModel`; its module imports this one, so it cannot be named here."""
 
 KEY = "laplace"
 """The key in :attr:`hydractl.files.description.Description.extra`, and in the names of tensors and modules."""
@@ -45,42 +46,43 @@ _AGAIN = "write it again: hydractl laplace MODEL --train SPEC"
 
 
 class Posterior(nn.Module):
-    """Covariance of the weights ``[k, d]`` of a linear layer: diagonal along ``outer`` (x) ``basis``.
+    """The covariance of the weights ``[k, d]`` of a linear layer, which is diagonal along ``outer`` (x) ``basis``.
 
     Args:
-        basis: ``[d, d]``, eigenvectors of A as columns.
-        spread: ``[d, k]``, the variances.
-        outer: ``[k, k]``, eigenvectors of B as columns.
+        basis: ``[d, d]``, the eigenvectors of A as columns.
+        spread: ``[d, k]``, the variance along each pair of eigenvectors.
+        outer: ``[k, k]``, the eigenvectors of B as columns.
     """
 
     def __init__(self, basis: Tensor, spread: Tensor, outer: Tensor) -> None:
         super().__init__()
-        # They are no weights: state_dict() is that of the library.
+        # Not part of state_dict(), which holds only the library's weights.
         self.register_buffer("basis", basis, persistent=False)
         self.register_buffer("spread", spread, persistent=False)
         self.register_buffer("outer", outer, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return variances ``[..., k]`` of the output along the columns of ``outer``, from inputs ``[..., d]``."""
+        """Return the variances ``[..., k]`` of the output along the columns of ``outer``, for inputs ``[..., d]``."""
         along_basis: Tensor = x @ self.basis  # type: ignore[operator]
         return along_basis.square() @ self.spread  # type: ignore[operator]
 
     def scaled(self, logits: Tensor, x: Tensor) -> Tensor:
-        """Scale logits ``[..., k]`` of inputs ``[..., d]`` by the probit approximation."""
-        shares = self.outer.square().T  # type: ignore[operator]  # [along outer, k]
+        """Scale the logits ``[..., k]`` for inputs ``[..., d]`` by the probit approximation."""
+        # Convert variances along the columns of `outer` to variances of the logits.
+        shares = self.outer.square().T  # type: ignore[operator]  # [columns of outer, k]
         variance = self(x) @ shares
         return probit(logits, variance)
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return ``mean / sqrt(1 + pi / 8 variance)``."""
+    """Apply the probit approximation: ``mean / sqrt(1 + pi / 8 variance)``."""
     square_of_divisor = 1 + math.pi / 8 * variance
     divisor = square_of_divisor.sqrt()
     return mean / divisor
 
 
 def with_one(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Return inputs ``[..., d]``, with a 1 behind each (``[..., d + 1]``) where the layer has a bias."""
+    """Append a 1 to each input if the layer has a bias: ``[..., d]`` becomes ``[..., d + 1]``. Else change nothing."""
     if bias is None:
         return x
     return F.pad(x, (0, 1), value=1.0)
@@ -94,10 +96,10 @@ class LastLayer:
     """A linear layer that may have a posterior.
 
     Attributes:
-        tower: as in :class:`hydractl.heads.mask.Site`.
+        tower: the name of the tower, see :class:`hydractl.heads.mask.Site`.
         owner: the module that holds the posterior.
-        weight: ``[k, d]``, with the bias as its last column.
-        bias: that column by itself; None where there is none.
+        weight: ``[k, d]``; if there is a bias, it is the last column.
+        bias: the bias ``[k]`` by itself; None if there is none.
     """
 
     tower: str
@@ -107,17 +109,17 @@ class LastLayer:
 
     @property
     def name(self) -> str:
-        """The name of the posterior in its owner."""
+        """The attribute name of the posterior in its owner."""
         return _name_in_owner(self.tower)
 
 
 def _name_in_owner(tower: str) -> str:
-    """Return the name of the posterior of a tower in the module that holds it."""
+    """Return the attribute name of a tower's posterior in the module that holds it, e.g. ``laplace_image``."""
     return f"{KEY}_{tower}"
 
 
 def _layer_with_bias_column(tower: str, owner: nn.Module, weight: Tensor, bias: Tensor | None) -> LastLayer:
-    """Return a layer of weight ``[k, d]``, with the bias ``[k]`` as its last column where there is one."""
+    """Return a layer with weight ``[k, d]``, to which the bias ``[k]`` is appended as a column if there is one."""
     if bias is not None:
         column = bias[:, None]  # [k, 1]
         weight = torch.cat([weight, column], dim=1)
@@ -125,15 +127,16 @@ def _layer_with_bias_column(tower: str, owner: nn.Module, weight: Tensor, bias: 
 
 
 def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
-    """Return the linear layers that each member's classifier ends in: one, or one for each token that is read.
+    """Return for each member the linear layers in which its classifier ends: one, or one for each token that is read.
 
     Args:
-        model: its members have the same layers.
-        hint: what the message for a model without such layers advises.
+        model: the model, whose members have the same layers.
+        hint: the hint of the error for a model without such layers.
 
     Raises:
-        UsageError: a model without a linear classifier that its family names.
+        UsageError: if the model has no linear classifier that its family names.
     """
+    # The family names its classifier by a pattern for names of parameters.
     matches_nothing = "$."
     pattern = model.family.named_parts.get("head", matches_nothing)
     heads_of_members = []
@@ -153,12 +156,12 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
 
 
 def last_layers(model: Network) -> list[list[LastLayer]]:
-    """Return the layers of each member that may have a posterior: its classifier, or the projections of both towers.
+    """Return for each member the layers that may have a posterior: its classifier, or the projections of both towers.
 
     Raises:
-        UsageError: a model, or a tower, that does not end in one linear layer.
+        UsageError: if the model, or a tower, does not end in a single linear layer.
     """
-    # A classifier.
+    # A model with one tower is a classifier.
     if len(model.chains) == 1:
         heads_of_members = heads_of(model)
         heads_of_each = len(heads_of_members[0])
@@ -173,7 +176,7 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
             layers_of_members.append([classifier])
         return layers_of_members
 
-    # A model that compares the features of two towers.
+    # A model with two towers compares their features; both projections may have a posterior.
     projections_of_members = []
     for network in model.networks:
         towers = model.family.stages(network)
@@ -183,7 +186,11 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
 
 
 def _projection_of_tower(model: Network, network: nn.Module, stages: Stages) -> LastLayer:
-    """Return the projection that a tower ends in."""
+    """Return the projection in which a tower ends.
+
+    Raises:
+        UsageError: if the tower does not end in one linear layer.
+    """
     if stages.projection is None:
         raise UsageError(
             f"the {stages.tower} tower of {model.description.arch} does not end in one linear layer",
@@ -194,10 +201,10 @@ def _projection_of_tower(model: Network, network: nn.Module, stages: Stages) -> 
 
 
 def attach_posteriors(model: Network, tensors: TensorSource) -> None:
-    """Give a model the posteriors that lie beside its weights.
+    """Add the stored posteriors to the modules of a model, and make its forward pass use them.
 
     Raises:
-        InputError: they are not whole, or of other layers.
+        InputError: if they are incomplete, or belong to other layers.
     """
     for member, layers in enumerate(last_layers(model)):
         for layer in layers:
@@ -207,24 +214,25 @@ def attach_posteriors(model: Network, tensors: TensorSource) -> None:
             posterior = Posterior(basis, spread, outer)
             layer.owner.add_module(layer.name, posterior)
             is_classifier = len(layers) == 1
-            if is_classifier:  # its logits are scaled as soon as it has computed them
+            if is_classifier:  # the hook scales the logits as soon as the layer has computed them
                 layer.owner.register_forward_hook(_scale_logits)
-    # Towers read out through the posteriors of their projections from now on.
+
+    # The readouts of towers are built again, so that they use the posteriors.
     for chain in model.chains:
         chain.cut_into_stages()
 
 
 def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Tensor:
-    """Read a part of the posterior of one layer ``[k, d]``, on the device and in the dtype of its weight.
+    """Read one part of the posterior of a layer with weight ``[k, d]``, to the device and dtype of that weight.
 
     Args:
-        tensors: the weights of the model, and what lies beside them.
-        member: the number of the member.
+        tensors: the weights of the model, and the tensors stored with them.
+        member: the index of the member.
         layer: the layer.
         part: ``basis``, ``spread`` or ``outer``.
 
     Raises:
-        InputError: it is not there, or of another shape, or a variance is negative.
+        InputError: if the part is missing, has another shape, or holds a negative variance.
     """
     k, d = layer.weight.shape
     shapes = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}
@@ -236,7 +244,8 @@ def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) 
         raise broken from None
     if tensor.shape != shapes[part] or not tensor.is_floating_point():
         raise broken
-    # The spread holds variances. On the meta device there are no numbers to check.
+
+    # The spread holds variances. A tensor on the meta device has no numbers to check.
     has_numbers = not tensor.is_meta
     if part == "spread" and has_numbers:
         any_negative = (tensor < 0).any()
@@ -246,13 +255,17 @@ def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) 
 
 
 def tensor_name(member: int, tower: str, part: str) -> str:
-    """Return the name that a part of a posterior has in a checkpoint."""
+    """Return the name of a part of a posterior in a checkpoint."""
     posterior = f"{START}{member}.{tower}"
     return f"{posterior}.{part}"
 
 
 def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, Tensor]:
-    """Return the posteriors of each member, by tower, as a checkpoint holds them: float32."""
+    """Return the tensors of posteriors as a checkpoint stores them, float32, by name.
+
+    Args:
+        posteriors: for each member its posteriors, by tower.
+    """
     tensors = {}
     for member, by_tower in enumerate(posteriors):
         for tower, posterior in by_tower.items():
@@ -267,7 +280,7 @@ def stored_tensors(posteriors: Sequence[Mapping[str, Posterior]]) -> dict[str, T
 
 
 def _scale_logits(head: Any, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-    """Scale the logits of a classifier, as a forward hook of it."""
+    """Scale the logits of a classifier by its posterior. This is a forward hook of the classifier's linear layer."""
     (posterior,) = _posteriors_in(head)
     x = with_one(inputs[0], head.bias)
     scaled: Tensor = posterior.scaled(logits, x)
@@ -284,19 +297,20 @@ def _posteriors_in(owner: nn.Module) -> list[Any]:
 
 
 def has_posterior(model: Network) -> bool:
-    """Return whether a model has a posterior, which is part of its forward pass."""
+    """Return whether a model has a posterior, which is then part of its forward pass."""
     stored = model.description.extra
     return KEY in stored
 
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:
-    """Return a tower that reads out :func:`gaussian_features` where the network holds a posterior of its projection."""
+    """Return the stages of a tower; if its projection has a posterior, it reads out :func:`gaussian_features`."""
     posterior = getattr(network, _name_in_owner(stages.tower), None)
     projection = stages.projection
     if posterior is None or projection is None:
         return stages
 
     def readout(state: Any) -> Tensor:
+        """Return the features with their variances, ``[B, 2 D]``."""
         weight, bias = projection.parameters()
         layer = _layer_with_bias_column(stages.tower, network, weight, bias)
         inputs = projection.inputs(state)  # [B, prompts, d]
@@ -306,25 +320,28 @@ def with_posterior(stages: Stages, network: nn.Module) -> Stages:
 
 
 def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tensor:
-    """Return normalised features ``[B, D]`` and behind them their variances along ``outer``: ``[B, 2 D]``.
+    """Return the distribution of a tower's normalised features: their mean and their variances.
 
-    The mean of the normalised features of several prompts is a linear function of the mean of the inputs, each divided
-    by the length of its feature, so it is Gaussian too.
+    Several prompts of a class are averaged. The mean of their normalised features is a linear function of the mean of
+    their inputs, if each input is divided by the length of its feature. So the mean is Gaussian, too.
 
     Args:
-        posterior: of the projection.
-        x: its inputs ``[B, prompts, d]``.
-        layer: the projection.
-    """
-    # The mean over prompts of the inputs, each divided by the length of its feature.
-    weight = layer.weight.T  # [d, D]
-    inputs = with_one(x, layer.bias)  # [B, prompts, d]
-    features = inputs @ weight  # [B, prompts, D]
-    lengths = features.norm(dim=-1, keepdim=True)
-    scaled = inputs / lengths
-    mean_input = scaled.mean(dim=1)  # [B, prompts, d] -> [B, d]
+        posterior: the posterior of the projection.
+        x: the inputs of the projection, ``[B, prompts, d]``.
+        layer: the projection, from d inputs to D features.
 
-    # The Gaussian of its feature, divided by the length of the mean.
+    Returns:
+        ``[B, 2 D]``: D means, then D variances along the columns of ``posterior.outer``.
+    """
+    # Divide each input by the length of its feature, and average over prompts.
+    weight = layer.weight.T  # [d, D]
+    inputs = with_one(x, layer.bias)  # [B, prompts, d]; with a bias, d counts its column
+    features = inputs @ weight  # [B, prompts, D]
+    lengths = features.norm(dim=-1, keepdim=True)  # [B, prompts, 1]
+    inputs_of_unit_features = inputs / lengths
+    mean_input = inputs_of_unit_features.mean(dim=1)  # [B, d]
+
+    # Its feature is Gaussian. Divide mean and variance so that the mean has length 1.
     mean = mean_input @ weight  # [B, D]
     variance = posterior(mean_input)  # [B, D]
     length = mean.norm(dim=-1, keepdim=True)
@@ -334,21 +351,21 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
 
 
 def feature_means(model: Network, features: Tensor) -> Tensor:
-    """Return the normalised features ``[..., D]`` of what a tower reads out, without their variances."""
+    """Return the normalised features ``[..., D]`` in what a tower reads out, without their variances if it has any."""
     is_gaussian = len(model.chains) > 1 and has_posterior(model)
     if not is_gaussian:
         return features
-    means, _ = features.chunk(2, dim=-1)  # [..., 2 D] -> twice [..., D]
+    means, _ = features.chunk(2, dim=-1)  # [..., 2 D] -> means and variances, [..., D] each
     return means
 
 
 def logits_of_towers(family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
-    """Return the logits ``[B, classes]`` of one member from what its towers read out.
+    """Return the logits ``[B, classes]`` of one member from what its two towers read out.
 
     Args:
         family: computes the logits of features without a posterior.
-        network: that of the member, which may hold posteriors of its projections.
-        outputs: of images, then of classes.
+        network: the network of the member, which may hold posteriors of its projections.
+        outputs: what the towers read out, first for images, then for classes.
     """
     posteriors = _posteriors_in(network)
     if posteriors:
@@ -359,38 +376,39 @@ def logits_of_towers(family: ModelFamily, network: nn.Module, outputs: Sequence[
 def gaussian_logits(
     family: ModelFamily, network: nn.Module, outputs: Sequence[Tensor], posteriors: Sequence[Any]
 ) -> Tensor:
-    """Return logits ``[B, classes]`` of images and classes whose features are Gaussian, by the probit approximation.
+    """Return logits ``[B, classes]`` for images and classes with Gaussian features, by the probit approximation.
 
-    Each logit is a factor times the cosine of two features plus a bias; the cosine has the mean and the variance of
-    the closed form at the top of this file, in which g is an image and h a class.
+    A logit is a factor times the cosine of an image feature g and a class feature h, plus a bias. Mean and variance of
+    the cosine follow the closed form at the top of this file.
 
     Args:
-        family, network: give the factor and the bias of the logits.
-        outputs: the features of images ``[B, 2 D]``, then of classes ``[classes, 2 D]``, each its mean and behind it
-            the variances along the axes of its posterior (:func:`gaussian_features`).
-        posteriors: of both projections.
+        family, network: compute the factor and the bias of the logits.
+        outputs: the features of images ``[B, 2 D]`` and of classes ``[classes, 2 D]``: means of length 1, then the
+            variances along the axes of the posterior (see :func:`gaussian_features`).
+        posteriors: the posteriors of the projections of images and of classes.
     """
     images, classes = outputs
-    image_mean, image_spread = images.chunk(2, dim=-1)  # [B, D] each
-    class_mean, class_spread = classes.chunk(2, dim=-1)  # [classes, D] each
-    image_axes = posteriors[0].outer  # [D, D], whose columns are the directions of the spreads
+    image_mean, image_variances = images.chunk(2, dim=-1)  # [B, D] each
+    class_mean, class_variances = classes.chunk(2, dim=-1)  # [classes, D] each
+    image_axes = posteriors[0].outer  # [D, D], whose columns are the directions of the variances
     class_axes = posteriors[1].outer
 
-    # The expected squared lengths E|g|^2 [B, 1] and E|h|^2 [classes, 1] of features whose means have length 1.
-    image_square = 1 + image_spread.sum(dim=-1, keepdim=True)
-    class_square = 1 + class_spread.sum(dim=-1, keepdim=True)
+    # The expected squared lengths E|g|^2 [B, 1] and E|h|^2 [classes, 1]. The means have length 1.
+    image_square = 1 + image_variances.sum(dim=-1, keepdim=True)
+    class_square = 1 + class_variances.sum(dim=-1, keepdim=True)
 
-    # The variance [B, classes] of the products of features that are not normalised.
+    # The variance [B, classes] of the dot product of g and h. The posteriors of g and h have different axes, so means
+    # and variances of one are expressed along the axes of the other.
     squared_axes = (image_axes.T @ class_axes).square()
     squared_images = (image_mean @ class_axes).square()
     squared_classes = (class_mean @ image_axes).square()
     variance = (
-        image_spread @ squared_axes @ class_spread.T  # tr Sg Sh
-        + squared_images @ class_spread.T  # mg' Sh mg
-        + image_spread @ squared_classes.T  # mh' Sg mh
+        image_variances @ squared_axes @ class_variances.T  # tr Sg Sh
+        + squared_images @ class_variances.T  # mg' Sh mg
+        + image_variances @ squared_classes.T  # mh' Sg mh
     )
 
-    # The mean and the variance of the logits. The bias, the same for all classes, is not divided.
+    # Mean and variance of the logits. The bias is the same for all classes and is not divided.
     image_features = image_mean / image_square.sqrt()
     class_features = class_mean / class_square.sqrt()
     logits = family.logits(network, [image_features, class_features])
@@ -401,13 +419,13 @@ def gaussian_logits(
 
 
 def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factor of the cosines in a member's logits, and what is added: two scalars.
+    """Return the factor and the bias of a member's logits: two scalars, with logit = factor * cosine + bias.
 
-    They are read off the logits of two pairs of features, one of cosine 1 and one of cosine 0.
+    They follow from the logits of two pairs of features, one with cosine 1 and one with cosine 0.
 
     Args:
         family, network: compute the logits.
-        like: features ``[B, D]``, whose width, dtype and device are taken.
+        like: features ``[B, D]``; only their width, dtype and device are used.
     """
     zeros_behind = like.shape[-1] - 1
     one = like.new_ones(1, 1)

@@ -1,4 +1,4 @@
-"""From sources to models that run: devices, number formats, one model or several."""
+"""Build models that run from sources: devices, number formats, one model or several."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from hydractl.model.stored import check_finite_weights
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return ``auto`` | ``cpu`` | ``cuda[:i]`` | ``mps`` as a device that is really there.
+    """Return the device with one of the names ``auto`` | ``cpu`` | ``cuda[:i]`` | ``mps``, if this machine has it.
 
     Raises:
-        UsageError: for a device this machine does not have.
+        UsageError: if this machine does not have it, or the name is unknown.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -59,7 +59,7 @@ def _is_device_there(device: torch.device) -> bool:
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """Return the dtype of ``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
+    """Return the dtype with one of the names ``float32`` | ``bfloat16`` | ``float16`` | ``float64``."""
     known = ("float32", "bfloat16", "float16", "float64")
     if name not in known:
         choices = ", ".join(known)
@@ -75,18 +75,20 @@ def build_model(
 
     Args:
         source: a model that was found and checked.
-        device, dtype: by name, as on the command line.
-        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
+        device, dtype: the names of device and dtype, as on the command line.
+        whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
 
     Raises:
-        NonFiniteError: a weight is NaN or infinite.
-        UsageError: the machine has no such device, or there is no such dtype.
+        NonFiniteError: if a weight is NaN or infinite.
+        UsageError: if the machine does not have the device, or the dtype is unknown.
     """
     description = source.description
     tensors = source.tensors
     check_finite_weights(source.name, tensors)
     model = HydraModel(description, tensors, resolve_device(device), resolve_dtype(dtype))
     model.whole_last_block = whole_last_block
+
+    # An OOD score on features needs the statistics that are stored with the weights.
     score = stored_score(description.extra)
     if score in ON_FEATURES and isinstance(tensors, FileTensors):
         document = description.extra.get("ood_score")
@@ -96,7 +98,7 @@ def build_model(
 
 @functools.cache
 def _slow_format(dtype: torch.dtype, device: str) -> str | None:
-    """Return what :func:`hydractl.model.machine.slow_format` measures, once in a process."""
+    """Return the warning of :func:`hydractl.model.machine.slow_format`, which is measured once per process."""
     device_here = torch.device(device)
     return slow_format(dtype, device_here)
 
@@ -109,17 +111,17 @@ def load_source(
     compile: bool = False,
     whole_last_block: bool = False,
 ) -> HydraModel:
-    """Build the model of a source for a Python program, and warn where a slow format or a cascade is in the way.
+    """Build the model of a source for a Python program. Warn if the dtype is slow here, or compiling drops a cascade.
 
     Args:
         source: a model that was found and checked.
-        device: by name; ``auto`` takes a GPU where there is one.
-        dtype: by name.
-        compile: whether to compile the model; then all members run for all samples, as a graph has no cascade.
-        whole_last_block: whether the last block runs for all tokens, also for those that nothing is read from.
+        device: the name of the device; ``auto`` means a GPU if there is one.
+        dtype: the name of the dtype.
+        compile: whether to compile the model. Then all members run for all samples, because a graph has no cascade.
+        whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
 
     Returns:
-        The model, with the digests of the checkpoints that it goes back to in ``lineage``.
+        The model; its ``lineage`` is set to the digests of the checkpoints from which it was made.
     """
     device_type = resolve_device(device).type
     slow = _slow_format(resolve_dtype(dtype), device_type)
@@ -134,42 +136,44 @@ def load_source(
     return model
 
 
-# --- several MODEL arguments, each of one model or of an ensemble -----------------------------------------------------
+# --- several MODEL arguments, each a model or an ensemble -------------------------------------------------------------
 
 
 class SequentialEnsemble(nn.Module):
     """Several models on the same inputs; called like a :class:`HydraModel`.
 
-    Every member weighs the same in the averaged prediction, also those inside a fused model.
+    Every member has the same weight in the averaged prediction, also the members inside a fused model.
 
     Attributes:
-        models: the models, in the order they run; they share nothing.
-        labels: class names, or None where no model knows them.
+        models: the models, in the order in which they run; they share nothing.
+        labels: the class names, or None if no model knows them.
 
     Raises:
-        InputError: listing everything in which the models differ and must not.
+        InputError: listing all differences between the models that forbid averaging them.
     """
 
     def __init__(self, models: Sequence[HydraModel]) -> None:
+        """Check that the models can be averaged, and take the class names of the first that knows them."""
         super().__init__()
         numbered = []
         for index, model in enumerate(models):
             numbered.append((f"model {index}", model.description))
         check_agreement(numbered)
         self.models = nn.ModuleList(models)
-        # Those that know names have the same ones, as was checked.
+
+        # All models that know class names have the same ones; this was checked above.
         known_labels = [model.labels for model in models if model.labels is not None]
         self.labels: list[str] | None = known_labels[0] if known_labels else None
         self.eval()
 
     @property
     def _models(self) -> list[HydraModel]:
-        """The models, for the type checker."""
+        """The models, typed for the type checker."""
         return list(self.models)  # type: ignore[arg-type]
 
     @property
     def _first_model(self) -> HydraModel:
-        """The first model, which speaks for all where they agree."""
+        """The first model, which stands for all in what they agree on."""
         return self._models[0]
 
     @property
@@ -179,27 +183,27 @@ class SequentialEnsemble(nn.Module):
 
     @property
     def members(self) -> int:
-        """Number of members of all models together."""
+        """The number of members of all models together."""
         members_of_models = [model.members for model in self._models]
         return sum(members_of_models)
 
     @property
     def classes(self) -> int | None:
-        """Number of classes; None for zero-shot models whose classes have not been named."""
+        """The number of classes; None for zero-shot models without class names."""
         return self._first_model.classes
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
-        """Return a classifier into classes given by name, of models that compare samples with texts.
+        """Return a classifier for classes given by name, if the models compare samples with texts.
 
         Args:
-            labels: class names; a text is what ``--labels`` takes, such as ``imagenet``.
-            prompt: templates with ``{label}`` in place of the name; None: those of each model.
+            labels: a list of class names, or a text that ``--labels`` accepts, such as ``imagenet``.
+            prompt: templates with ``{label}`` in place of the class name; None means those of each model.
         """
         models = [model.zero_shot(labels, prompt) for model in self._models]
         return SequentialEnsemble(models)
 
     def with_classes(self) -> SequentialEnsemble:
-        """Return this ensemble, or where it has no classes yet one with stand-ins: for measuring and checking it."""
+        """Return this ensemble; if it has no classes yet, return one with stand-in classes for tests and timing."""
         if self.classes is not None:
             return self
         models = [model.with_classes() for model in self._models]
@@ -212,7 +216,7 @@ class SequentialEnsemble(nn.Module):
 
     @property
     def whole_last_block(self) -> bool:
-        """Whether the last block runs for all tokens, in the first model; setting it sets that of all models."""
+        """Whether the last block runs for all tokens, in the first model; setting it sets it for all models."""
         return self._first_model.whole_last_block
 
     @whole_last_block.setter
@@ -222,7 +226,7 @@ class SequentialEnsemble(nn.Module):
 
     @property
     def side_by_side(self) -> bool | None:
-        """Whether members run in the same operations, in the first model; setting it sets that of all models."""
+        """Whether members run side by side, in the first model; setting it sets it for all models."""
         return self._first_model.side_by_side
 
     @side_by_side.setter
@@ -231,31 +235,31 @@ class SequentialEnsemble(nn.Module):
             model.side_by_side = together
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Return the logits of every member, ``[M, B, classes]``, M counted over all models."""
+        """Return the logits of every member, ``[M, B, classes]``, for the members of all models."""
         logits_of_models = [model.member_logits(inputs) for model in self._models]
         return torch.cat(logits_of_models)
 
     def forward(self, inputs: Any) -> Tensor:
-        """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm."""
+        """Return log p ``[B, classes]``: the log of the mean over members of their softmax."""
         logits = self.member_logits(inputs)
         return log_mean_softmax(logits)
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
-        """Draw random inputs of the right shape on the models' device and dtype."""
+        """Draw random inputs of the right shape, on the device and in the dtype of the models."""
         return self._first_model.example_inputs(batch, seed)
 
 
 Runnable = HydraModel | SequentialEnsemble
-"""The module that a MODEL argument becomes: both are called alike."""
+"""What a MODEL argument becomes. Both modules are called in the same way."""
 
 
 @dataclass(frozen=True)
 class ModelArgument:
-    """One MODEL argument, found and checked, its weights not yet read.
+    """One MODEL argument that was found and checked, but whose weights are not read yet.
 
     Attributes:
-        name: the name given, else that of the file, else those of the members joined by ``+``.
-        sources: one model, or the members of an ensemble that run one after another.
+        name: the name that the user gave, else that of the file, else those of the members joined by ``+``.
+        sources: one model, or the members of an ensemble, which run one after another.
     """
 
     name: str
@@ -269,12 +273,12 @@ class ModelArgument:
         if len(models) == 1:
             return models[0]
         for model in models:
-            model.cascade = None  # it was fitted to the answers of this model alone
+            model.cascade = None  # it was fitted to the answers of this model without the others
         return SequentialEnsemble(models)
 
     @property
     def file_bytes(self) -> int | None:
-        """Bytes of all checkpoint files together; None where a model is no file."""
+        """The size of all checkpoint files together, in bytes; None if a model is no file."""
         total = 0
         for source in self.sources:
             if source.file_bytes is None:
@@ -284,7 +288,7 @@ class ModelArgument:
 
     @property
     def sha256(self) -> str | list[str]:
-        """SHA-256 of the model, or one for each member of an ensemble."""
+        """The SHA-256 of the model, or a list with one for each member of an ensemble."""
         digests = [source.sha256 for source in self.sources]
         if len(digests) == 1:
             return digests[0]
@@ -292,15 +296,15 @@ class ModelArgument:
 
 
 def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> list[ModelArgument]:
-    """Find every MODEL and check all that headers can tell.
+    """Find all MODEL arguments and check everything that their headers can tell.
 
     Args:
-        texts: ``[NAME=]REF[+REF...]`` each.
-        options: what is said about all of them.
+        texts: the arguments, each ``[NAME=]REF[+REF...]``.
+        options: options that hold for all models.
 
     Raises:
-        UsageError: for a text that cannot be read, two models of one name, and an option that a model does not take.
-        InputError: listing what is wrong with every reference, and members that cannot be averaged.
+        UsageError: if a text cannot be parsed, two models have the same name, or a model does not take an option.
+        InputError: listing the problems of all references, and of members that cannot be averaged.
     """
     # Open each reference once, in the order of their first use.
     split_texts = [split_model(text) for text in texts]
@@ -312,16 +316,15 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
     opened = open_sources(all_refs, options or ModelOptions())
     source_of_ref = dict(zip(all_refs, opened, strict=True))
 
-    # Members of an ensemble must agree, and have the same class names.
+    # The members of an ensemble must agree. Zero-shot members without class names get those of the other members.
     arguments = []
     for name, refs in split_texts:
-        opened_here = [source_of_ref[ref] for ref in refs]
-        sources = opened_here
-        is_ensemble = len(opened_here) > 1
+        sources = [source_of_ref[ref] for ref in refs]
+        is_ensemble = len(sources) > 1
         if is_ensemble:
-            members = [(source.name, source.description) for source in opened_here]
+            members = [(source.name, source.description) for source in sources]
             check_agreement(members)
-            sources = _with_class_names_of_first(opened_here, known=opened_here)
+            sources = _with_class_names_of_first(sources, known=sources)
         names_of_members = [source.name for source in sources]
         joined_name = "+".join(names_of_members)
         arguments.append(ModelArgument(name or joined_name, sources))
@@ -330,7 +333,7 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
 
 
 def _check_names_differ(names: Sequence[str]) -> None:
-    """Raise UsageError where two models have one name."""
+    """Raise UsageError if two models have the same name."""
     used_twice = set()
     for name in names:
         if names.count(name) > 1:
@@ -343,13 +346,19 @@ def _check_names_differ(names: Sequence[str]) -> None:
 def with_class_names(
     arguments: Sequence[ModelArgument], data: str, limit: int | None, option: str = "--data"
 ) -> list[ModelArgument]:
-    """Name all classes in the arguments: rows that are measured on the same labels have the same classes.
+    """Give class names to all zero-shot models in the arguments that have none.
 
-    A zero-shot model whose classes have not been named takes those of the first model that knows its own, a member of
-    the same ensemble before that of another row; where none does, those of the data.
+    Arguments that are measured on the same labels must have the same classes. So such a model takes the names of the
+    first model that has names, or else those of the data. (An ensemble has already taken those of its own members.)
+
+    Args:
+        arguments: the MODEL arguments.
+        data: the SPEC of the data.
+        limit: read only this many samples of the data; None means all.
+        option: the option that received the data, for messages.
 
     Raises:
-        InputError: where the data have no class names either.
+        InputError: if the data are needed and have no class names either.
     """
     all_sources: list[Source] = []
     for argument in arguments:
@@ -363,16 +372,16 @@ def with_class_names(
 
 
 def _with_class_names_of_first(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
-    """Name the classes of zero-shot models that have none after those of the first known model that names its own.
+    """Give the class names of the first known model that has names to all zero-shot models without names.
 
-    They take its prompts too, unless they have their own.
+    They also take that model's prompts, unless they have their own.
 
     Args:
-        sources: the models; those with classes stay as they are.
-        known: the models that names are taken from.
+        sources: the models; those with classes are not changed.
+        known: the models from which names are taken.
 
     Returns:
-        The models, in their order; all as they are where no known model names its classes.
+        The models, in their order; unchanged if no known model has names.
     """
     descriptions = [source.description for source in known]
     with_names = [description for description in descriptions if description.labels is not None]

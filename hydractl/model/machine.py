@@ -1,4 +1,4 @@
-"""The best that a machine can do: the rate of a large matrix product in one number format, or in two side by side."""
+"""How fast a machine can be at best: the rate of a large matrix product, in one number format or in two compared."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ if TYPE_CHECKING:
     import torch
 
 SECONDS = 0.1
-"""About how long the matrix product takes whose rate is the peak of the machine."""
+"""About how long the matrix product should take whose rate counts as the peak of the machine."""
 
 _SMALLEST = 64
-"""The smallest size of the matrices whose product is the peak."""
+"""The size of the first matrices that are tried in the search for the peak."""
 _LARGEST = 16_384
-"""The largest: at four bytes a number, a matrix of 1 GiB."""
+"""The largest size: a matrix takes 1 GiB at four bytes per number."""
 _STEP = 64
-"""Sizes between the two are multiples of this."""
+"""All sizes are multiples of this."""
 
 _SIZES = (32, 128, 512)
-"""Sizes of the matrices by which formats are compared."""
+"""The sizes of the matrices with which two formats are compared."""
 _ENOUGH = 0.05
-"""Seconds that a product may be expected to take for its size to be tried."""
+"""A size is only tried if its product is expected to take at most this many seconds."""
 _NOTICEABLE = 1.1
-"""The slowdown from which on there is a warning."""
+"""A slowdown above this factor is worth a warning."""
 
 
 def wait(device: torch.device) -> None:
-    """Let the device finish what it was given."""
+    """Wait until the device has finished its work."""
     import torch
 
     if device.type == "cuda":
@@ -37,13 +37,13 @@ def wait(device: torch.device) -> None:
 
 
 def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Measure the mult-adds a second of a large product of two square matrices, the best of three runs.
+    """Measure the multiply-adds per second of a large product of two square matrices, the best of three runs.
 
-    The size grows from a small one until a run takes about :data:`SECONDS`, so that a format in which the machine
-    computes hundreds of times slower is measured in a few seconds too.
+    The size grows from a small one until a run takes about :data:`SECONDS`. So a format in which the machine computes
+    hundreds of times slower is also measured in a few seconds.
 
     Returns:
-        None where the device does not multiply matrices of this dtype.
+        The rate; None if the device cannot multiply matrices of this dtype.
     """
     size = _SMALLEST
     try:
@@ -52,14 +52,17 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
             size = _next_size(size, seconds)
             seconds = _best_seconds(size, dtype, device, runs=1)
         seconds = _best_seconds(size, dtype, device, runs=3)
-    except RuntimeError:  # raised by torch for an operator that does not exist here
+    except RuntimeError:  # torch has no such operator on this device
         return None
     return size**3 / seconds
 
 
 def _next_size(size: int, seconds: float) -> int:
-    """Return the size of a product that takes :data:`SECONDS` at most, where one of ``size`` took ``seconds``."""
-    # A larger product never runs at a lower rate, and the multiply-adds grow with the third power of the size.
+    """Return the size whose product should take about :data:`SECONDS`, given that one of ``size`` took ``seconds``.
+
+    The result is at least one step larger than ``size``, but not above :data:`_LARGEST`.
+    """
+    # The number of multiply-adds grows with the third power of the size, and a larger product never has a lower rate.
     measurable = max(seconds, 1e-6)  # a clock may be too coarse to see any time pass
     growth = (SECONDS / measurable) ** (1 / 3)
     steps = int(size * growth) // _STEP
@@ -70,37 +73,37 @@ def _next_size(size: int, seconds: float) -> int:
 
 
 def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
-    """Measure how many times longer a matrix product takes than in float32; below one where it is faster.
+    """Measure how many times longer a matrix product takes than in float32; below 1 if it is faster.
 
-    The size grows only while the next one is sure to take little time: well below a second in all.
+    The size grows only while the next size is sure to take little time, so all sizes together take less than a second.
 
     Returns:
-        The factor at the largest size that ran; None where the device does not multiply matrices of this dtype.
+        The factor at the largest size that was measured; None if the device cannot multiply matrices of this dtype.
     """
     import torch
 
     factor = None
-    growth = _SIZES[1] / _SIZES[0]  # from each size to the next
+    growth = _SIZES[1] / _SIZES[0]  # the ratio of each size to the previous one
     for size in _SIZES:
         times = []
         times_in_float32 = []
         try:
             for _ in range(3):
-                # By turns, so that other work on the machine slows both.
+                # Alternate, so that other work on the machine slows down both.
                 times.append(_best_seconds(size, dtype, device, runs=1))
                 times_in_float32.append(_best_seconds(size, torch.float32, device, runs=1))
         except RuntimeError:
             return None
         seconds = min(times)
         factor = seconds / min(times_in_float32)
-        time_of_next_size = seconds * growth**3  # the multiply-adds grow with the third power of the size
+        time_of_next_size = seconds * growth**3  # the number of multiply-adds grows with the third power of the size
         if time_of_next_size > _ENOUGH:
             break
     return factor
 
 
 def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Warn of a half-precision format that is slower than float32 on this CPU, as measured; else None."""
+    """Return a warning if a half-precision format was measured to be slower than float32 on this CPU; else None."""
     import torch
 
     half_precision = (torch.bfloat16, torch.float16)
@@ -117,17 +120,20 @@ def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, runs: int) -> float:
-    """Time a product of two square matrices: the fewest seconds of some runs, after an untimed small part of one.
+    """Time a product of two square matrices, and return the fewest seconds of several runs.
+
+    A small part of the product runs first and is not timed.
 
     Args:
-        size: the rows and columns of the matrices.
-        dtype, device: of their numbers.
+        size: the number of rows and columns of the matrices.
+        dtype, device: the type of the numbers, and the device that multiplies.
         runs: how often the product is timed.
     """
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    # Numbers, not zeros: some devices draw less power, and so run faster, on zeros.
+
+    # Random numbers, because some devices draw less power on zeros and then run faster.
     drawn = torch.randn(size, size, generator=generator)
     a = drawn.to(device, dtype)
     with torch.inference_mode():

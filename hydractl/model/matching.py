@@ -1,6 +1,6 @@
-"""Whether a model fits what a command asks of it: the verb, the heads, the labels, the checkpoint it is to come from.
+"""Check that a model fits what a command asks for: the verb, the heads, the labels, the checkpoint it must come from.
 
-And whether models agree in classes and preprocessing, so that they can be averaged.
+Also check whether models agree in classes and preprocessing, so that they can be averaged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def only_one(sources: list[Source], verb: str) -> Source:
-    """Return the one dense or pruned model of a verb that takes no ensemble."""
+    """Return the single dense or pruned model, for a verb that takes no ensemble and no fused model.
+
+    Raises:
+        UsageError: if there are several models.
+        InputError: if the model is fused or has a Laplace posterior.
+    """
     if len(sources) != 1:
         raise UsageError(f"{verb} takes one model, got {len(sources)}")
     source = sources[0]
@@ -35,10 +40,10 @@ def only_one(sources: list[Source], verb: str) -> Source:
 
 
 def refuse_posterior(sources: Sequence[Source], verb: str) -> None:
-    """Refuse models whose Laplace posterior is of the weights as they are, which a verb would change.
+    """Refuse models with a Laplace posterior: it belongs to the present weights, which the verb would change.
 
     Raises:
-        InputError: naming the first of them.
+        InputError: naming the first such model.
     """
     for source in sources:
         if KEY in source.description.extra:
@@ -47,10 +52,10 @@ def refuse_posterior(sources: Sequence[Source], verb: str) -> None:
 
 
 def named_by_data(source: Source, spec: str, limit: int | None, option: str = "--data") -> Source:
-    """Return the source; a zero-shot model whose classes have not been named takes the names of a data set.
+    """Return the source. A zero-shot model without class names gets those of a data set.
 
     Raises:
-        InputError: where the data have no class names either.
+        InputError: if the data are needed and have no class names either.
     """
     if source.classes is not None:
         return source
@@ -65,14 +70,14 @@ def named_by_data(source: Source, spec: str, limit: int | None, option: str = "-
 
 
 def sites_of(source: Source, tower: str | None) -> list[Site]:
-    """Return the sites whose heads are meant.
+    """Return the sites (attention blocks) of one tower, or of all towers.
 
     Args:
         source: the model.
         tower: ``visual``, ``text``, or None or ``both`` for all.
 
     Raises:
-        UsageError: for a tower of a model that has only one.
+        UsageError: if the model does not have that tower, or ``both`` is asked for and it has one tower.
     """
     sites = source.sites
     if tower is None:
@@ -91,28 +96,29 @@ def sites_of(source: Source, tower: str | None) -> list[Site]:
 
 
 def check_base(document: Any, origin: str, source: Source, *, allow_other: bool, log: Log) -> None:
-    """Check whether a mask, scores or a circuit were made from a model, or from one that shares a base with it.
+    """Check that a mask, scores or a circuit were made from this model, or from one that shares a base with it.
 
-    A file that does not say what it was made from passes.
+    A file that does not say from what it was made passes the check. If the two models only share a base, a warning is
+    logged.
 
     Args:
-        document: the file, as it was read.
-        origin: what to call it in messages.
+        document: the content of the file.
+        origin: the name of the file in messages.
         source: the model.
-        allow_other: whether a file that was made from unrelated weights is only warned of.
+        allow_other: whether a file that was made from unrelated weights gives only a warning.
         log: receives the warning.
 
     Raises:
-        InputError: it was made from a checkpoint of other weights, and ``allow_other`` is false.
+        InputError: if the file was made from unrelated weights and ``allow_other`` is false.
     """
-    # The digests of the checkpoint that it was made from, and of those that this one goes back to.
+    # The digest of the checkpoint from which the file was made, then of those from which that checkpoint was made.
     made_from: list[str] = []
     if isinstance(document, Mapping):
         made_from = bases_of(document.get("source"))
     if not made_from:
         return
 
-    # One of the two goes back to the other.
+    # It is fine if one of the two models was made from the other.
     other = made_from[0]
     lineage = source.lineage
     model_comes_from_other = other in lineage
@@ -120,7 +126,7 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
     if model_comes_from_other or other_comes_from_model:
         return
 
-    # They are relatives, or nothing is known that they have in common.
+    # Warn if both were made from a common base. If nothing connects them, the file is refused unless that is allowed.
     short_other = other[:12]
     short_digest = source.sha256[:12]
     message = f"{origin} was made from another checkpoint ({short_other}) than {source.name} ({short_digest})"
@@ -136,13 +142,13 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
 
 
 def check_labels_are_classes(dataset: Any, source: Source) -> None:
-    """Check that the labels of a data set are classes of the model, also where neither side has names.
+    """Check that all labels of a data set are class indices of the model, also if neither side has class names.
 
     Raises:
-        InputError: naming the first sample whose label is outside.
+        InputError: naming the first sample whose label is too large.
     """
     classes = source.classes
-    assert classes is not None  # named_by_data() has been here
+    assert classes is not None  # named_by_data() has given names to zero-shot models
     labels = dataset.labels
     if labels is None:
         return
@@ -158,16 +164,16 @@ def check_labels_are_classes(dataset: Any, source: Source) -> None:
 
 
 def known(labels: Tensor | None) -> Tensor:
-    """Return the labels of a batch of a data set that was opened with ``need_labels``, for the type checker."""
+    """Return the labels of a batch, which exist as the set was opened with ``need_labels``; for the type checker."""
     assert labels is not None
     return labels
 
 
 def asked_classes(source: Source, tower: str | None) -> dict[str, list[str] | str | None]:
-    """Return what a result's provenance says beside every model's settings.
+    """Return the part of a result's provenance that says which classes and which tower were used.
 
     Returns:
-        ``labels`` and ``prompt`` of a zero-shot model, None where it has none; ``tower`` where one is meant.
+        For a zero-shot model ``labels`` and ``prompt`` (None if it has none); ``tower`` if one was asked for.
     """
     description = source.description
     facts: dict[str, list[str] | str | None] = {}
@@ -186,9 +192,9 @@ def asked_classes(source: Source, tower: str | None) -> dict[str, list[str] | st
 
 
 def preprocess_differences(a: Preprocessing, b: Preprocessing) -> list[str]:
-    """List where two ways of preparing samples differ, in words; a whole tokenizer is not printed."""
+    """Return in words where two ways of preparing samples differ; a long value such as a tokenizer is not printed."""
     differences = []
-    keys = dict.fromkeys([*a, *b])  # each once, in their order
+    keys = dict.fromkeys([*a, *b])  # the keys of both, each once
     for key in keys:
         value_of_a = a.get(key)
         value_of_b = b.get(key)
@@ -204,7 +210,7 @@ def preprocess_differences(a: Preprocessing, b: Preprocessing) -> list[str]:
 
 
 def length_hint(problems: Sequence[str]) -> str | None:
-    """Suggest what to do where models differ in nothing but the length at which they cut texts; else None."""
+    """Return a hint if models differ only in the length at which they cut texts; else None."""
     if not problems:
         return None
     for problem in problems:
@@ -214,7 +220,7 @@ def length_hint(problems: Sequence[str]) -> str | None:
 
 
 def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[str]:
-    """List where two lists of class names differ, in words; empty when they agree or one is unknown."""
+    """Return in words the first difference between two lists of class names; empty if they agree or one is unknown."""
     if a is None or b is None:
         return []
     if list(a) == list(b):
@@ -223,6 +229,8 @@ def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[
         return [f"{len(b)} classes, not {len(a)}"]
     if sorted(a) == sorted(b):
         return ["the same classes in another order"]
+
+    # Find the first class with different names.
     first_other = 0
     while a[first_other] == b[first_other]:
         first_other += 1
@@ -232,14 +240,14 @@ def label_differences(a: Sequence[str] | None, b: Sequence[str] | None) -> list[
 
 
 def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
-    """Check from descriptions alone that models can be averaged.
+    """Check that models can be averaged, by their descriptions alone.
 
     Args:
-        models: what to call each model, and what it says of itself.
+        models: the name and the description of each model.
 
     Raises:
-        InputError: listing every difference in labels (names and order), number of classes and preprocessing. A
-            model whose labels are unknown agrees with any other of as many classes.
+        InputError: listing all differences in labels (names and order), number of classes and preprocessing. A model
+            without known labels agrees with any model that has as many classes.
     """
     first_name, first = models[0]
     labelled_name, labelled = _first_with_labels(models)
@@ -247,7 +255,7 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
     for name, other in models[1:]:
         compared_with = first_name
         differences = _differences_of_classes_and_preprocessing(first, other)
-        # Labels are worth comparing where nothing else differs, and against a model that knows its own.
+        # Compare labels only if nothing else differs, and with a model whose labels are known.
         if not differences and name != labelled_name:
             compared_with = labelled_name
             differences = label_differences(labelled.labels, other.labels)
@@ -258,7 +266,7 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
 
 
 def _first_with_labels(models: Sequence[tuple[str, Description]]) -> tuple[str, Description]:
-    """Return the first model that knows its labels, for an unknown list would hide a difference; else the first."""
+    """Return the first model with known labels; if there is none, the first model."""
     for name, description in models:
         if description.labels is not None:
             return name, description
@@ -266,9 +274,9 @@ def _first_with_labels(models: Sequence[tuple[str, Description]]) -> tuple[str, 
 
 
 def _differences_of_classes_and_preprocessing(a: Description, b: Description) -> list[str]:
-    """List where number of classes and preprocessing differ, in words that tell what ``b`` has instead."""
+    """Return in words the differences in number of classes and in preprocessing, saying what ``b`` has instead."""
     differences = []
-    classes_of_a = classes_of(a)  # None for a zero-shot model without names, which takes any number
+    classes_of_a = classes_of(a)  # None for a zero-shot model without class names, which takes any number of classes
     classes_of_b = classes_of(b)
     both_known = classes_of_a is not None and classes_of_b is not None
     if both_known and classes_of_a != classes_of_b:
@@ -278,4 +286,4 @@ def _differences_of_classes_and_preprocessing(a: Description, b: Description) ->
 
 
 _LONGEST_SHOWN = 80
-"""The longest value of a setting that is printed."""
+"""Values of settings that are longer than this are not printed."""

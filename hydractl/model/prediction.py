@@ -1,4 +1,4 @@
-"""The whole answer of a classifier to some samples, all of it from one forward pass."""
+"""The complete answer of a classifier to some samples, from one forward pass."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hydractl.metrics.watching import Reference, stored_reference
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choices of ``calibrate`` for a model, as its checkpoint holds them.
+    """What ``calibrate`` has chosen for a model, as its checkpoint stores it.
 
     Attributes:
-        score: name of the OOD score; ``msp`` where none was chosen.
-        calibration: of the averaged prediction; None for none.
-        threshold: the OOD score from which on a sample is flagged; None for none.
-        conformal: what makes prediction sets; None for none.
-        reference: what ID samples look like, to compare inputs with; None for none.
+        score: the name of the OOD score; ``msp`` if none was chosen.
+        calibration: the calibration of the averaged prediction, or None.
+        threshold: a sample whose OOD score reaches this value is flagged; None means that none is flagged.
+        conformal: what makes prediction sets, or None.
+        reference: statistics of ID samples with which inputs are compared, or None.
     """
 
     score: str
@@ -38,10 +38,10 @@ class Chosen:
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Chosen:
-        """Read the part ``extra`` of a description.
+        """Read these choices from the part ``extra`` of a description.
 
         Raises:
-            InputError: for what ``calibrate`` does not write.
+            InputError: if it contains something that ``calibrate`` does not write.
         """
         threshold = stored_threshold(extra.get("threshold"))
         calibration = extra.get("calibration")
@@ -56,18 +56,19 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answers of M members to B samples, with C classes; tensors on the CPU, numbers in float64.
+    """The answers of M members to B samples, with C classes. Tensors are on the CPU, and numbers are float64.
 
     Attributes:
-        labels: names of the classes; None where the model has none.
-        probabilities: ``[B, C]``, of the ensemble, calibrated where the checkpoint holds a calibration.
-        predicted: int64 ``[B]``, the class of highest probability, the lowest number on a tie.
+        labels: the class names; None if the model has none.
+        probabilities: ``[B, C]``, of the ensemble, calibrated if the checkpoint holds a calibration.
+        predicted: int64 ``[B]``, the class with the highest probability; the lowest index if several have it.
         confidence: ``[B]``, the highest probability.
-        entropy: ``[B]``, of the probabilities, in nats.
-        mi: ``[B]``, the mutual information of the members, how far they disagree, in nats; 0 for a single member.
-        ood_score: ``[B]``, higher = more OOD; None for a score of several members, of a single one.
-        is_ood: bool ``[B]``, whether the score reaches the threshold; None where the checkpoint holds none.
-        sets: bool ``[B, C]``, which classes are in the conformal prediction set; None where it holds none.
+        entropy: ``[B]``, the entropy of the probabilities, in nats.
+        mi: ``[B]``, the mutual information of the members, which measures how far they disagree, in nats; 0 if there is
+            one member.
+        ood_score: ``[B]``, higher is more OOD; None if the score needs several members and there is one.
+        is_ood: bool ``[B]``, whether the score reaches the threshold; None if there is no threshold or no score.
+        sets: bool ``[B, C]``, which classes are in the conformal prediction set; None if the checkpoint makes no sets.
         member_probabilities: ``[M, B, C]``, of each member, not calibrated.
     """
 
@@ -87,36 +88,36 @@ class Prediction:
 
     @property
     def predicted_labels(self) -> list[str]:
-        """The name of the predicted class of each sample; its number as a text where classes have no names."""
-        numbers = self.predicted.tolist()
+        """The name of each sample's predicted class; its index as a text if classes have no names."""
+        indices = self.predicted.tolist()
         if self.labels is None:
-            return [str(number) for number in numbers]
-        return [self.labels[number] for number in numbers]
+            return [str(index) for index in indices]
+        return [self.labels[index] for index in indices]
 
 
 def prediction_of(
     logits: Tensor, fitted_scores: Mapping[str, Floats], chosen: Chosen, labels: Sequence[str] | None
 ) -> Prediction:
-    """Turn the logits of some samples into the whole answer.
+    """Turn the logits of some samples into the complete answer.
 
     Args:
-        logits: ``[M, B, C]``, of any format and on any device.
-        fitted_scores: by name the OOD scores on features, ``[B]``.
-        chosen: what was chosen for the model.
-        labels: names of the classes; None where there are none.
+        logits: ``[M, B, C]``, of any dtype and on any device.
+        fitted_scores: the OOD scores on features, ``[B]`` each, by name.
+        chosen: what ``calibrate`` has chosen for the model.
+        labels: the class names; None if there are none.
 
     Raises:
-        NonFiniteError: a logit is NaN or infinite.
+        NonFiniteError: if a logit is NaN or infinite.
     """
     members, count, classes = logits.shape
     at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
     values = logits.detach().to("cpu", at_least_float32).numpy()
 
-    # The OOD score was fitted to features, or is computed from logits, or says nothing of a single model.
+    # The OOD score is either in `fitted_scores`, or computed from logits, or undefined for a single model.
     score = fitted_scores.get(chosen.score)
     takes_logits = score is None and not says_nothing(chosen.score, members)
 
-    # All that is computed from logits, some samples at a time.
+    # Compute everything that depends on logits, for a block of samples at a time.
     probabilities = np.empty((count, classes))
     predicted = np.empty(count, dtype=np.int64)
     entropy = np.empty(count)
@@ -134,7 +135,7 @@ def prediction_of(
     if takes_logits:
         score = score_of_logits
 
-    # What the checkpoint may lack is None.
+    # What the checkpoint did not ask for stays None.
     ood_score = None
     if score is not None:
         ood_score = torch.from_numpy(score)

@@ -1,4 +1,4 @@
-"""The classes of a zero-shot classifier: prompts of their names, and what the tower of the labels makes of them."""
+"""The classes of a zero-shot classifier: prompts with their names, and the features of these prompts."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from hydractl.model.chain import Chain
 from hydractl.model.stacking import times_written
 
 STAND_INS = tuple(f"class {number}" for number in range(10))
-"""Class names for measuring a model that has none: they decide nothing but shapes."""
+"""Class names for measuring a model that has none. They only determine shapes."""
 
 PROMPTS_AT_ONCE = 256
-"""The number of prompts that run together while no gradient is wanted."""
+"""How many prompts run together if no gradients are needed."""
 
 
 class _WeightRead(NamedTuple):
-    """A parameter that features were computed from, and how often it had been written to by then."""
+    """A parameter from which features were computed, and how often it had been written to at that time."""
 
     reference: weakref.ref[Tensor]
     times_written: int
 
 
 class PromptedClasses:
-    """Class names given to a model that compares samples with texts.
+    """The classes, given by name, of a model that compares samples with texts.
 
-    The features of the prompts are computed once and kept while nothing can change them. They are computed anew after
-    ``train()``, ``eval()`` and ``to()`` and when a weight was written to, and in every call while heads of their tower
-    are gated or its gradients are wanted.
+    The features of the prompts are computed once, and kept as long as nothing can have changed them. They are computed
+    again after ``train()``, ``eval()`` and ``to()``, and after a weight was written to. While heads of their tower are
+    gated, in training, or if gradients are needed, they are computed in every call.
 
     Args:
-        labels: class names.
-        templates: each makes one prompt of a name; the features of several are averaged.
-        prompts: inputs of the tower of the labels, all templates of one class after another.
-        chain: the tower of the labels.
-        networks: of all members, of which the chain runs a part.
-        elsewhere: the attention of the other tower.
+        labels: the class names.
+        templates: each makes one prompt of a name; the features of several prompts are averaged.
+        prompts: the inputs of the tower of labels, class after class, with all templates of a class together.
+        chain: the tower of labels.
+        networks: the networks of all members, of which the chain runs a part.
+        elsewhere: the attention modules of the other tower.
 
     Raises:
-        UsageError: for no labels or no template.
+        UsageError: if there are no labels or no templates.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class PromptedClasses:
         networks: nn.ModuleList,
         elsewhere: Sequence[nn.Module],
     ) -> None:
+        """Store the prompts and what is needed to compute their features, which happens later."""
         self.labels = list(labels)
         self.templates = list(templates)
         self._prompts = prompts
@@ -65,10 +66,13 @@ class PromptedClasses:
         self._read_from: list[_WeightRead] = []
 
     def inputs(self, at_once: int | None = None) -> list[Any]:
-        """Return the prompts on the model's device, all of them or in parts of about ``at_once`` prompts.
+        """Return the prompts on the model's device, all together or in parts.
+
+        Args:
+            at_once: about how many prompts a part has; a class is never split. None means one part with all prompts.
 
         Returns:
-            Inputs of the tower of the labels, by name ``[classes, ...]``; all prompts of a class are in one part.
+            For each part the inputs of the tower of labels, by name, ``[classes of the part, ...]``.
         """
         device = next(self._networks.parameters()).device
         inputs = {}
@@ -76,6 +80,8 @@ class PromptedClasses:
             inputs[name] = tensor.to(device)
         if at_once is None:
             return [inputs]
+
+        # Cut between classes.
         prompts_of_class = len(self.templates)
         classes_at_once = max(1, at_once // prompts_of_class)
         parts = []
@@ -86,9 +92,9 @@ class PromptedClasses:
         return parts
 
     def features(self) -> Tensor:
-        """Return what the tower of the labels reads out for every member: ``[M, classes, D]``.
+        """Return what the tower of labels reads out for every member, ``[M, classes, D]``.
 
-        They are kept for the next call, unless training, gates or gradients make them those of this call only.
+        The features are kept for the next call, unless training, gates or gradients make them valid for this call only.
         """
         if self._must_be_computed_anew():
             (all_prompts,) = self.inputs()
@@ -100,7 +106,7 @@ class PromptedClasses:
         return features
 
     def read(self, log: Log, title: str) -> None:
-        """Compute the features now, if they can be kept, with a progress bar: 80,000 prompts take their time."""
+        """Compute the features now if they can be kept, with a progress bar, because 80,000 prompts take a while."""
         with torch.no_grad():
             if self._must_be_computed_anew():
                 return
@@ -108,25 +114,26 @@ class PromptedClasses:
                 self._features = self._compute_features(log, title)
 
     def _compute_features(self, log: Log, title: str) -> Tensor:
-        """Compute the features ``[M, classes, D]``, some prompts at a time, and note of which weights they are.
+        """Compute the features ``[M, classes, D]``, and record in ``_read_from`` the weights they were computed from.
 
         Args:
-            log: where a progress bar is shown.
-            title: that of the bar.
+            log: shows a progress bar.
+            title: the title of the progress bar.
         """
+        # Remember the weights, to notice later when they are written to.
         self._read_from = []
         for weight in self._weights_of_features():
             weight_read = _WeightRead(weakref.ref(weight), times_written(weight))
             self._read_from.append(weight_read)
 
-        # On the meta device only shapes matter: one class stands for all.
+        # On the meta device only shapes matter, so one class stands for all.
         classes = len(self.labels)
         if next(self._networks.parameters()).is_meta:
             first_class = self.inputs(at_once=1)[0]
             features_of_first_class = self._chain(first_class)  # [M, 1, D]
             return features_of_first_class.expand(-1, classes, -1)
 
-        # Outside inference mode: a tensor of that mode could not take part in a graph of gradients later.
+        # Leave inference mode: a tensor of that mode could not be used with gradients later.
         with torch.inference_mode(False), torch.no_grad(), log.progress(title, classes, "classes") as progress:
             parts = []
             for inputs in self.inputs(PROMPTS_AT_ONCE):
@@ -136,16 +143,16 @@ class PromptedClasses:
             return torch.cat(parts, dim=1)
 
     def forget(self) -> None:
-        """Drop the features: the weights may have changed."""
+        """Drop the features, because the weights may have changed."""
         self._features = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was computed: a copy has other weights."""
+        """Leave out what was computed, because a copy has other weights."""
         return {**vars(self), "_features": None, "_read_from": []}
 
     def _weights_written(self) -> bool:
-        """Return whether a weight was written to in place since it was read, as by an optimizer."""
-        if torch.compiler.is_compiling():  # a graph knows no versions
+        """Return whether a weight was written to in place since the features were computed, e.g. by an optimizer."""
+        if torch.compiler.is_compiling():  # a compiled graph cannot compare versions
             return False
         for weight_read in self._read_from:
             weight = weight_read.reference()
@@ -154,7 +161,7 @@ class PromptedClasses:
         return False
 
     def _weights_of_features(self) -> list[nn.Parameter]:
-        """Return all weights but the heads of the other tower, which have no part in the features."""
+        """Return all weights except the attention of the other tower, which does not influence the features."""
         ids_of_others: set[int] = set()
         for attention in self._attention_of_other_tower:
             ids_of_others.update(map(id, attention.parameters()))
@@ -165,10 +172,10 @@ class PromptedClasses:
         return weights
 
     def _must_be_computed_anew(self) -> bool:
-        """Return whether training, gates or gradients make the features those of this call only."""
+        """Return whether training, gates or gradients make the features valid for one call only."""
         gates = [attention.head_gate for attention in self._chain.attentions]
         is_gated = any(gate is not None for gate in gates)
-        # The mode of the networks, not of a model: several views of a model share them.
+        # Ask the networks and not a model for the mode, because several views of a model share the networks.
         if is_gated or self._networks.training:
             return True
         if not torch.is_grad_enabled():

@@ -1,7 +1,7 @@
-"""The model that runs: one to many members on member-major activations, made of the library's own modules.
+"""The model that runs: one or several members on member-major activations, built from the library's own modules.
 
-Only attention is replaced (:class:`HeadAttention`). A single model is the case of one member, so a
-ratio of a fused to a single model compares the same code. Paper section 4.2 and equation 6.
+Only attention is replaced (:class:`HeadAttention`). A single model is the case of one member, so comparing a fused
+model to a single model compares the same code. Paper section 4.2 and equation 6.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ from hydractl.model.stacking import PerMember
 class HydraModel(nn.Module):
     """A dense, pruned or fused classifier.
 
-    Calling it gives log p ``[B, classes]``, the logarithm of the mean over members of their softmax, so softmax and
-    argmax work as on any classifier. Several threads may call it at once: nothing of a call is kept in a module.
+    A call returns log p ``[B, classes]``, the logarithm of the mean over members of their softmax, so softmax and
+    argmax work as on any classifier. Several threads may call one model at once, because no module stores anything of a
+    call.
 
     ``copy.deepcopy``, ``pickle`` and ``torch.save`` (to be loaded with ``weights_only=False``) give a model that shares
-    nothing with this one. It is not compiled, where this one is: call :meth:`compile` again.
+    nothing with this one. The copy is not compiled even if this model is: call :meth:`compile` again.
 
     Attributes:
-        description: what the checkpoint said of itself.
-        labels: class names, or None.
-        prompted: of a zero-shot classifier, its classes; else None.
-        preprocess: a function from a list of raw samples to inputs: PIL images, arrays or tensors of pixels (see
-            :func:`hydractl.families.pixels.image_of`), texts, or pairs of texts.
-        lineage: SHA-256 of the checkpoints that it goes back to, the nearest first, as ``load`` gives it.
+        description: what the checkpoint says about itself.
+        labels: the class names, or None.
+        prompted: the classes of a zero-shot classifier, else None.
+        preprocess: a function from a list of raw samples to inputs. Samples are PIL images, arrays or tensors of pixels
+            (see :func:`hydractl.families.pixels.image_of`), texts, or pairs of texts.
+        lineage: the SHA-256 of the checkpoints from which the model was made, the nearest first; set by ``load``.
         networks: the library's model of each member; see :class:`hydractl.model.assembly.Assembly`.
-        attentions: one :class:`HeadAttention` per site, in model order.
-        chains: one :class:`Chain` per tower, in the order of the sites.
-        detector: what the OOD score of the checkpoint was fitted to; None for a score on logits.
-        cascade: which samples one member answers alone; None: all members run for all samples. It can be set. In
-            training, compiled, and while gates are set, all members run.
+        attentions: one :class:`HeadAttention` for each site (attention block), in model order.
+        chains: one :class:`Chain` for each tower, in the order of the sites.
+        detector: the statistics to which the checkpoint's OOD score was fitted; None for a score on logits.
+        cascade: decides which samples are answered by one member alone; None means that all members run for all
+            samples. It can be set. In training, when compiled, and while gates are set, all members run.
 
     Args:
-        description: what the checkpoint says of itself.
-        tensors: its weights.
-        device: where they go.
-        dtype: what they become.
-        streamed: read those of a block whenever it runs, in float32
+        description: what the checkpoint says about itself.
+        tensors: the weights.
+        device: the device of the weights.
+        dtype: the dtype of the weights.
+        streamed: read the weights of a block each time it runs, as float32
             (:class:`hydractl.model.assembly.LateWeights`).
     """
 
@@ -80,13 +81,17 @@ class HydraModel(nn.Module):
         *,
         streamed: bool = False,
     ) -> None:
+        """Build the modules with their weights, and add what is stored beside them, such as a calibration."""
         super().__init__()
+        # What the checkpoint says about the model.
         self.description = description
         self.family = get_family(description.family)
         self.sites = self.family.sites(description.config)
         self.labels = None if description.labels is None else list(description.labels)
         self.preprocess = self.family.collate(description.preprocess)
         self.lineage: Sequence[str] = bases_of(description.provenance)
+
+        # The modules with their weights.
         assembly = Assembly(
             description, self.family, self.sites, tensors, torch.device(device), dtype, streamed=streamed
         )
@@ -95,7 +100,7 @@ class HydraModel(nn.Module):
         self.chains = assembly.chains
         self._compiled_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
-        # What was fitted to the model and lies beside its weights.
+        # What was fitted to the model and is stored with it.
         self._stored: Mapping[str, Any] = description.extra
         self.calibration = _stored_scaling(description)
         if has_posterior(self):
@@ -104,29 +109,30 @@ class HydraModel(nn.Module):
         cascade_document = description.extra.get("cascade")
         self.cascade = stored_cascade(cascade_document, members=len(description.masks))
 
-        # The classes by name, of this model and of every zero-shot view of it, which share its weights.
+        # Classes given by name: those of this model, and of all zero-shot views of it, which share its weights.
         self.prompted: PromptedClasses | None = None
         self._all_prompted: weakref.WeakSet[PromptedClasses] = weakref.WeakSet()
         if description.labels and self.classes is None:
             self._set_classes(description.labels, description.prompt or [DEFAULT_PROMPT])
-        self.to(device)  # the buffers: the library made them on the CPU
+        self.to(device)  # moves the buffers, which the library created on the CPU
         self.eval()
 
     # --- classes by name ----------------------------------------------------------------------------------------------
 
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> HydraModel:
-        """Return a classifier into classes given by name, for a model that compares images with texts.
+        """Return a classifier for classes given by name, if this model compares images with texts.
 
-        It shares the weights of this model, not its settings; see :class:`hydractl.model.prompted.PromptedClasses`.
+        It shares the weights of this model but not its settings; see :class:`hydractl.model.prompted.PromptedClasses`.
 
         Args:
-            labels: class names; a text is what ``--labels`` takes, such as ``imagenet``.
-            prompt: one template or several, whose features are averaged; ``{label}`` stands for the name. Or what
-                ``--prompt`` takes beside. None: what the checkpoint says, else the paper's, ``A photo of a {label}.``
+            labels: a list of class names, or a text that ``--labels`` accepts, such as ``imagenet``.
+            prompt: one template or several, in which ``{label}`` stands for the class name; the features of several
+                templates are averaged. A text may also be anything that ``--prompt`` accepts. None means the templates
+                of the checkpoint, or else that of the paper, ``A photo of a {label}.``
 
         Raises:
             InputError: for a file without names or templates.
-            UsageError: for a model that has a classifier, no labels, or a template without a place for the name.
+            UsageError: if the model has a classifier, there are no labels, or a template has no place for the name.
         """
         class_names = read_labels(labels, "labels") if isinstance(labels, str) else labels
         prompts = [prompt] if isinstance(prompt, str) else prompt
@@ -134,7 +140,7 @@ class HydraModel(nn.Module):
         if not templates:
             templates = self._templates_so_far()
 
-        # The view shares modules and the list of all views with this model, and has settings of its own.
+        # The view shares all modules with this model, and the set of all views, but has settings of its own.
         view = copy.copy(self)
         view._all_prompted = self._all_prompted
         view.chains = [copy.copy(chain) for chain in self.chains]
@@ -143,7 +149,7 @@ class HydraModel(nn.Module):
             view.compile(*args, **options)
         view._set_classes(class_names, templates)
 
-        # What was fitted for the classes of the checkpoint is not for these.
+        # What was fitted to the classes of the checkpoint does not fit these classes.
         view.calibration = None
         view.detector = None
         view.cascade = None
@@ -151,20 +157,20 @@ class HydraModel(nn.Module):
         return view
 
     def _templates_so_far(self) -> list[str]:
-        """Return the templates of the classes that it has, else those of the checkpoint, else that of the paper."""
+        """Return the templates of the present classes, or else those of the checkpoint, or else that of the paper."""
         templates = self.description.prompt
         if self.prompted:
             templates = self.prompted.templates
         return list(templates or [DEFAULT_PROMPT])
 
     def with_classes(self) -> HydraModel:
-        """Return this model, or where it has no classes yet one with ten stand-ins: for measuring and checking it."""
+        """Return this model; if it has no classes yet, return a view with ten stand-in classes for tests and timing."""
         if self.classes is not None:
             return self
         return self.zero_shot(STAND_INS)
 
     def _set_classes(self, labels: Sequence[str], templates: Sequence[str]) -> None:
-        """Make this a classifier into classes given by name."""
+        """Make this model a classifier for classes given by name."""
         if not labels or not templates:
             raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
         description = self.description
@@ -199,10 +205,10 @@ class HydraModel(nn.Module):
         return next(chain for chain in self.chains if not chain.of_labels)
 
     def label_features(self) -> Tensor:
-        """Return what the tower of the labels reads out for every member: ``[M, classes, D]``.
+        """Return what the tower of the labels reads out for every member, ``[M, classes, D]``.
 
         Raises:
-            UsageError: where the model has no classes yet.
+            UsageError: if the model has no classes yet.
         """
         if self.prompted is None:
             raise UsageError(
@@ -212,12 +218,12 @@ class HydraModel(nn.Module):
         return self.prompted.features()
 
     def read_prompts(self, log: Log, name: str) -> None:
-        """Compute the features of a zero-shot classifier's classes now, with progress; of others nothing."""
+        """Compute the features of a zero-shot classifier's classes now, with progress. Other models do nothing."""
         if self.prompted is not None:
             self.prompted.read(log, f"{name}: prompts")
 
     def train(self, mode: bool = True) -> HydraModel:
-        """Set the mode, as torch's; kept features and stacked weights are made anew."""
+        """Set the mode, as in torch. Features of prompts and stacked weights are dropped, and computed again later."""
         self._forget_prompt_features()
         super().train(mode)
         self._stack_weights_if_compiled()
@@ -230,12 +236,12 @@ class HydraModel(nn.Module):
         return self
 
     def _forget_prompt_features(self) -> None:
-        """Forget what was computed from weights that may change in ways that cannot be seen."""
+        """Drop the features of prompts, because the weights may change in ways that cannot be seen."""
         for prompted in list(self._all_prompted):
             prompted.forget()
 
     def _stack_weights_if_compiled(self) -> None:
-        """Stack the weights of a compiled model: its graph would else do it in every call."""
+        """Stack the weights of a compiled model now; otherwise its graph would stack them in every call."""
         if self._compiled_with is None:
             return
         for module in self.modules():
@@ -244,10 +250,11 @@ class HydraModel(nn.Module):
 
     @property
     def whole_last_block(self) -> bool:
-        """Whether the last block of each tower runs for all tokens, also for those that nothing is read from.
+        """Whether the last block of each tower runs for all tokens, even those from which nothing is read.
 
-        Off, as it is at first, it runs for the tokens that are read only (the class token of most models): the same
-        output but for rounding, with less work. A model whose readout looks at all tokens is not concerned.
+        By default it is off, and the last block runs only for the tokens that are read out (in most models the class
+        token). This gives the same output except for rounding, with less work. It changes nothing for a model whose
+        readout uses all tokens.
         """
         return all(chain.whole_last_block for chain in self.chains)
 
@@ -255,13 +262,13 @@ class HydraModel(nn.Module):
     def whole_last_block(self, whole: bool) -> None:
         for chain in self.chains:
             chain.whole_last_block = whole
-        self._forget_prompt_features()  # what was kept was computed the other way
+        self._forget_prompt_features()  # they were computed with the other setting
 
     @property
     def side_by_side(self) -> bool | None:
-        """Whether members run in the same operations, or one after another behind the blocks they have in common.
+        """Whether members run side by side in the same operations, or one after another, after the common blocks.
 
-        The results are the same. None: as is faster.
+        The results are the same. None means whichever is faster.
         """
         return self.chains[0].side_by_side
 
@@ -272,14 +279,14 @@ class HydraModel(nn.Module):
 
     @property
     def batched(self) -> bool | None:
-        """Whether what each member has for itself runs as one batched product of all members, side by side.
+        """Whether modules that each member has for itself run as one batched product, if members run side by side.
 
-        So it does for attention where members have equal numbers of heads (or nearly: then padded with zeros), and for
-        linear layers and layer norms that are not merged. The results are the same but for rounding. None: as is
-        faster, which on a CPU is a product for each member, elsewhere one for all.
+        This concerns attention if members have equal numbers of heads, or nearly equal ones (then padded with zeros).
+        It also concerns linear layers and layer norms that are not merged. The results are the same except for
+        rounding. None means whichever is faster: one product per member on a CPU, one product for all elsewhere.
 
-        Weights that each member has for itself are then parts of one tensor in memory. Heads that members have in
-        common, behind the blocks that run once, are kept once more for each member.
+        The weights that each member has for itself then become parts of one tensor in memory. Heads that members share
+        after the common blocks are stored once more for each member.
         """
         return self.chains[0].batched
 
@@ -293,18 +300,18 @@ class HydraModel(nn.Module):
 
     @property
     def members(self) -> int:
-        """Number of members."""
+        """The number of members."""
         return len(self.networks)
 
     @property
     def classes(self) -> int | None:
-        """Number of classes; None for a model whose classes are given by name, before they are."""
+        """The number of classes; None for a model whose classes are given by name, as long as none are given."""
         if self.prompted:
             return len(self.prompted.labels)
         return self.family.classes(self.description.config)
 
     def tower_outputs(self, inputs: Any) -> list[Tensor]:
-        """Return what each tower reads out for every member, ``[M, B, ...]``; of class names ``[M, classes, D]``."""
+        """Return what each tower reads out for every member: ``[M, B, ...]``, for class names ``[M, classes, D]``."""
         outputs = []
         for chain in self.chains:
             if chain.of_labels:
@@ -314,8 +321,8 @@ class HydraModel(nn.Module):
         return outputs
 
     def logits(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Compute member logits ``[M, B, classes]`` from what each tower reads out, ``[M, ...]`` each."""
-        if len(outputs) == 1:
+        """Compute the logits of each member ``[M, B, classes]`` from what each tower reads out, ``[M, ...]`` each."""
+        if len(outputs) == 1:  # the only tower reads out logits
             return outputs[0]
         logits = []
         for member, network in enumerate(self.networks):
@@ -324,25 +331,30 @@ class HydraModel(nn.Module):
         return torch.stack(logits)
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Return logits of every member, ``[M, B, classes]``; the first member's for samples that stop in a cascade."""
+        """Return the logits of every member, ``[M, B, classes]``.
+
+        If a cascade stops a sample at its first member, that member's logits stand for those of all members.
+        """
         if self.cascade is not None and self._runs_in_stages():
             rows_of = functools.partial(_rows_that_go_on, self.cascade)
             return self.staged_logits(inputs, self.cascade.member, rows_of)
         return self.logits(self.tower_outputs(inputs))
 
     def _runs_in_stages(self) -> bool:
-        """Return whether samples may stop at the first member: not in training, nor while heads are watched."""
-        if torch.compiler.is_compiling():  # which rows go on depends on numbers, and a graph has none
+        """Return whether samples may stop at the first member: not in training, and not while heads are watched."""
+        # Which samples go on depends on numbers, and a compiled graph cannot depend on them.
+        if torch.compiler.is_compiling():
             return False
         return not self.training and not self.chain_of_samples.watched
 
     def staged_logits(self, inputs: Any, first: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return logits where only some samples run all members; for the rest those of the first member stand for all.
+        """Return logits for which only some samples run all members. The rest get the first member's logits for all.
 
         Args:
             inputs: a batch.
-            first: the member that runs for all samples.
-            rows_of: from its logits ``[B, classes]`` to the samples that go on, int64 ``[rows]``.
+            first: the index of the member that runs for all samples.
+            rows_of: a function from that member's logits ``[B, classes]`` to the indices of the samples for which the
+                other members run, int64 ``[rows]``.
 
         Returns:
             The logits of all members, ``[M, B, classes]``.
@@ -353,7 +365,7 @@ class HydraModel(nn.Module):
         if len(self.chains) > 1:
             label_features = self.label_features()  # [M, classes, D]
 
-        # The first member runs for all samples, and its logits tell which of them go on.
+        # The first member runs for all samples. Its logits decide which samples go on, and stand for all members.
         features = chain.run_member(common, first)
         first_logits = self._member_logits_from(first, features, label_features)
         rows = rows_of(first_logits)
@@ -361,7 +373,7 @@ class HydraModel(nn.Module):
         if not rows.numel():
             return logits
 
-        # The others run for these only.
+        # The other members run only for the samples that go on.
         for member in range(self.members):
             if member == first:
                 continue
@@ -374,9 +386,9 @@ class HydraModel(nn.Module):
         """Return the logits ``[B, classes]`` of one member from what its towers read out.
 
         Args:
-            member: its number.
-            features: what the tower of samples reads out: the logits themselves where there is one tower only.
-            label_features: what the tower of the labels reads out for every member; None where there is none.
+            member: the index of the member.
+            features: what the tower of samples reads out. If it is the only tower, these are the logits.
+            label_features: what the tower of labels reads out for every member; None if there is no such tower.
         """
         if label_features is None:
             return features
@@ -386,7 +398,7 @@ class HydraModel(nn.Module):
         return logits_of_towers(self.family, self.networks[member], outputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The family comes first: what is unpickled imports it before its library, which it prepares.
+        # The family comes first, so that unpickling imports its module, which prepares the library, before the library.
         state: dict[str, Any] = {"family": self.family}
         for name, value in vars(self).items():
             if name not in _NOT_COPIED:
@@ -411,32 +423,34 @@ class HydraModel(nn.Module):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> Any:
-        """Return log p ``[B, classes]``: softmax per member, then the mean over members, as a logarithm.
+        """Return log p ``[B, classes]``, the logarithm of the members' mean probabilities, calibrated if possible.
 
-        Calibrated, where the checkpoint holds a calibration. Inputs are given in one of three ways: as
-        :attr:`preprocess` makes them, or by the names of transformers as images or as tokens.
+        Inputs are given in exactly one of three ways: ``inputs``; or images as ``pixel_values``; or tokens as
+        ``input_ids``, ``attention_mask`` and ``token_type_ids``. The last two ways have the names of transformers.
 
         Args:
-            inputs: what :attr:`preprocess` gives.
+            inputs: the result of :attr:`preprocess`.
             pixel_values: images ``[B, C, H, W]``.
-            input_ids: numbers of tokens ``[B, T]``.
-            attention_mask: beside them, 1 for tokens and 0 for padding, ``[B, T]``.
-            token_type_ids: beside them, of which of two texts a token is, ``[B, T]``.
-            labels: the numbers of the true classes, ``[B]``.
+            input_ids: the numbers of the tokens ``[B, T]``.
+            attention_mask: 1 for tokens and 0 for padding, ``[B, T]``.
+            token_type_ids: to which of two texts each token belongs, ``[B, T]``.
+            labels: the indices of the true classes, ``[B]``; they ask for the loss.
 
         Returns:
-            The tensor for ``inputs`` alone. Else what transformers' ``Trainer`` and pipelines read,
-            ``{"logits": log p}``, and with ``labels`` ``loss`` as well, the mean negative log-likelihood.
+            For ``inputs`` without ``labels`` the tensor log p. Otherwise a dict as transformers' ``Trainer`` and
+            pipelines expect it: ``{"logits": log p}``, with ``labels`` also ``loss``, the mean negative log-likelihood.
 
         Raises:
-            UsageError: for inputs in none of the three ways, or in several.
+            UsageError: if inputs are given in none of the three ways, or in several.
         """
+        # Check that one way is used.
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         tokens_by_name = {name: tensor for name, tensor in tokens.items() if tensor is not None}
         ways_used = (inputs is not None) + (pixel_values is not None) + bool(tokens_by_name)
         if ways_used != 1:
             raise UsageError("a model takes its inputs, or pixel_values=, or input_ids= and what belongs to them")
 
+        # All three ways run the same model.
         if inputs is not None:
             log_probs = self._log_probs(inputs)
         elif pixel_values is not None:
@@ -444,40 +458,40 @@ class HydraModel(nn.Module):
         else:
             log_probs = self._log_probs(tokens_by_name)
 
-        # Inputs by name are answered by name, as transformers does; labels ask for the loss, which has a name too.
+        # Inputs given by name are answered by name, as transformers does. With labels the loss needs a name, too.
         if inputs is None or labels is not None:
             return self._outputs_by_name(log_probs, labels)
         return log_probs
 
     def _log_probs(self, inputs: Any) -> Tensor:
-        """Return log p ``[B, classes]``."""
+        """Return log p ``[B, classes]`` for preprocessed inputs, calibrated if the checkpoint holds a calibration."""
         pooled = log_mean_softmax(self.member_logits(inputs))
         if self.calibration is None:
             return pooled
         return calibrated(pooled, self.calibration)
 
     def _outputs_by_name(self, log_probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """Return log p ``[B, classes]`` and the loss as transformers names them."""
+        """Return log p ``[B, classes]`` and, if there are labels, the loss, under the names of transformers."""
         if labels is None:
             return {"logits": log_probs}
         loss = nn.functional.nll_loss(log_probs, labels)
         return {"loss": loss, "logits": log_probs}
 
-    # --- what pipelines of transformers ask of a model ----------------------------------------------------------------
+    # --- attributes that pipelines of transformers use ----------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
+        """The dtype of the weights."""
         return next(self.parameters()).dtype
 
     @property
     def config(self) -> SimpleNamespace:
-        """The names of the classes as transformers' configurations have them: ``id2label`` and what goes with it."""
+        """The class names in the form of transformers' configurations: ``id2label``, ``label2id`` and the like."""
         classes = self.classes or 0
         names = self.prompted.labels if self.prompted else self.labels
         if names is None:
@@ -491,22 +505,22 @@ class HydraModel(nn.Module):
         )
 
     def can_generate(self) -> bool:
-        """Return False: this is a classifier."""
+        """Return False, because this is a classifier."""
         return False
 
     # --- OOD detection ------------------------------------------------------------------------------------------------
 
     def predict(self, inputs: Any) -> Prediction:
-        """Return the whole answer to a batch from one forward pass, without gradients.
+        """Return the complete answer to a batch from one forward pass, without gradients.
 
-        Probabilities, score, flag and prediction sets are those that ``calibrate`` chose, as the checkpoint holds
-        them; the OOD score is ``msp`` where it holds none.
+        Probabilities, OOD score, OOD flag and prediction sets follow what ``calibrate`` stored in the checkpoint. If it
+        stored no OOD score, ``msp`` is used.
 
         Args:
-            inputs: of the batch, as ``preprocess`` makes them.
+            inputs: a batch, as ``preprocess`` returns it.
 
         Raises:
-            InputError: for a score on features whose training data are not in the file.
+            InputError: if the score needs features and the file does not hold the statistics of the training data.
             NonFiniteError: for logits that are NaN or infinite.
         """
         chosen = Chosen.of(self._stored)
@@ -519,13 +533,13 @@ class HydraModel(nn.Module):
         return prediction_of(logits, fitted_scores, chosen, self.labels)
 
     def ood_score(self, inputs: Any) -> Tensor:
-        """Return the OOD score of each sample as ``eval`` takes it: float64 ``[B]`` on the CPU, higher = more OOD.
+        """Return the OOD score of each sample as ``eval`` computes it: float64 ``[B]`` on the CPU; higher is more OOD.
 
-        The score is that of the checkpoint (``calibrate --ood-score NAME``), else ``msp``; no gradients.
+        The score is that of the checkpoint (``calibrate --ood-score NAME``), or else ``msp``. No gradients.
 
         Raises:
-            UsageError: for a score of several members, of a single model.
-            InputError, NonFiniteError: as :meth:`predict`.
+            UsageError: if the score needs several members and the model has one.
+            InputError, NonFiniteError: see :meth:`predict`.
         """
         score = self.predict(inputs).ood_score
         if score is None:
@@ -534,14 +548,14 @@ class HydraModel(nn.Module):
         return score
 
     def _fitted_scores(self, inputs: Any, name: str) -> tuple[Tensor, dict[str, Floats]]:
-        """Return the logits ``[M, B, classes]``, and by name the scores on features: ``[B]``, the mean over members.
+        """Return the logits ``[M, B, classes]``, and each score on features by name: ``[B]``, averaged over members.
 
         Args:
             inputs: a batch.
             name: the score that is asked for, for the message.
 
         Raises:
-            InputError: the checkpoint does not hold what scores were fitted to.
+            InputError: if the checkpoint does not hold the statistics to which scores were fitted.
         """
         if self.detector is None:
             raise InputError(f"there is nothing that {name} was fitted to", hint="calibrate --ood-score NAME writes it")
@@ -552,10 +566,10 @@ class HydraModel(nn.Module):
         return logits, scores
 
     def is_ood(self, inputs: Any) -> Tensor:
-        """Return whether each sample's OOD score reaches the threshold that the checkpoint holds, bool ``[B]``.
+        """Return for each sample whether its OOD score reaches the checkpoint's threshold, bool ``[B]``.
 
         Raises:
-            UsageError: it holds none.
+            UsageError: if the checkpoint holds no threshold.
         """
         if Chosen.of(self._stored).threshold is None:
             raise UsageError("the checkpoint holds no threshold", hint="calibrate --threshold RULE -o F.st")
@@ -566,21 +580,21 @@ class HydraModel(nn.Module):
         return flags
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the whole network in place and as one graph (``torch.compile``); what cannot be compiled fails."""
-        vars(self).pop("member_logits", None)  # a compiled one of an earlier call, which hides the method
+        """Compile the whole network in place as one graph (``torch.compile``); fail if a part cannot be compiled."""
+        vars(self).pop("member_logits", None)  # removes what an earlier call has set, so that the method is seen again
         self._compiled_with = (args, options)
         options = {"fullgraph": True, **options}
         self.member_logits = torch.compile(self.member_logits, *args, **options)  # type: ignore[method-assign]
         self._stack_weights_if_compiled()
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
-        """Draw random inputs of the right shape on the model's device and dtype."""
+        """Draw random inputs of the right shape, on the device and in the dtype of the model."""
         parameter = next(self.parameters())
         inputs = self.family.example_inputs(self.description.preprocess, batch, seed)
         return move(inputs, parameter.device, parameter.dtype)
 
     def head_weights(self, site_index: int, member: int = 0) -> HeadWeights:
-        """Return the current attention weights of one member at one site."""
+        """Return the present attention weights of one member at one site."""
         projections = self.attentions[site_index].projections
         all_members_are_the_same = len(projections) == 1
         if all_members_are_the_same:
@@ -588,7 +602,7 @@ class HydraModel(nn.Module):
         return projections[member].weights()
 
     def stock_tensors(self) -> dict[str, Tensor]:
-        """Return the weights of a model with one member under their stock names, removed heads sliced away."""
+        """Return the weights of a model with one member under the library's names, without the removed heads."""
         if self.members != 1:
             raise InputError("a fused model has no single set of stock tensors")
         tensors = {}
@@ -601,13 +615,15 @@ class HydraModel(nn.Module):
 
 
 _NOT_COPIED = ("preprocess", "member_logits", "_compiled_with", "_all_prompted")
-"""Attributes of a model that a copy makes anew: functions, and what it shares with other models."""
+"""Attributes that a copy creates again: functions, and what the model shares with other models."""
 
 
 def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
-    """Return the samples that run all members, by the first member's logits ``[B, classes]``: int64 ``[rows]``.
+    """Return the indices of the samples for which all members run, int64 ``[rows]``, on the device of the logits.
 
-    They are on the device of the logits.
+    Args:
+        cascade: decides by the first member's logits.
+        logits: the first member's logits ``[B, classes]``.
     """
     at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
     on_cpu = logits.detach().to("cpu", at_least_float32)
@@ -617,22 +633,23 @@ def _rows_that_go_on(cascade: Cascade, logits: Tensor) -> Tensor:
 
 
 class StoredScaling(NamedTuple):
-    """A calibration as a model applies it to log p: one number for all classes, or one for each."""
+    """A calibration that a model applies to log p: a scale and a bias, each one number for all or one per class."""
 
     scale: list[float]
     bias: list[float]
 
 
 def _stored_scaling(description: Description) -> StoredScaling | None:
-    """Return the calibration that a checkpoint holds; None where it holds none.
+    """Return the calibration that a checkpoint holds; None if it holds none.
 
     Raises:
-        InputError: it cannot be read, or is not finite.
+        InputError: if it cannot be read, or is not finite.
     """
     stored = description.extra.get("calibration")
     if stored is None:
         return None
     try:
+        # Dividing by a temperature is a scale that is the same for all classes.
         if stored["kind"] == "temperature":
             temperature = float(stored["temperature"])
             scale = [1.0 / temperature]
@@ -648,22 +665,22 @@ def _stored_scaling(description: Description) -> StoredScaling | None:
 
 
 def log_mean_softmax(member_logits: Tensor) -> Tensor:
-    """Return the log of the mean over members of the softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
+    """Return the log of the mean over members of their softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
     logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
     log_probs = logits.log_softmax(-1)  # [M, B, C]
     members = member_logits.shape[0]
-    return torch.logsumexp(log_probs, dim=0) - math.log(members)
+    return torch.logsumexp(log_probs, dim=0) - math.log(members)  # log(sum of probabilities) - log(M)
 
 
 def calibrated(log_probs: Tensor, calibration: StoredScaling) -> Tensor:
-    """Calibrate log p ``[B, C]`` of a pooled prediction: ``log_softmax(log p * scale + bias)``."""
+    """Calibrate the log p ``[B, C]`` of a model: ``log_softmax(log p * scale + bias)``."""
     scale = torch.tensor(calibration.scale, dtype=log_probs.dtype, device=log_probs.device)
     bias = torch.tensor(calibration.bias, dtype=log_probs.dtype, device=log_probs.device)
     return (log_probs * scale + bias).log_softmax(-1)
 
 
 def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Move inputs to the device of a model; floating point inputs also to its dtype."""
+    """Move inputs to the device of a model. Floating point inputs also get its dtype."""
     if isinstance(inputs, Tensor):
         new_dtype = dtype if inputs.is_floating_point() else None
         return inputs.to(device, new_dtype, non_blocking=True)
@@ -671,11 +688,12 @@ def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def plain_state(network: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a network by their stock names; for a parametrised one the value that torch computes."""
+    """Return the tensors of a network by the library's names; for a parametrised one, the value that torch computes."""
     state = {}
     for name, tensor in network.state_dict().items():
         if ".parametrizations." not in name:
             state[name] = tensor.detach()
+    # A parametrisation (e.g. weight norm) stores its parts; the computed value replaces them.
     for path, module in network.named_modules():
         if parametrize.is_parametrized(module):
             for name in module.parametrizations:

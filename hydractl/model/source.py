@@ -1,4 +1,4 @@
-"""From what a person writes as MODEL to a model that runs."""
+"""Find the model that a user names as MODEL, check its header, and describe how to read it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from hydractl.model.stored import (
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of a command that say something about the models it opens.
+    """The options of a command that concern the models it opens.
 
     Attributes:
-        arch: what a bare safetensors file holds.
-        seed: draws the weights of a model that has none (``pretrained=0``).
-        max_length: tokens of a text at most; None: what the checkpoint says.
-        labels: class names; None: those of the checkpoint.
-        prompt: templates that make prompts of the class names of a zero-shot model; empty: those of the checkpoint, or
-            the paper's.
-        bodies: whether a model without a classifier is one.
+        arch: the architecture of a safetensors file that does not describe itself, e.g. ``timm:NAME``.
+        seed: seed of the weights of a model that has none (``pretrained=0``).
+        max_length: the largest number of tokens of a text; None means what the checkpoint says.
+        labels: the class names; None means those of the checkpoint.
+        prompt: templates that make prompts from the class names of a zero-shot model. Empty means those of the
+            checkpoint, or else that of the paper.
+        bodies: whether a model without a classifier (a body) is accepted.
     """
 
     arch: str | None = None
@@ -60,18 +60,19 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found and checked by its header, its weights not yet read.
+    """A model that was found and whose header was checked, but whose weights are not read yet.
 
     Attributes:
-        name: what to call it in tables and file names.
-        digest: of the file, or of the description and weights of a model that is no single file; or what computes it.
-        description: what the model says of itself.
-        tensors: its weights; removed heads are always sliced away here, whatever the layout of the file.
-        file_bytes: size of the checkpoint file, or None.
-        drawn_by: the seed of random weights, else None. What is trained from such weights is no relative of another
-            model.
-        left: names of tensors beside the weights that belong to another task.
-        renamed: what is odd about the names that ``--labels`` gives its classes; None where nothing is.
+        name: the name of the model in tables and file names.
+        digest: the SHA-256 of the file, or, for a model that is no single file, a function that computes the SHA-256 of
+            its description and weights.
+        description: what the model says about itself.
+        tensors: the weights. Removed heads are sliced away here, even if the file stores them as zeros.
+        file_bytes: the size of the checkpoint file, or None.
+        drawn_by: the seed from which random weights were drawn, else None. A model that is trained from such weights is
+            no relative of other models.
+        left: names of tensors in the file that belong to another task and are not used.
+        renamed: a warning about the class names that ``--labels`` gives; None if nothing is odd about them.
     """
 
     name: str
@@ -85,25 +86,25 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        """The digest; all weights are read for it, once."""
+        """The SHA-256 of the model. If it is no single file, all weights are read for it, once."""
         if isinstance(self.digest, str):
             return self.digest
         return self.digest()
 
     @property
     def lineage(self) -> list[str]:
-        """The digests of the model and of those that it goes back to, the nearest first."""
+        """The digests of this model and of the models from which it was made, the nearest first."""
         bases = bases_of(self.description.provenance)
         return [self.sha256, *bases]
 
     @property
     def bases(self) -> list[str]:
-        """The lineage of what is trained from it: empty where its weights were drawn."""
+        """The lineage of a model that is trained from this one; empty if the weights of this one are random."""
         if self.drawn_by is not None:
             return []
         return self.lineage
 
-    # What the library says of the model is asked once: for each answer it builds the model without weights.
+    # These are cached, because the library has to build the model without weights to answer.
 
     @functools.cached_property
     def family(self) -> ModelFamily:
@@ -118,7 +119,7 @@ class Source:
 
     @functools.cached_property
     def classes(self) -> int | None:
-        """Number of classes; None for a zero-shot model whose classes have not been named; 0 for a body."""
+        """The number of classes; None for a zero-shot model without class names yet; 0 for a body (no classifier)."""
         return classes_of(self.description)
 
 
@@ -126,12 +127,12 @@ _PLAIN = ModelOptions()
 
 
 class HeldModel(Held):
-    """A model that a Python program has opened, in the place of its reference.
+    """A model that a Python program has opened, in place of a reference.
 
     Args:
-        name: what messages call it.
+        name: the name of the model in messages.
         value: the model.
-        keeps: what has to last as long, such as the folder of its file.
+        keeps: an object that must live as long as the model, such as the folder of its file.
     """
 
     value: Source
@@ -144,48 +145,49 @@ class HeldModel(Held):
 
 
 class HeldRow(Held):
-    """A row that a Python program has put together; ``value`` is what :func:`split_model` returns of it."""
+    """A row that a Python program has built; ``value`` is what :func:`split_model` returns for it."""
 
     value: tuple[str | None, list[str]]
 
 
 def split_model(text: str) -> tuple[str | None, list[str]]:
-    """Split ``[NAME=]REF[+REF...]`` into its name, None where it has none, and its references.
+    """Split ``[NAME=]REF[+REF...]`` into the name (or None) and the list of references.
 
-    What exists as a file is that file, so file names with ``=`` or ``+`` in them work.
+    A text that is the name of an existing file is never split, so file names may contain ``=`` and ``+``.
 
     Raises:
-        UsageError: for a member without a name.
+        UsageError: if a reference is empty, as in ``a.st++b.st``.
     """
-    # What a Python program has opened is no text to split.
+    # A model or a row that a Python program has built is not split.
     if isinstance(text, HeldRow):
         return text.value
     if isinstance(text, HeldModel):
         return None, [text]
 
+    # A name ends at the first '='. But a '/', ':' or '?' before it means that the '=' belongs to a path or to an option
+    # of a reference.
     name: str | None = None
     refs = _split_at_plus(text)
-    before_equals, equals, behind_equals = text.partition("=")
-    # Paths, names of a family and options of a reference may hold an equals sign that ends no name.
+    before_equals, equals, after_equals = text.partition("=")
     is_part_of_reference = any(character in before_equals for character in "/:?")
     is_name = before_equals and not is_part_of_reference
     if equals and is_name and not os.path.exists(refs[0]):
         name = before_equals
-        refs = _split_at_plus(behind_equals)
+        refs = _split_at_plus(after_equals)
     if not all(refs):
         raise UsageError(f"empty member in MODEL {text!r}", hint="write NAME=a.st+b.st+c.st")
     return name, refs
 
 
 def _split_at_plus(text: str) -> list[str]:
-    """Split at ``+``, but never inside the name of an existing file; of several such names the longest counts."""
+    """Split a text at each ``+`` that is not inside the name of an existing file; the longest such name counts."""
     pieces = text.split("+")
     refs = []
     while pieces:
-        # As many pieces as make the name of a file; one where no file begins with it.
+        # Take the most pieces that together are the name of a file, or a single piece if there is no such file.
         count = len(pieces)
         ref = "+".join(pieces)
-        # os.path.exists, here and below, because that of pathlib raises for a name that is too long.
+        # os.path.exists, here and below, because pathlib's raises an error for a name that is too long.
         while count > 1 and not os.path.exists(ref):
             count -= 1
             ref = "+".join(pieces[:count])
@@ -195,16 +197,16 @@ def _split_at_plus(text: str) -> list[str]:
 
 
 def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = None) -> Source:
-    """Find one model by its reference and check everything that its header can tell.
+    """Find one model by its reference, and check everything that its header can tell.
 
     Args:
-        ref: a file, a folder or a name.
-        options: what is said about it beside that.
-        name: what to call it; None: after the reference.
+        ref: a file, a folder, or a name such as ``timm:NAME``.
+        options: the options of the command that concern the model.
+        name: the name of the model; None means a name made from the reference.
 
     Raises:
-        InputError: for a file, folder or name that is no model of a supported family, and for one without a classifier.
-        UsageError: for a reference that cannot be understood, or an option that the model does not take.
+        InputError: if the reference is no model of a supported family, or the model has no classifier and needs one.
+        UsageError: if the reference cannot be parsed, or an option does not suit the model.
     """
     source = _open_reference(ref, options.arch, options.seed, name)
     if not options.bodies:
@@ -216,10 +218,10 @@ def open_source(ref: str, options: ModelOptions = _PLAIN, *, name: str | None = 
 
 
 def need_classifier(source: Source) -> None:
-    """Refuse a body.
+    """Refuse a body, which is a model without a classifier.
 
     Raises:
-        InputError: saying how it gets a classifier.
+        InputError: saying how the model can get a classifier.
     """
     if source.classes == 0:
         hint = "finetune it on labelled data with --init head, which draws a classifier; eval can also --probe it"
@@ -227,10 +229,10 @@ def need_classifier(source: Source) -> None:
 
 
 def with_max_length(source: Source, tokens: int | None) -> Source:
-    """Return the source with its texts cut at another length; None: as it is.
+    """Return the source with texts cut at ``tokens`` tokens; None means no change.
 
     Raises:
-        UsageError: for a model of images, and a length that the model does not take.
+        UsageError: if the model reads images, or cannot take texts of this length.
     """
     if tokens is None:
         return source
@@ -239,34 +241,34 @@ def with_max_length(source: Source, tokens: int | None) -> Source:
         raise UsageError(f"--max-length {tokens}: {source.name} reads images, which have no length in tokens")
     preprocess = {**description.preprocess, "max_length": tokens}
     try:
-        source.family.collate(preprocess)  # knows what the model takes
+        source.family.collate(preprocess)  # called because it checks the length
     except InputError as error:
         raise UsageError(f"--max-length {tokens}: {source.name}: {error.message}") from error
     return replace(source, description=replace(description, preprocess=preprocess))
 
 
 def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[str] = ()) -> Source:
-    """Return the source with other class names, or other prompts of them. What is made of it keeps them.
+    """Return the source with other class names or other prompts. Models that are made from it keep them.
 
     Args:
         source: a classifier, or a zero-shot model.
-        labels: class names; None: those it has.
-        prompt: templates, for a zero-shot model only; empty: those it has, or the paper's.
+        labels: the class names; None means no change.
+        prompt: templates of prompts, only for a zero-shot model. Empty means the present ones, or that of the paper.
 
     Raises:
-        UsageError: for another number of names than the classifier has classes, a prompt where there is a classifier,
-            and templates without a place for the name.
-        InputError: for names of the classifier in another order.
+        UsageError: if the number of names is not that of the classifier's classes, if a classifier gets a prompt, or if
+            a template has no place for the name.
+        InputError: if the names are those of the classifier in another order.
     """
     description = source.description
     names = description.labels if labels is None else list(labels)
 
-    # A zero-shot model takes any names, and prompts that ask for them.
+    # A zero-shot model accepts any names and prompts.
     classes = source.family.classes(description.config)
     if classes is None:
         return _with_prompts(source, names, prompt)
 
-    # A classifier takes as many names as it has classes; those it has already tell whether the order may be wrong.
+    # A classifier needs one name for each class, and no prompt. Compare the names with those it may already have.
     if prompt:
         raise UsageError(f"--prompt: {source.name} has a classifier of its own and reads no prompts")
     if names is not None and len(names) != classes:
@@ -278,41 +280,41 @@ def with_labels(source: Source, labels: Sequence[str] | None, prompt: Sequence[s
 
 
 def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[str]) -> Source:
-    """Return a zero-shot model with these classes, each asked for by all templates.
+    """Return a zero-shot model with these class names and prompts.
 
     Args:
         source: the model.
-        names: of the classes; None: it has none yet.
-        prompt: the templates; empty: those of the checkpoint, or where it has none that of the paper.
+        names: the class names; None means that it has none yet.
+        prompt: the templates. Empty means those of the checkpoint, or else that of the paper.
 
     Raises:
-        UsageError: for templates without a place for the name.
+        UsageError: if a template has no place for the name.
     """
     description = source.description
     templates = list(prompt or description.prompt or [DEFAULT_PROMPT])
     some_name = "a"
     if names:
         some_name = names[0]
-    # Called because it refuses templates that it cannot use.
+    # Called because it refuses templates that cannot be used.
     source.family.prompts(description.config, description.preprocess, [some_name], templates)
     description = replace(description, labels=names, prompt=templates)
     return replace(source, description=description)
 
 
 def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> Source:
-    """Find one model by its reference, and check all that its header can tell.
+    """Find one model by its reference, and check everything that its header can tell.
 
     Args:
-        ref: a model that is open already, a family's name ``FAMILY:NAME``, a folder, or a file, in this order.
-        arch: what a file is that does not describe itself; None: not said.
-        seed: draws the weights of a model that has none.
-        name: what to call it; None: after the reference.
+        ref: a model that is open already, a name ``FAMILY:NAME``, a folder, or a file; tried in this order.
+        arch: the architecture of a file that does not describe itself; None if the user did not say it.
+        seed: seed of the weights of a model that has none.
+        name: the name of the model; None means a name made from the reference.
 
     Raises:
-        InputError: for what is no model of a supported family.
-        UsageError: for options of a reference that the model does not take.
+        InputError: if the reference is no model of a supported family.
+        UsageError: if the model does not take the options in the reference.
     """
-    # What is no file: an open model, a name of a library, a folder.
+    # References that are no file: an open model, a name of a library, a folder.
     if isinstance(ref, HeldModel):
         return replace(ref.value, name=name or ref.value.name)
     prefix, _, rest = ref.partition(":")
@@ -323,7 +325,7 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
         return _open_folder(path, name)
     _refuse_files_of_other_kinds(path)
 
-    # A file with an option behind it, such as F.st?cascade=0.
+    # A file with an option after it, such as F.st?cascade=0.
     if not os.path.exists(path):
         file_ref, question_mark, query = ref.rpartition("?")
         if question_mark and os.path.exists(file_ref):
@@ -331,7 +333,7 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
             return _with_cascade_option(whole, query, named=name is not None)
         raise InputError(f"no such model: {ref}", hint=_model_hint(path))
 
-    # A file that describes itself, or one that --arch describes.
+    # A file that describes itself, or a file that --arch describes.
     if is_state_dict(path):
         return _open_undescribed(path, StateDict(path), arch, seed, name)
     file = FileTensors(path)
@@ -343,10 +345,10 @@ def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> 
 
 
 def _refuse_files_of_other_kinds(path: Path) -> None:
-    """Refuse files that are never opened here: exported models, and pickles that hold more than tensors.
+    """Refuse files that cannot be opened as models: exported models, and pickles that may hold more than tensors.
 
     Raises:
-        InputError: for such a file, by its suffix.
+        InputError: for such a file; its ending tells.
     """
     if path.suffix in (".onnx", ".pt2"):
         raise InputError(
@@ -357,17 +359,17 @@ def _refuse_files_of_other_kinds(path: Path) -> None:
 
 
 def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[Source]:
-    """Open several references, reporting the problems of all of them at once.
+    """Open several references, and report the problems of all of them at once.
 
-    Files first, which are opened by their headers: a folder or a name may have to be downloaded, drawn or converted,
-    which is not begun while a file is missing or broken.
+    Files are opened first, because only their headers are read. A folder or a name may have to be downloaded, drawn or
+    converted, which must not begin while a file is missing or broken.
 
     Returns:
         The models, in the order of their references.
 
     Raises:
-        InputError: with the problems of all files, or where these are whole with those of all others.
-        UsageError: for the first reference that cannot be understood.
+        InputError: with the problems of all files; if there are none, with the problems of all other references.
+        UsageError: for the first reference that cannot be parsed.
     """
     indices_of_files: list[int] = []
     indices_of_others: list[int] = []
@@ -377,6 +379,7 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
         else:
             indices_of_others.append(index)
 
+    # Open all files, then all others; stop after the files if some of them cannot be opened.
     sources: dict[int, Source] = {}  # by the index of the reference
     for indices in (indices_of_files, indices_of_others):
         failures: list[InputError] = []
@@ -391,7 +394,7 @@ def open_sources(refs: Sequence[str], options: ModelOptions = _PLAIN) -> list[So
 
 
 def _error_of_all(failures: Sequence[InputError]) -> InputError:
-    """Return one error for the models that cannot be opened, with the problems of all."""
+    """Return one error that lists the problems of all models that cannot be opened."""
     if len(failures) == 1:
         return failures[0]
     problems = []
@@ -401,24 +404,25 @@ def _error_of_all(failures: Sequence[InputError]) -> InputError:
 
 
 def _with_cascade_option(source: Source, query: str, *, named: bool) -> Source:
-    """Return the model of ``F.st?cascade=0``, of which all members run for all samples.
+    """Return the model of ``F.st?cascade=0``, in which all members run for all samples.
 
-    Nothing that was fitted to the cascade is kept.
+    Everything in the description that was fitted to the cascade is removed.
 
     Args:
         source: the model of ``F.st``.
-        query: what stands behind the question mark.
-        named: whether the user has named the model; else its name says that it is the whole one.
+        query: the text after the question mark.
+        named: whether the user has named the model. If not, ``.whole`` is appended to its name.
 
     Raises:
-        UsageError: for a file without a cascade, and for any other option.
+        UsageError: if the file has no cascade, or the option is any other.
     """
     description = source.description
     has_cascade = "cascade" in description.extra
-    turns_cascade_off = has_cascade and _parse_query(query) == {"cascade": 0}  # or false: in Python, False equals 0
+    turns_cascade_off = has_cascade and _parse_query(query) == {"cascade": 0}  # also true for `false`, as False == 0
     if not turns_cascade_off:
         hint = "of a file with a cascade, F.st?cascade=0 runs all members for all samples"
         raise UsageError(f"{source.name} takes no option {query!r}", hint=hint)
+
     fitted_to_cascade = ("cascade", "calibration", "threshold", "conformal", "reference")
     extra = {key: value for key, value in description.extra.items() if key not in fitted_to_cascade}
     name = source.name if named else f"{source.name}.whole"
@@ -426,7 +430,7 @@ def _with_cascade_option(source: Source, query: str, *, named: bool) -> Source:
 
 
 def _must_be_file(ref: str) -> bool:
-    """Return whether a reference can only be that of a file, which may not exist."""
+    """Return whether a reference can only mean a file (which may not exist): no family's name and no folder."""
     prefix, _, rest = ref.partition(":")
     if prefix in FAMILIES.names and rest:
         return False
@@ -434,7 +438,7 @@ def _must_be_file(ref: str) -> bool:
 
 
 def _model_hint(path: Path) -> str:
-    """Name the checkpoints in the folder of a file that does not exist; without any, say what a MODEL can be."""
+    """Return a hint for a missing file: the checkpoints in its folder, or if there are none what a MODEL can be."""
     near: list[str] = []
     if os.path.isdir(path.parent):
         near = sorted(file.name for file in path.parent.glob("*.st"))
@@ -444,19 +448,19 @@ def _model_hint(path: Path) -> str:
 
 
 def _open_family_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
-    """Open ``FAMILY:NAME?key=value``, a model that a library knows by name, perhaps with weights that are drawn.
+    """Open ``FAMILY:NAME?key=value``, a model that a library knows by name; its weights may be drawn at random.
 
     Args:
-        family_name: the family.
-        rest: what stands behind the colon.
-        seed: draws the weights where ``pretrained`` is false.
-        name: what to call the model; None: after the reference.
+        family_name: the name of the family.
+        rest: the text after the colon.
+        seed: seed of the weights if ``pretrained`` is false.
+        name: the name of the model; None means a name made from the reference.
     """
     model_name, _, query = rest.partition("?")
     options = _parse_query(query)
     family = get_family(family_name)
     loaded = family.load_name(model_name, options, seed)
-    if isinstance(loaded, Path):  # the family has it as a file
+    if isinstance(loaded, Path):  # the family stores this model as a file
         return _open_reference(str(loaded), None, seed, name or loaded.stem)
     name_by_default = model_name.replace("/", "_")
     source = _source_of_loaded(family_name, loaded, name or name_by_default)
@@ -466,7 +470,11 @@ def _open_family_name(family_name: str, rest: str, seed: int, name: str | None) 
 
 
 def _parse_query(query: str) -> dict[str, object]:
-    """Read ``a=1&b=true`` with values as YAML scalars; ``pretrained=0`` means False."""
+    """Parse ``a=1&b=true`` into a dict; values are YAML scalars, and ``pretrained=0`` means False.
+
+    Raises:
+        UsageError: if a part has no key or no ``=``, or a value cannot be read.
+    """
     import yaml
 
     options: dict[str, object] = {}
@@ -487,23 +495,23 @@ def _parse_query(query: str) -> dict[str, object]:
 
 
 def _open_folder(path: Path, name: str | None) -> Source:
-    """Open a published folder by the first family that knows its form.
+    """Open a published folder with the first family that recognises it.
 
     Args:
         path: the folder.
-        name: what to call the model; None: after the folder.
+        name: the name of the model; None means the name of the folder.
 
     Raises:
-        InputError: no family knows it.
+        InputError: if no family recognises the folder.
     """
     for family in families_for_folders():
         loaded = family.load_folder(path)
-        if loaded is None:  # another family may know it
+        if loaded is None:  # not a folder of this family
             continue
         model_name = name or path.resolve().name
         file = loaded.tensors
         if isinstance(file, FileTensors) and file.header.description is not None:
-            # Written by hydractl: the heads removed from it are still known, so pruning it again composes.
+            # Written by hydractl. Its description says which heads were removed, so the model can be pruned again.
             description = Description.from_json(file.header.description, str(path))
             return _source_of_described_file(file, description, model_name)
         return _source_of_loaded(family.name, loaded, model_name)
@@ -515,18 +523,18 @@ def _open_folder(path: Path, name: str | None) -> Source:
 
 
 def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed: int, name: str | None) -> Source:
-    """Open weights that do not describe themselves, with ``--arch`` to say what they are.
+    """Open weights that do not describe themselves, as the architecture that ``--arch`` names.
 
     Args:
-        path: of their file.
+        path: the file of the weights.
         tensors: the weights.
-        arch: ``FAMILY:NAME``, perhaps with options behind a question mark; None: not said.
-        seed: of the model that is built for its shapes; its weights are not used.
-        name: what to call the model; None: after the file.
+        arch: ``FAMILY:NAME``, with or without options after a question mark; None if the user did not say it.
+        seed: seed of a model that is built only for its shapes; its weights are not used.
+        name: the name of the model; None means the name of the file.
 
     Raises:
-        InputError: ``arch`` is not said, or the weights are of another architecture.
-        UsageError: ``arch`` cannot be read, or its family does not build models by name.
+        InputError: if ``arch`` is None, or the weights belong to another architecture.
+        UsageError: if ``arch`` cannot be parsed, or its family does not build models by name.
     """
     if arch is None:
         raise InputError(f"{path} does not describe itself", hint=_arch_hint(tensors))
@@ -538,13 +546,13 @@ def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed:
             hint="write --arch timm:NAME, open_clip:ARCH or torchvision:NAME; weights of transformers open as a folder",
         )
 
-    # The model of this name without its weights, and these in their place.
+    # Build the model of this name without its weights, to put the weights of the file in their place.
     model_name, _, query = rest.partition("?")
     options = {**_parse_query(query), "pretrained": False}
     without_weights = family.load_name(model_name, options, seed)
     assert not isinstance(without_weights, Path), "what is built by name is no file"
 
-    # The training script of the library may have noted how it prepared images.
+    # The library's training script may have recorded how it prepared images.
     preprocess = without_weights.preprocess
     if isinstance(tensors, StateDict) and tensors.script == family_name:
         preprocess = family.preprocess_of_script(tensors.arguments, model_name, without_weights.preprocess)
@@ -557,20 +565,20 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
     """Return weights that do not describe themselves as a model.
 
     Args:
-        tensors: all of its weights.
-        arch: what it is, as ``--arch`` says it.
-        name: what to call it.
+        tensors: all weights of the model.
+        arch: the architecture, as ``--arch`` takes it.
+        name: the name of the model.
 
     Raises:
-        InputError: they are not the weights of such a model.
-        UsageError: ``arch`` cannot be read.
+        InputError: if the weights belong to another architecture.
+        UsageError: if ``arch`` cannot be parsed.
     """
     path = Path(name)
     return _open_undescribed(path, tensors, arch, 0, name)
 
 
 def _arch_hint(tensors: TensorSource) -> str:
-    """Say how ``--arch`` names a model; where its training script left a note, by that."""
+    """Return a hint at how to use ``--arch``; if the training script recorded the architecture, the hint names it."""
     example = "say what it is, for example: --arch timm:vit_base_patch16_224"
     if not isinstance(tensors, StateDict) or tensors.script is None:
         return example
@@ -586,7 +594,11 @@ def _arch_hint(tensors: TensorSource) -> str:
 
 
 def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
-    """Return the source of a dense model that a family has loaded."""
+    """Return the source of a dense model that a family has loaded, after checking its tensors.
+
+    Raises:
+        InputError: if the tensors are not those of the architecture.
+    """
     family = get_family(family_name)
     sites = family.sites(loaded.config)
     description = Description(
@@ -604,13 +616,14 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
     check_tensors(name, tensors, family, description, sites)
     if isinstance(tensors, FileTensors):
         return Source(name, tensors.sha256, description, tensors, tensors.size)
-    # Of what is no single file, all weights are read for the digest: once, when somebody asks for it.
+
+    # There is no single file, so the digest needs all weights. It is computed once, when it is first needed.
     digest = functools.cache(lambda: digest_of(description, tensors))
     return Source(name, digest, description, tensors, left=tuple(loaded.left))
 
 
 def digest_of(description: Description, tensors: TensorSource) -> str:
-    """Return the SHA-256 of a model that is no single file: of its architecture and its weights."""
+    """Return the SHA-256 of the architecture and the weights of a model that is no single file."""
     architecture = {"arch": description.arch, "config": description.config}
     text = canonical_json(architecture)
     digest = hashlib.sha256(text.encode())
@@ -623,10 +636,10 @@ def digest_of(description: Description, tensors: TensorSource) -> str:
 
 
 def _source_of_described_file(file: FileTensors, description: Description, name: str) -> Source:
-    """Return the source of a file that describes itself, its removed heads sliced away.
+    """Return the source of a file that describes itself. Its removed heads are sliced away.
 
     Raises:
-        InputError: its tensors are not those that it describes.
+        InputError: if its tensors are not those that it describes.
     """
     family = get_family(description.family)
     sites = family.sites(description.config)
@@ -636,7 +649,7 @@ def _source_of_described_file(file: FileTensors, description: Description, name:
         check_tensors(origin, file, family, description, sites)
         return Source(name, file.sha256, description, file, file.size)
 
-    # Its removed heads are zeros: the tensors are those of all heads, and are sliced when they are read.
+    # Removed heads are stored as zeros: the tensors have the shapes of all heads, and are sliced when they are read.
     all_heads = HeadMask.full(sites)
     description_of_file = replace(description, masks=[all_heads])
     check_tensors(origin, file, family, description_of_file, sites)
@@ -645,17 +658,26 @@ def _source_of_described_file(file: FileTensors, description: Description, name:
 
 
 def member_source(source: Source, member: int) -> Source:
-    """Return one member of a fused checkpoint as a model of its own.
+    """Return one member of a fused checkpoint as a model with one member.
+
+    Args:
+        source: the fused checkpoint.
+        member: the index of the member.
 
     Returns:
-        A pruned model that holds what the fused model holds for this member, averaged weights included.
+        A pruned model (dense if no head was removed). It has the weights that the fused model uses for this member;
+        weights that were merged by averaging are the averaged ones.
     """
     masks = source.description.masks
     mask = masks[member]
+
+    # If heads are stored once for all members, the file holds more heads than this member has. Slice these away.
     stored_once = sites_stored_once(source.tensors, source.family, source.sites)
     stored_mask = held_mask(masks, member, stored_once)
     tensors_of_member = MemberTensors(source.tensors, member)
     tensors = sliced(tensors_of_member, source.family, source.sites, stored_mask, mask)
+
+    # Nothing that was fitted to the fused model holds for a member alone.
     description = replace(
         source.description,
         kind="dense" if mask.is_full else "pruned",
@@ -669,17 +691,22 @@ def member_source(source: Source, member: int) -> Source:
 
 
 def write_model(output: Output, description: Description, tensors: TensorSource) -> str:
-    """Write and commit a model of one member, its removed heads sliced away: a file or a published folder.
+    """Write and commit a model with one member, as a file or as a published folder.
 
-    In a folder these heads are zeros.
+    Args:
+        output: the file or folder. A file holds only the heads that are kept. In a folder the removed heads are zeros,
+            because the library that opens it expects the shapes of all heads.
+        description: the description of the model.
+        tensors: the weights, without the removed heads.
 
     Returns:
         The SHA-256 of the weights.
     """
+    # A file.
     if not output.is_folder:
         return write_checkpoint(output, tensors, description.to_json())
 
-    # A library that opens the folder knows the shapes of all heads only.
+    # A folder: put zeros in the place of removed heads, let the family write its files, then write the weights.
     family = get_family(description.family)
     mask = description.mask
     with_zeros = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
@@ -697,25 +724,29 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
 
 
 def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, EditedHeads]:
-    """Return description and tensors of the source with only the heads of ``mask``; nothing is written yet.
+    """Return description and tensors of a model in which only the heads of ``mask`` are kept. Nothing is written.
 
     Args:
         source: a dense or pruned model.
-        mask: the heads to keep, all of them heads that the model has.
-        layout: ``sliced`` to cut the other heads away, ``zeroed`` to leave zeros in their places.
+        mask: the heads to keep; the model must have all of them.
+        layout: ``sliced`` removes the other heads from the weights, ``zeroed`` sets them to zero.
 
     Raises:
-        InputError: the mask keeps a head that the model does not have.
+        InputError: if the mask keeps a head that the model does not have.
     """
+    # Check that the model has all heads to keep.
     present = source.description.mask
     for path, heads in present.kept.items():
         missing = set(mask.kept[path]).difference(heads)
         if missing:
             raise InputError("the mask keeps heads that the model no longer has")
+
     if layout == "sliced":
         tensors = sliced(source.tensors, source.family, source.sites, present, mask)
     else:
         tensors = zeroed(source.tensors, source.family, source.sites, present, mask)
+
+    # Nothing that was fitted to the model with more heads still holds.
     description = replace(
         source.description,
         kind="dense" if mask.is_full else "pruned",

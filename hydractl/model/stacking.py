@@ -1,10 +1,11 @@
-"""What every member has for itself, run for all of them: weights that lie one behind the other in memory, so that one
-batched product serves all members.
+"""Weights of all members, stacked in one tensor, so that one batched product serves all members.
 
-On a GPU a product of few rows takes no longer to compute than to launch, and one for all members is launched once.
+This is for modules whose weights every member has for itself. On a GPU a product of few rows takes no longer to compute
+than to launch, and one product for all members is launched once.
 
-Stacks are kept from run to run. Whether the parameters are still those that they were made of is looked at once in each
-run of a tower (:class:`StacksOfTower`), and by a module that runs by itself in each call (:class:`Stack`).
+Stacks are cached from run to run. A cached stack is only valid while the parameters are still those from which it was
+made. A run of a tower checks this once for all its modules (:class:`StacksOfTower`); a module that runs by itself
+checks it in each call (:class:`StackCache`).
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ from hydractl.model.projections import (
 )
 
 PADDED = 4 / 3
-"""The most heads that may be computed for each that is there, where members have unequal numbers of them."""
+"""How many heads may be computed for each real head, at most, if members have different numbers of heads."""
 
 
 @dataclass(frozen=True, eq=False)
-class KeptStack:
-    """One weight of every member as one tensor, with what tells whether it still is the weight of the parameters.
+class CachedStack:
+    """The stack of one weight of all members, and what is needed to see whether it is still up to date.
+
+    There are two kinds. If the parameters are views of the stack (or the stack is a view of the one parameter that all
+    members share), writing to a parameter also changes the stack. Otherwise the stack is a copy.
 
     Attributes:
         stack: ``[M, ...]``.
-        addresses: where the parameter of each member lies.
-        versions: how often each had been written to, of a stack that is a copy; None where the parameters are views of
-            the stack, or it of them.
-        sources: the numbers that a copy was made of: as long as they are held, no other parameter gets their address.
+        addresses: the memory address of each member's parameter.
+        versions: for a copy, how often each parameter had been written to when it was copied; None for views.
+        sources: for a copy, the data it was made from. Holding them ensures that no other parameter gets their address.
     """
 
     stack: Tensor
@@ -50,129 +53,137 @@ class KeptStack:
     sources: Sequence[Tensor] = ()
 
     def fits(self, weights: Sequence[Tensor]) -> bool:
-        """Return whether it is the stack of these parameters as they are now."""
+        """Return whether this is an up-to-date stack of these parameters."""
         if addresses_of(weights) != self.addresses:
             return False
         return self.versions is None or self.versions == versions_of(weights)
 
 
-class Stack:
-    """One weight of every member as one tensor ``[M, ...]``, with zeros behind those that are smaller.
+class StackCache:
+    """Stacks one weight of all members to ``[M, ...]``, padded with zeros, and caches the result.
 
-    It is made when it is first asked for without gradients, and the parameters then become views of it: no weight is
-    held twice. What is written into them in place is in it at once; where one was moved or replaced, which its address
-    tells, it is made anew. With gradients it is made for each call, as a function of the parameters.
+    The stack is made at the first call without gradients. The parameters then become views of it, so that no weight is
+    held twice and writing to a parameter also changes the stack. The stack is made again if a parameter was moved or
+    replaced, which its memory address tells. With gradients it is made in each call, as a function of the parameters.
 
-    Members that take parts of parameters they have in common cannot be views: then it is a copy, made anew when a
-    parameter was written to.
+    If members take parts of a parameter they share, the parameters cannot become views. Then the stack is a copy, which
+    is also made again after a parameter was written to.
     """
 
     def __init__(self) -> None:
-        self._kept: KeptStack | None = None
+        self._cached: CachedStack | None = None
 
-    def __reduce__(self) -> tuple[type[Stack], tuple[()]]:
-        return Stack, ()  # a copy belongs to other parameters, so it begins empty
+    def __reduce__(self) -> tuple[type[StackCache], tuple[()]]:
+        return StackCache, ()  # a copied or unpickled cache belongs to other parameters, so it begins empty
 
     @property
-    def kept(self) -> KeptStack | None:
-        """The stack that is kept now; None where there is none."""
-        return self._kept
+    def cached(self) -> CachedStack | None:
+        """The cached stack, or None; it may be out of date."""
+        return self._cached
 
     def forget(self) -> None:
-        """Drop the stack, to make it anew when it is next asked for."""
-        self._kept = None
+        """Drop the cached stack, so that the next call makes a new one."""
+        self._cached = None
 
     def stacked(self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None) -> Tensor:
         """Return the weights of all members as one tensor ``[M, ...]``.
 
         Args:
             weights: the parameter of each member.
-            parts: what each takes of it; None: all of it.
+            parts: a function for each member that takes its part out of the parameter; None means all of it.
         """
+        # All members share one parameter.
         if parts is None and _are_one(weights):
             return _expanded(weights)
+
+        # Gradients must flow from the stack to the parameters.
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
             return _stacked(weights, parts)
-        if torch.compiler.is_compiling():  # a graph knows neither addresses nor versions
-            kept = self._kept
-            return _stacked(weights, parts) if kept is None else kept.stack
-        return self.keep(weights, parts).stack
 
-    def keep(self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None) -> KeptStack:
-        """Return the stack of the weights, made anew where it is not theirs; see :meth:`stacked`."""
-        kept = self._kept
-        if kept is not None and kept.fits(weights):
-            return kept
-        with _moving:
-            kept = self._kept  # another thread may have made it meanwhile
-            if kept is None or not kept.fits(weights):
-                kept = _make(weights, parts)
-                self._kept = kept
-        return kept
+        # A compiled graph can compare neither addresses nor versions, so use what is cached without a check.
+        if torch.compiler.is_compiling():
+            cached = self._cached
+            return _stacked(weights, parts) if cached is None else cached.stack
+        return self.up_to_date(weights, parts).stack
+
+    def up_to_date(
+        self, weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None = None
+    ) -> CachedStack:
+        """Return the cached stack if it fits the weights, otherwise make and cache a new one; see :meth:`stacked`."""
+        cached = self._cached
+        if cached is not None and cached.fits(weights):
+            return cached
+        with _stacking_lock:
+            cached = self._cached  # another thread may have made it meanwhile
+            if cached is None or not cached.fits(weights):
+                cached = _make_stack(weights, parts)
+                self._cached = cached
+        return cached
 
 
-_moving = threading.Lock()
+_stacking_lock = threading.Lock()
 """Held while weights move to their place in a stack, so that only one of several threads moves them."""
 
 
-def _make(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> KeptStack:
-    """Stack the weights, and where that can be, make the parameters views of the stack.
-
-    There are three kinds of stacks: one weight that is the same for all members, expanded; the memory of the
-    parameters, which are its views from then on; and a copy, where a member takes a part of a parameter only, or
-    several members share one.
+def _make_stack(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> CachedStack:
+    """Stack the weights of all members; if possible, also turn the parameters into views of the stack.
 
     Args:
         weights: the parameter of each member.
-        parts: what takes each member's part out of it; None: it takes the whole.
+        parts: a function for each member that takes its part out of the parameter; None means all of it.
     """
-    # Outside inference mode: a parameter must not become a tensor of which there are no gradients.
+    # Leave inference mode: a parameter that becomes a tensor of that mode could never have gradients again.
     with torch.inference_mode(False), torch.no_grad():
+        # All members share one parameter: the stack is an expanded view of it.
         if parts is None and _are_one(weights):
-            return KeptStack(_expanded(weights), addresses_of(weights))
+            return CachedStack(_expanded(weights), addresses_of(weights))
+
+        # Every member has a parameter of its own: move each into the stack. It becomes a view without the padding.
         stack = _stacked(weights, parts)
-        distinct = len({id(weight) for weight in weights}) == len(weights)
-        if parts is None and distinct:
-            for weight, place in zip(weights, stack, strict=True):
-                unpadded = tuple(slice(size) for size in weight.shape)
-                weight.data = place[unpadded]
-            return KeptStack(stack, addresses_of(weights))
+        are_distinct = len({id(weight) for weight in weights}) == len(weights)
+        if parts is None and are_distinct:
+            for weight, padded_weight in zip(weights, stack, strict=True):
+                without_padding = tuple(slice(size) for size in weight.shape)
+                weight.data = padded_weight[without_padding]
+            return CachedStack(stack, addresses_of(weights))
+
+        # Members take only parts of parameters, or some of them share one: the stack is a copy.
         sources = [weight.detach() for weight in weights]
-        return KeptStack(stack, addresses_of(weights), versions_of(weights), sources)
+        return CachedStack(stack, addresses_of(weights), versions_of(weights), sources)
 
 
 def _are_one(weights: Sequence[Tensor]) -> bool:
-    """Return whether all members have the same parameter."""
+    """Return whether all members have the same parameter object."""
     first = weights[0]
     return all(weight is first for weight in weights)
 
 
 def _expanded(weights: Sequence[Tensor]) -> Tensor:
-    """Return a parameter that all members have in common as ``[M, ...]``, without a copy."""
+    """Return a parameter that all members share as ``[M, ...]``, without a copy."""
     first = weights[0]
     return first.expand(len(weights), *first.shape)
 
 
 def addresses_of(parameters: Sequence[Tensor]) -> list[int]:
-    """Return where the numbers of parameters lie."""
+    """Return the memory address of each parameter's data."""
     return list(map(Tensor.data_ptr, parameters))
 
 
 def versions_of(parameters: Sequence[Tensor]) -> list[int]:
-    """Return how often parameters have been written to in place."""
+    """Return how often each parameter has been written to in place."""
     return [times_written(parameter) for parameter in parameters]
 
 
 def times_written(tensor: Tensor) -> int:
-    """Return how often a tensor has been written to in place; 0 for one of inference mode, which counts nothing."""
+    """Return how often a tensor has been written to in place. Tensors of inference mode do not count it; return 0."""
     try:
         return tensor._version
-    except RuntimeError:  # not is_inference(): a parameter of that mode whose data was replaced denies it
+    except RuntimeError:  # is_inference() would not do: it is False for a parameter whose data came from that mode
         return 0
 
 
 def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> Tensor:
-    """Stack the weights, brought to one shape with zeros behind those that are smaller."""
+    """Take each member's part of its weight, pad all to the same shape with zeros, and stack them to ``[M, ...]``."""
     tensors = list(weights)
     if parts is not None:
         tensors = [part(weight) for part, weight in zip(parts, weights, strict=True)]
@@ -182,13 +193,13 @@ def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tenso
 
 
 def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Pad a tensor to a shape, with zeros at the end of every dimension that is smaller."""
+    """Return a tensor padded to ``shape`` with zeros at the end of each dimension."""
     missing = [wanted - size for wanted, size in zip(shape, tensor.shape, strict=True)]
     if not any(missing):
         return tensor
     padding = []
-    for zeros_behind in reversed(missing):  # pad() takes pairs (before, behind), from the last dimension on
-        padding += [0, zeros_behind]
+    for zeros_at_end in reversed(missing):  # pad() takes pairs (at the start, at the end), last dimension first
+        padding += [0, zeros_at_end]
     return F.pad(tensor, padding)
 
 
@@ -196,7 +207,7 @@ def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 class MembersLinear:
-    """One linear layer of every member, as one product.
+    """The linear layers of all members at one place, computed as one batched product.
 
     Args:
         weight: ``[M, m, n]``.
@@ -206,45 +217,45 @@ class MembersLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight
         self.bias = bias
-        self._inputs_first = weight.mT
-        self._row = None if bias is None else bias[:, None]
+        self._transposed = weight.mT  # [M, n, m]
+        self._bias_row = None if bias is None else bias[:, None]  # [M, 1, m]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply it to ``x``, member-major ``[M * B, ..., n]``; returns ``[M * B, ..., m]``."""
+        """Apply the layers to ``x``, member-major ``[M * B, ..., n]``; return ``[M * B, ..., m]``."""
         members, outputs, inputs = self.weight.shape
-        rows = x.reshape(members, -1, inputs)  # [M * B, ..., n] -> [M, B * ..., n]
-        if self._row is None:
-            products = torch.bmm(rows, self._inputs_first)
+        rows = x.reshape(members, -1, inputs)  # [M * B, ..., n] -> [M, rows per member, n]
+        if self._bias_row is None:
+            products = torch.bmm(rows, self._transposed)
         else:
-            products = torch.baddbmm(self._row, rows, self._inputs_first)
+            products = torch.baddbmm(self._bias_row, rows, self._transposed)
         return products.reshape(*x.shape[:-1], outputs)
 
     def rows(self, rows: slice) -> MembersLinear:
-        """Return the layer of some of its outputs, without a copy."""
+        """Return the layers with only some of their outputs, without a copy."""
         bias = None if self.bias is None else self.bias[:, rows]
         return MembersLinear(self.weight[:, rows], bias)
 
 
 class MembersLayerNorm:
-    """The layer norm of every member over the last dimension.
+    """The layer norms of all members at one place, over the last dimension.
 
     Args:
         weight: ``[M, n]``.
         bias: ``[M, n]`` or None.
-        eps: of the norms.
+        eps: the epsilon of the norms.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
         self._members = weight.shape[0]
-        self._weight_row = weight[:, None]
-        self._bias_row = None if bias is None else bias[:, None]
+        self._weight_row = weight[:, None]  # [M, 1, n]
+        self._bias_row = None if bias is None else bias[:, None]  # [M, 1, n]
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply it to ``x``, member-major ``[M * B, ..., n]``."""
+        """Apply the norms to ``x``, member-major ``[M * B, ..., n]``; return the same shape."""
         width = x.shape[-1]
-        normalised = F.layer_norm(x, (width,), eps=self._eps)
-        rows = normalised.reshape(self._members, -1, width)  # [M * B, ..., n] -> [M, B * ..., n]
+        normalised = F.layer_norm(x, (width,), eps=self._eps)  # the same for every member
+        rows = normalised.reshape(self._members, -1, width)  # [M * B, ..., n] -> [M, rows per member, n]
         if self._bias_row is None:
             scaled = rows * self._weight_row
         else:
@@ -252,145 +263,158 @@ class MembersLayerNorm:
         return scaled.reshape_as(x)
 
 
-# --- what is kept of one tower ----------------------------------------------------------------------------------------
+# --- the stacks of one tower ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class StackOrder:
-    """A stack to be kept, and what it is made of.
+class StackRecipe:
+    """Says from which parameters one stack is made, and where it is cached.
 
     Attributes:
-        stack: keeps it.
-        name: of the parameter.
-        owners: the module of each member that holds it.
-        parts: what each member takes of it; None: all of it.
+        cache: makes and caches the stack.
+        name: the name of the parameter in its owner, e.g. ``weight``.
+        owners: for each member, the module that holds the parameter.
+        parts: a function for each member that takes its part out of the parameter; None means all of it.
     """
 
-    stack: Stack
+    cache: StackCache
     name: str
     owners: Sequence[nn.Module]
     parts: Sequence[Callable[[Tensor], Tensor]] | None = None
 
     @property
     def possible(self) -> bool:
-        """Whether it can be kept: not where a weight is no parameter but computed in each call (LoRA)."""
+        """Whether the stack can be cached. It cannot if a weight is computed in each call instead of stored (LoRA)."""
         return all(owner._parameters.get(self.name) is not None for owner in self.owners)
 
     def parameters(self) -> list[Tensor]:
         """Return the parameter of each member."""
         return [getattr(owner, self.name) for owner in self.owners]
 
+    def up_to_date_stack(self) -> CachedStack:
+        """Return the cached stack, which is made first if there is none that fits the parameters."""
+        return self.cache.up_to_date(self.parameters(), self.parts)
+
 
 class StackingModule(Protocol):
-    """A module of which the weights of all members can be stacked."""
+    """A module whose weights can be stacked over all members."""
 
-    def stack_orders(self) -> Mapping[str, StackOrder]:
-        """Return the stacks that it would keep, by names of its choice; empty where it has none."""
+    def stack_recipes(self) -> Mapping[str, StackRecipe]:
+        """Return the stacks that the module can use, by names of its choice; empty if it cannot use any."""
 
-    def computing_with(self, stacks: Mapping[str, KeptStack]) -> Any:
-        """Return what it computes with in a run that has these stacks, by the same names."""
+    def batched_weights(self, stacks: Mapping[str, CachedStack]) -> Any:
+        """Return an object that computes with these stacks, given by the names of :meth:`stack_recipes`."""
 
 
 class StacksOfTower:
-    """The stacks that the modules of one tower keep from run to run.
+    """The stacks that the modules of one tower cache from run to run.
 
-    Whether they still fit the parameters is looked at for all of them at once, at the beginning of a run.
+    At the beginning of a run, one check tells for all of them whether they still fit the parameters.
     """
 
     def __init__(self, modules: Sequence[StackingModule]) -> None:
         self._modules = list(modules)
-        self._seen: _SeenStacks | None = None
+        self._snapshot: _StackSnapshot | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_modules": self._modules, "_seen": None}  # a copy has modules of its own
+        return {"_modules": self._modules, "_snapshot": None}  # a copied tower has other parameters
 
     def checked(self) -> Mapping[Any, Any]:
-        """Return what each module that keeps stacks computes with, by module; made anew where it does not fit."""
-        seen = self._seen
-        if seen is None or not seen.are_current():
-            seen = self._made()
-            self._seen = seen
-        return seen.computing_with
+        """Return for each module that can use stacks its :meth:`StackingModule.batched_weights`, all up to date."""
+        snapshot = self._snapshot
+        if snapshot is None or not snapshot.is_current():
+            snapshot = self._stack_all()
+            self._snapshot = snapshot
+        return snapshot.weights_by_module
 
-    def _made(self) -> _SeenStacks:
-        """Make the stacks of all modules whose weights can be stacked, or find those that still fit."""
-        orders: list[StackOrder] = []
-        stacks: list[KeptStack] = []
-        computing_with: dict[Any, Any] = {}
+    def _stack_all(self) -> _StackSnapshot:
+        """Stack the weights of all modules that can use stacks, unless a stack still fits; return a snapshot of all."""
+        recipes: list[StackRecipe] = []
+        stacks: list[CachedStack] = []
+        weights_by_module: dict[Any, Any] = {}
         for module in self._modules:
-            orders_of_module = module.stack_orders()
-            if not orders_of_module or not all(order.possible for order in orders_of_module.values()):
+            recipe_by_name = module.stack_recipes()
+            if not recipe_by_name or not all(recipe.possible for recipe in recipe_by_name.values()):
                 continue
-            kept_by_name = {}
-            for name, order in orders_of_module.items():
-                kept = order.stack.keep(order.parameters(), order.parts)
-                kept_by_name[name] = kept
-                orders.append(order)
-                stacks.append(kept)
-            # Outside inference mode: these views serve runs of other modes too.
+            stack_by_name = {name: recipe.up_to_date_stack() for name, recipe in recipe_by_name.items()}
+            # Leave inference mode: the views that are made here also serve later runs with gradients.
             with torch.inference_mode(False), torch.no_grad():
-                computing_with[module] = module.computing_with(kept_by_name)
-        return _SeenStacks(orders, stacks, computing_with)
+                weights_by_module[module] = module.batched_weights(stack_by_name)
+            recipes += recipe_by_name.values()
+            stacks += stack_by_name.values()
+        return _StackSnapshot(recipes, stacks, weights_by_module)
 
 
-class _SeenStacks:
-    """Stacks as they were when they were last looked at.
+class _StackSnapshot:
+    """All stacks of a tower and the state of the parameters they were made from, to see later whether anything changed.
 
-    Everything that is compared in each run lies in flat lists, which are walked in C: a run must not wait for this.
+    Everything that is compared in each run is in flat lists, which ``map`` walks in C, because a run waits for this
+    check.
 
     Args:
-        orders: of the stacks.
-        stacks: the kept ones.
-        computing_with: as :meth:`StacksOfTower.checked` returns.
+        recipes: the recipe of each stack.
+        stacks: the stacks.
+        weights_by_module: what :meth:`StacksOfTower.checked` returns.
     """
 
     def __init__(
-        self, orders: Sequence[StackOrder], stacks: Sequence[KeptStack], computing_with: Mapping[Any, Any]
+        self, recipes: Sequence[StackRecipe], stacks: Sequence[CachedStack], weights_by_module: Mapping[Any, Any]
     ) -> None:
-        """Note everything that :meth:`are_current` compares."""
-        self.computing_with = computing_with
-        # Each stack, and what keeps it until it is forgotten.
-        self._keepers = [order.stack for order in orders]
+        """Record everything that :meth:`is_current` compares."""
+        self.weights_by_module = weights_by_module
+
+        # One entry per stack: its cache, and the stack that the cache held.
+        self._caches = [recipe.cache for recipe in recipes]
         self._stacks = list(stacks)
-        # The parameters of all stacks: whose each is, by which name, itself, and where it lies in memory.
+
+        # One entry per parameter: its owner's parameters by name, its name, the parameter itself, and its address.
         self._owners: list[dict[str, nn.Parameter | None]] = []
         self._names: list[str] = []
         self._parameters: list[Tensor] = []
         self._addresses: list[int] = []
-        # Those of them that were copied to a stack, and how often each had been written to before.
+
+        # One entry per parameter that was copied to a stack: the parameter, and how often it had been written to.
         self._copied: list[Tensor] = []
         self._versions: list[int] = []
-        for order, kept in zip(orders, stacks, strict=True):
-            parameters = order.parameters()
-            for owner in order.owners:
-                self._owners.append(owner._parameters)
-                self._names.append(order.name)
-            self._parameters += parameters
-            self._addresses += kept.addresses
-            if kept.versions is not None:  # a copy; a view sees what is written to the parameters
-                self._copied += parameters
-                self._versions += kept.versions
 
-    def are_current(self) -> bool:
-        """Return whether no stack was forgotten, and no parameter replaced, moved, or (of a copy) written to."""
-        if not all(map(is_, map(_kept_by, self._keepers), self._stacks)):
+        for recipe, stack in zip(recipes, stacks, strict=True):
+            parameters = recipe.parameters()
+            for owner in recipe.owners:
+                self._owners.append(owner._parameters)
+                self._names.append(recipe.name)
+            self._parameters += parameters
+            self._addresses += stack.addresses
+            if stack.versions is not None:  # a copy does not see what is written to its parameters
+                self._copied += parameters
+                self._versions += stack.versions
+
+    def is_current(self) -> bool:
+        """Return whether all stacks are still cached and up to date."""
+        # No cache has forgotten or replaced its stack.
+        if not all(map(is_, map(_stack_in_cache, self._caches), self._stacks)):
             return False
-        parameters = list(map(dict.get, self._owners, self._names))
-        if not all(map(is_, parameters, self._parameters)):
+
+        # Every owner still has the same parameter objects.
+        present_parameters = list(map(dict.get, self._owners, self._names))
+        if not all(map(is_, present_parameters, self._parameters)):
             return False
+
+        # No parameter was moved.
         if addresses_of(self._parameters) != self._addresses:
             return False
+
+        # No parameter that was copied has been written to since.
         return not self._copied or versions_of(self._copied) == self._versions
 
 
-_kept_by = attrgetter("_kept")
+_stack_in_cache = attrgetter("_cached")
 
 
 # --- modules of all members -------------------------------------------------------------------------------------------
 
 
 class PerMember(nn.Module):
-    """One module per member on member-major activations ``[M * B, ...]``: what is not merged.
+    """One module per member, for a place in the network that was not merged; activations are ``[M * B, ...]``.
 
     Linear layers, and layer norms over the last dimension, can run for all members at once, as one batched product.
     """
@@ -398,9 +422,9 @@ class PerMember(nn.Module):
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(modules)
-        self._each = list(modules)  # the same modules: a walk over a ModuleList takes long
-        self._weight = Stack()
-        self._bias = Stack()
+        self._each = list(modules)  # the same modules again, because iterating over a ModuleList is slow
+        self._weight = StackCache()
+        self._bias = StackCache()
         self._stackable = len(modules) > 1 and _runs_as_one_product(modules[0])
 
     def _apply(self, fn: Any, recurse: bool = True) -> PerMember:
@@ -409,22 +433,26 @@ class PerMember(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
 
     def keep_apart(self) -> None:
-        """Never stack the weights of members: where they are only there while a member's own module runs."""
+        """Never stack the weights, because they exist only while a member's module runs."""
         self._stackable = False
 
     def stack(self, context: RunContext) -> None:
-        """Stack the weights, see :class:`hydractl.model.attention.HeadAttention`."""
+        """Stack the weights now, if batched products are wanted; see :meth:`HeadAttention.stack`."""
         if self._stackable and context.batches(next(self.parameters()).device):
             with torch.no_grad():
-                self._product()
+                self._product()  # called because it caches the stacks
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply module m to the samples of member m, ``[M * B, ...]``; in the run of one member, its own to ``x``."""
+        """Apply module m to the samples of member m.
+
+        Args:
+            x: ``[M * B, ...]``, or ``[B, ...]`` in a run of one member (``context.member``), whose module is applied.
+        """
         context = context_of_run()
         if context.member is not None:
             return self._each[context.member](x)
 
-        # One product for all members: of stacks that were looked at for the whole run, else of those of this module.
+        # One product for all members, with stacks that were checked for the whole run or are checked here.
         product = context.stacks_of(self)
         if product is None and self._stackable and context.batches(x.device):
             product = self._product()
@@ -436,7 +464,7 @@ class PerMember(nn.Module):
         return torch.cat([module(part) for module, part in zip(self._each, parts, strict=True)])
 
     def _product(self) -> MembersLinear | MembersLayerNorm:
-        """Return what applies all members' modules at once, with their weights as they are now."""
+        """Return a layer that applies all members' modules at once, with their present weights."""
         modules: list[Any] = self._each
         bias = None
         if modules[0].bias is not None:
@@ -445,53 +473,54 @@ class PerMember(nn.Module):
         return self._product_of(weight, bias)
 
     def _product_of(self, weight: Tensor, bias: Tensor | None) -> MembersLinear | MembersLayerNorm:
+        """Return a layer that applies all members' modules at once, with these stacked weights."""
         first = self._each[0]
         if isinstance(first, nn.LayerNorm):
             return MembersLayerNorm(weight, bias, first.eps)
         return MembersLinear(weight, bias)
 
-    def stack_orders(self) -> Mapping[str, StackOrder]:
-        """Return the stacks of weight and bias."""
+    def stack_recipes(self) -> Mapping[str, StackRecipe]:
+        """Return the recipes of the stacks of weight and bias; empty if the modules cannot run as one product."""
         if not self._stackable:
             return {}
-        orders = {"weight": StackOrder(self._weight, "weight", self._each)}
+        recipes = {"weight": StackRecipe(self._weight, "weight", self._each)}
         modules: list[Any] = self._each
         if modules[0].bias is not None:
-            orders["bias"] = StackOrder(self._bias, "bias", self._each)
-        return orders
+            recipes["bias"] = StackRecipe(self._bias, "bias", self._each)
+        return recipes
 
-    def computing_with(self, stacks: Mapping[str, KeptStack]) -> MembersLinear | MembersLayerNorm:
-        """Return what applies all members' modules at once."""
+    def batched_weights(self, stacks: Mapping[str, CachedStack]) -> MembersLinear | MembersLayerNorm:
+        """Return a layer that applies all members' modules at once."""
         bias = stacks["bias"].stack if "bias" in stacks else None
         return self._product_of(stacks["weight"].stack, bias)
 
 
 def _runs_as_one_product(module: nn.Module) -> bool:
-    """Return whether all members' modules like this one can run as one product: linear layers and layer norms."""
-    if isinstance(module, nn.LayerNorm):  # a library's own subclass too
+    """Return whether modules like this one can run as one product for all members: linear layers and layer norms."""
+    if isinstance(module, nn.LayerNorm):  # includes the subclasses that libraries define
         over_last_dimension = len(module.normalized_shape) == 1
         return over_last_dimension and module.weight is not None
     return type(module) is nn.Linear
 
 
 class PerMemberScale(nn.Module):
-    """One vector per member, for a factor that the block of a library holds itself: ``gamma * x``, x member-major.
+    """One vector per member, in place of a vector by which a library's block multiplies: ``gamma * x``.
 
     Args:
-        scales: ``[d_model]`` of each member.
+        scales: the vector ``[d_model]`` of each member.
     """
 
     def __init__(self, scales: Sequence[nn.Parameter]) -> None:
         super().__init__()
-        for member, scale in enumerate(scales):  # parameters of this module, which is the one that is called
+        for member, scale in enumerate(scales):  # as parameters of this module itself, because only it is called
             self.register_parameter(str(member), scale)
 
     def __mul__(self, x: Tensor) -> Tensor:
-        """Scale ``x``, as a call does: the block multiplies by what it takes for a vector."""
+        """Scale ``x`` as a call does; a block that expects a vector multiplies by this module."""
         return self(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale the samples of member m, ``[M * B, T, d_model]``, by vector m."""
+        """Multiply the samples of member m by vector m, ``[M * B, T, d_model]``; in a run of one member by its own."""
         scales = list(self.parameters())
         member = context_of_run().member
         if member is not None:
@@ -501,45 +530,55 @@ class PerMemberScale(nn.Module):
 
 
 class StackedProjections:
-    """The heads of all members of one site, their projections as batched products.
+    """The projections of all members at one site (an attention block), computed as batched products.
 
-    A member with fewer heads than another has heads of zeros behind its own, which give zeros.
+    If members have different numbers of heads, the shorter ones are padded with heads of zeros, whose output is zero.
 
     Args:
         members: the projections of each member.
-        pooled: whether the heads of all members are in one bank and have attended already.
+        pooled: whether the heads of all members are in one bank, which attends once for all members. Then only the
+            output projection is computed here.
 
     Attributes:
-        heads, head_dim: of each member, those of zeros included, and their width.
-        shares_keys: whether several of them have keys and values in common.
-        possible: whether this gives what the members give: they have heads, not too unequal numbers of them, no gates
-            and no relative terms; where heads share keys, each in the same way.
+        heads, head_dim: the number of heads of each member including heads of zeros, and their width.
+        shares_keys: whether several heads share keys and values (grouped-query attention).
+        possible: whether batched products give the same result as the members one by one. Members need heads, not too
+            different numbers of them, no gates and no relative terms; if heads share keys, all members in the same way.
     """
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:
-        """Note what each member takes of the weights of its bank; nothing is stacked yet."""
+        """Find out which part of the weights of its bank each member uses; nothing is stacked yet."""
         self._members = list(members)
         self._banks = [member.bank for member in members]
         self._pooled = pooled
         self._normed = any(bank.normed for bank in self._banks)
+
+        # The shape of the batched products.
         self.heads = max(member.heads for member in members)
         self.head_dim = members[0].head_dim
         self._all_heads_of_banks = all(member.heads == member.bank.heads for member in members)
         self.shares_keys = members[0].bank.key_heads is not None
         self.possible = self._is_possible(pooled)
-        self._stacks = {name: Stack() for name in ("qkv", "qkv_bias", "out", "out_bias")}
+
+        # The cached stack of each weight, and the part of the weight that each member uses. Heads lie along dimension 0
+        # of `qkv` (3 * head_dim rows each) and along dimension 1 of `out` (head_dim columns each).
+        self._stacks = {name: StackCache() for name in ("qkv", "qkv_bias", "out", "out_bias")}
         rows_of_head = 3 * self.head_dim
-        # What each member takes of the weights of its bank, along the dimension of heads.
         self._parts = {
             "qkv": self._parts_of_members(0, rows_of_head),
             "qkv_bias": self._parts_of_members(0, rows_of_head),
             "out": self._parts_of_members(1, self.head_dim),
             "out_bias": None,
         }
-        self._index: Tensor | None = None
+        self._cached_indices: Tensor | None = None
 
     def _parts_of_members(self, dim: int, width: int) -> list[Callable[[Tensor], Tensor]] | None:
-        """Return what takes each member's heads out of a weight, ``width`` of ``dim`` each; None where it has all."""
+        """Return functions that take each member's heads out of a weight; None if every member uses all heads.
+
+        Args:
+            dim: the dimension of the weight along which the heads lie.
+            width: the size of one head along this dimension.
+        """
         if self._all_heads_of_banks:
             return None
         return [_PartOfMember(member, dim, width) for member in self._members]
@@ -551,56 +590,63 @@ class StackedProjections:
             return False
         if any(member.bank.gate is not None for member in members):
             return False
-        # What is pooled has heads of zeros in its output only, which is a small part of the work.
+
+        # Limit the share of heads of zeros. In a pool they only cost in the output projection, a small part of the
+        # work, so there any share is accepted.
         most_padded = len(members) if pooled else PADDED
-        heads_there = sum(member.heads for member in members)
-        heads_computed = len(members) * self.heads
-        if heads_computed > most_padded * heads_there:
+        real_heads = sum(member.heads for member in members)
+        computed_heads = len(members) * self.heads
+        if computed_heads > most_padded * real_heads:
             return False
-        if self.shares_keys and not pooled:  # a head of zeros would share keys with no other head
+
+        # If heads share keys there can be no heads of zeros, because these would have no keys to share.
+        if self.shares_keys and not pooled:
             ways_of_sharing = {member.bank.key_heads for member in members}
             return self._all_heads_of_banks and len(ways_of_sharing) == 1
         return True
 
     def forget(self) -> None:
-        """Drop what is kept: the weights may have changed unseen."""
-        self._index = None
+        """Drop everything that is cached, because the weights may have changed in ways that cannot be seen."""
+        self._cached_indices = None
         for stack in self._stacks.values():
             stack.forget()
 
     def weights(self) -> StackedWeights:
-        """Return the weights of all members as they are now."""
+        """Return the present weights of all members, stacked; a pool has only those of the output projection."""
         out_bias = self._stacked("out_bias")
         output = MembersLinear(self._stacked("out"), out_bias)
         if self._pooled:
             return StackedWeights(self, None, output)
         return StackedWeights(self, MembersLinear(self._stacked("qkv"), self._stacked("qkv_bias")), output)
 
-    def orders(self) -> dict[str, StackOrder]:
-        """Return the stacks of all weights that the members have, by name."""
-        orders = {}
+    def recipes(self) -> dict[str, StackRecipe]:
+        """Return the recipes of the stacks of all weights that the members have, by name (``qkv``, ``out``, ...)."""
+        recipes = {}
         names = ("out", "out_bias") if self._pooled else tuple(self._stacks)
         for name in names:
             first_bank = self._banks[0]
             if getattr(first_bank, name) is not None:
-                orders[name] = StackOrder(self._stacks[name], name, self._banks, self._parts[name])
-        return orders
+                recipes[name] = StackRecipe(self._stacks[name], name, self._banks, self._parts[name])
+        return recipes
 
-    def weights_of(self, stacks: Mapping[str, KeptStack]) -> StackedWeights:
-        """Return the weights of all members that lie in kept stacks, by the names of :meth:`orders`."""
+    def weights_of(self, stacks: Mapping[str, CachedStack]) -> StackedWeights:
+        """Return the weights of all members from cached stacks, given by the names of :meth:`recipes`."""
 
         def layer(name: str) -> MembersLinear:
+            """Return the layer of a stacked weight, with its stacked bias if there is one."""
             bias = stacks.get(f"{name}_bias")
             return MembersLinear(stacks[name].stack, None if bias is None else bias.stack)
 
         output = layer("out")
         if self._pooled:
             return StackedWeights(self, None, output)
-        is_copy = all(stack.versions is not None for name, stack in stacks.items() if name.startswith("qkv"))
-        return StackedWeights(self, layer("qkv"), output, cut_once=is_copy)
+
+        # Copies do not change when parameters are written to, so rows that are cut out of them may be cached.
+        are_copies = all(stack.versions is not None for name, stack in stacks.items() if name.startswith("qkv"))
+        return StackedWeights(self, layer("qkv"), output, cut_once=are_copies)
 
     def _stacked(self, name: str) -> Any:
-        """Return one weight of all members ``[M, ...]``; None for a bias that they do not have."""
+        """Return one weight of all members, ``[M, ...]``; None for a bias that they do not have."""
         weights: list[Any]
         if name == "qkv_bias":
             weights = [bank.trained_bias() for bank in self._banks]
@@ -611,67 +657,72 @@ class StackedProjections:
         return self._stacks[name].stacked(weights, self._parts[name])
 
     def normed(self, heads: Tensor, side: str) -> Tensor:
-        """Normalise each head ``[M * B, heads, T, head_dim]`` by the norm of its member."""
+        """Normalise queries or keys, each member's by its own norm.
+
+        Args:
+            heads: ``[M * B, heads, T, head_dim]``.
+            side: ``q_norm`` or ``k_norm``.
+        """
         if not self._normed:
             return heads
         norms: list[nn.Module] = [getattr(bank, side) for bank in self._banks]
         if all(isinstance(norm, nn.Identity) for norm in norms):
             return heads
-        parts = heads.unflatten(0, (len(norms), -1)).unbind(0)
+        parts = heads.unflatten(0, (len(norms), -1)).unbind(0)  # for each member [B, heads, T, head_dim]
         return torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)])
 
     def for_each_head(self, keys: Tensor) -> Tensor:
-        """Repeat keys or values that heads share, as all members share them alike."""
+        """Repeat shared keys or values for each head that uses them; all members share them in the same way."""
         return self._members[0].for_each_head(keys)
 
     def take(self, attended: Tensor) -> Tensor:
-        """Select each member's heads from those of the bank, ``[B, heads of the bank, q, head_dim]``.
+        """Select each member's heads from the attended heads of the bank, ``[B, heads of the bank, q, head_dim]``.
 
         Returns:
             ``[M * B, heads, q, head_dim]``.
         """
-        selected = attended.index_select(1, self._places(attended.device))  # [B, M * heads, q, head_dim]
+        selected = attended.index_select(1, self._indices_in_bank(attended.device))  # [B, M * heads, q, head_dim]
         by_member = selected.unflatten(1, (-1, self.heads)).transpose(0, 1)  # [M, B, heads, q, head_dim]
         return by_member.flatten(0, 1)
 
     def make(self) -> None:
-        """Make everything that is kept from call to call."""
+        """Make everything that is cached from call to call."""
         self.weights()
         if self._pooled:
-            self._places(self._banks[0].out.device)
+            self._indices_in_bank(self._banks[0].out.device)
 
-    def _places(self, device: torch.device) -> Tensor:
-        """Return the places in the bank of all members' heads, int64 ``[M * heads]``.
+    def _indices_in_bank(self, device: torch.device) -> Tensor:
+        """Return the index in the bank of each member's heads, int64 ``[M * heads]``.
 
-        A head of zeros has the place of some other.
+        A head of zeros gets the index 0: any head will do, as the output projection multiplies it by zeros.
         """
-        kept = self._index  # read once: another thread may forget it
-        if kept is not None and kept.device == device:
-            return kept
-        places: list[int] = []
+        cached = self._cached_indices  # read once, because another thread may forget it
+        if cached is not None and cached.device == device:
+            return cached
+        indices: list[int] = []
         for member in self._members:
             for run in member.runs:
-                places.extend(range(run.start, run.stop))
+                indices.extend(range(run.start, run.stop))
             heads_of_zeros = self.heads - member.heads
-            places.extend([0] * heads_of_zeros)
+            indices.extend([0] * heads_of_zeros)
         if torch.compiler.is_compiling():
-            return torch.tensor(places, device=device)
-        with torch.inference_mode(False):  # it serves runs with gradients too
-            index = torch.tensor(places, device=device)
-        self._index = index
+            return torch.tensor(indices, device=device)
+        with torch.inference_mode(False):  # the tensor also serves later runs with gradients
+            index = torch.tensor(indices, device=device)
+        self._cached_indices = index
         return index
 
 
 class StackedWeights:
-    """The weights of all members of one site: what its attention computes with in one run, or in many.
+    """The stacked weights of all members at one site (an attention block), for one run or for many.
 
     Args:
-        projections: whose weights they are.
+        projections: the projections whose weights these are.
         qkv: computes queries, keys and values, in the order of :class:`hydractl.model.projections.Packing`; None for a
             pool, whose heads have attended already.
         out: projects to the residual stream.
-        cut_once: copy the rows of queries, and those of keys and values, once and not in every call. Not where
-            parameters are views of what is cut: nothing would tell the copies that these were written to.
+        cut_once: copy the rows of queries, and those of keys and values, only once and not in every call. This must be
+            off if parameters are views of the stack: the copies would not see what is written to the parameters.
     """
 
     def __init__(
@@ -681,59 +732,74 @@ class StackedWeights:
         self._qkv = qkv
         self._out = out
         self._cut_once = cut_once
-        self._cut: tuple[MembersLinear, MembersLinear] | None = None
+        self._cut: tuple[MembersLinear, MembersLinear] | None = None  # see _queries_apart
 
     def _queries_apart(self) -> tuple[MembersLinear, MembersLinear]:
-        """Return what computes the queries, and what computes keys and values, for blocks that run for few tokens."""
+        """Return two layers, one for the queries and one for keys and values; cached if ``cut_once`` is set.
+
+        They are needed for a block with few query tokens, in which keys and values still come from all tokens.
+        """
         cut = self._cut
         if cut is not None:
             return cut
         if not self._cut_once:
             return self._rows(QUERIES), self._rows(KEYS_AND_VALUES)
-        with torch.inference_mode(False), torch.no_grad():  # it serves runs of other modes too
+        with torch.inference_mode(False), torch.no_grad():  # the copies also serve later runs with gradients
             cut = (self._rows(QUERIES), self._rows(KEYS_AND_VALUES))
         self._cut = cut
         return cut
 
     def _rows(self, wanted: slice) -> MembersLinear:
-        """Return a copy of the layer that computes some of the three projections."""
+        """Return a copy of the layer that computes the wanted ones of queries, keys and values."""
         assert self._qkv is not None, "a pool projects nothing"
         weight, bias = wanted_rows(self._qkv.weight, self._qkv.bias, wanted, self.projections.head_dim)
         return MembersLinear(weight, bias)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project ``x [M * B, q, d_model]`` to queries, ``memory [M * B, T, d_model]`` (None: x) to keys and values.
+        """Project tokens to queries, keys and values.
+
+        Args:
+            x: the query tokens, ``[M * B, q, d_model]``.
+            memory: the key and value tokens, ``[M * B, T, d_model]``; None means ``x``.
 
         Returns:
-            ``[M * B, heads, q, head_dim]`` and twice ``[M * B, heads, T, head_dim]``.
+            Queries ``[M * B, heads, q, head_dim]``, keys and values ``[M * B, heads, T, head_dim]``.
         """
         projections = self.projections
         if projections.shares_keys:
             return self._project_shared(x, x if memory is None else memory)
         assert self._qkv is not None, "a pool projects nothing"
+
+        # If queries, keys and values come from the same tokens, one product computes all three. Otherwise two products.
         if memory is None:
             q, k, v = split_heads(self._qkv(x), 3, projections.head_dim)
         else:
-            queries, keys_and_values = self._queries_apart()
-            (q,) = split_heads(queries(x), 1, projections.head_dim)
-            k, v = split_heads(keys_and_values(memory), 2, projections.head_dim)
+            query_layer, key_value_layer = self._queries_apart()
+            (q,) = split_heads(query_layer(x), 1, projections.head_dim)
+            k, v = split_heads(key_value_layer(memory), 2, projections.head_dim)
         return projections.normed(q, "q_norm"), projections.normed(k, "k_norm"), v
 
     def _project_shared(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project ``x [M * B, q, d_model]`` to queries, ``memory [M * B, T, d_model]`` to keys and values.
+        """Project tokens if several heads share a head of keys and values, which is repeated for each of them.
 
-        Several heads share a head of keys and values, which is repeated for each of them.
+        Args:
+            x: the query tokens, ``[M * B, q, d_model]``.
+            memory: the key and value tokens, ``[M * B, T, d_model]``.
 
         Returns:
-            ``[M * B, heads, q, head_dim]`` and twice ``[M * B, heads, T, head_dim]``.
+            Queries ``[M * B, heads, q, head_dim]``, keys and values ``[M * B, heads, T, head_dim]``.
         """
         assert self._qkv is not None, "a pool projects nothing"
         projections = self.projections
+
+        # The rows of all queries come first, then for each shared head those of its keys and its values.
         query_rows = projections.heads * projections.head_dim
-        queries = self._qkv.rows(slice(0, query_rows))  # [M, heads * head_dim, d_model]
-        keys_and_values = self._qkv.rows(slice(query_rows, None))  # [M, shared heads * 2 * head_dim, d_model]
-        (q,) = split_heads(queries(x), 1, projections.head_dim)
-        k, v = split_heads(keys_and_values(memory), 2, projections.head_dim)
+        query_layer = self._qkv.rows(slice(0, query_rows))  # [M, heads * head_dim, d_model]
+        key_value_layer = self._qkv.rows(slice(query_rows, None))  # [M, shared heads * 2 * head_dim, d_model]
+        (q,) = split_heads(query_layer(x), 1, projections.head_dim)
+        k, v = split_heads(key_value_layer(memory), 2, projections.head_dim)
+
+        # Normalise before repeating, while there are fewer heads of keys.
         q = projections.normed(q, "q_norm")
         k = projections.normed(k, "k_norm")
         return q, projections.for_each_head(k), projections.for_each_head(v)
@@ -745,20 +811,21 @@ class StackedWeights:
 
 
 class _PartOfMember:
-    """Takes the heads of one member out of a weight of its bank.
+    """Callable that takes the heads of one member out of a weight of its bank.
 
     Args:
-        member: has some of the heads of the bank.
-        dim: the dimension of the weight along which heads lie.
-        width: what each head has of it along ``dim``.
+        member: the projections of the member, which has some of the heads of the bank.
+        dim: the dimension of the weight along which the heads lie.
+        width: the size of one head along ``dim``.
     """
 
     def __init__(self, member: MemberProjections, dim: int, width: int) -> None:
-        self._runs = member.runs or [slice(0, 0)]  # a member without heads has an empty part
+        self._runs = member.runs or [slice(0, 0)]  # for a member without heads, an empty part
         self._dim = dim
         self._width = width
 
     def __call__(self, weight: Tensor) -> Tensor:
+        """Return the part of ``weight`` that belongs to the member's heads, concatenated from its runs."""
         parts = []
         for run in self._runs:
             heads = run.stop - run.start

@@ -1,8 +1,8 @@
-"""The stored weights of a model: those of its members, with fewer heads, and whether they are what they should be.
+"""The stored weights of a model: those of single members, with fewer heads, and checks that they are complete.
 
-What all members share stands under stock names, the rest under ``members.M.``. The heads of a site that are equal in
-all members that have them are stored once too: the tensors of its attention then stand under their stock names and hold
-every head that any member has, in ascending order.
+What all members share is stored under the library's names (stock names), everything else under ``members.M.NAME``. The
+heads of a site may be equal in all members that have them. Then they are stored once: the tensors of that attention
+block have stock names and hold every head that any member has, in ascending order.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ Edit = Callable[[Site, HeadWeights], HeadWeights]
 
 
 def member_name(name: str, member: int) -> str:
-    """Return where the tensor ``name`` of one member stands in a fused file; what all share keeps its stock name."""
+    """Return the stored name of the tensor ``name`` of one member, for a tensor that members do not share."""
     return f"members.{member}.{name}"
 
 
 class MemberTensors(MappedTensors):
-    """The tensors of one member of a fused source under their stock names, as they are stored.
+    """The tensors of one member of a fused source, by their stock names; removed heads are missing as in the file.
 
     Attributes:
-        stored: by stock name, the name in the file.
+        stored: the name in the file, by stock name.
     """
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
+        """Find the stored name of every tensor of the member; nothing is read yet."""
+        # Find the stored name of each tensor.
         prefix = member_name("", member)
         names = tensors.names()
         self.stored: dict[str, str] = {}
-        # What all members share, and then what this one has for itself, which takes the place of the former.
+
+        # First what all members share, then what this member has for itself, which replaces a shared tensor.
         for stored_name in names:
             if not stored_name.startswith("members."):
                 self.stored[stored_name] = stored_name
@@ -65,7 +68,7 @@ class MemberTensors(MappedTensors):
 
 
 def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequence[Site]) -> set[str]:
-    """Return the sites whose attention stands under stock names, by path; all of them in a model of one member."""
+    """Return the paths of the sites whose attention is stored under stock names; all sites if there is one member."""
     stock_names = [name for name in tensors.names() if not name.startswith("members.")]
     paths = set()
     for site in sites:
@@ -75,7 +78,7 @@ def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequenc
 
 
 def heads_of_any_member(masks: Sequence[HeadMask], path: str) -> tuple[int, ...]:
-    """Return every head that any member has at a site, ascending."""
+    """Return every head that at least one member has at a site, ascending."""
     heads: set[int] = set()
     for mask in masks:
         heads.update(mask.kept[path])
@@ -85,10 +88,12 @@ def heads_of_any_member(masks: Sequence[HeadMask], path: str) -> tuple[int, ...]
 def held_mask(masks: Sequence[HeadMask], member: int, once: Collection[str]) -> HeadMask:
     """Return the heads that the stored tensors of one member hold.
 
+    Where heads are stored once for all members, these are the heads of any member; elsewhere the member's own.
+
     Args:
-        masks: of all members.
-        member: its number.
-        once: the paths of the sites whose heads are stored once: those of all members there, elsewhere its own.
+        masks: the masks of all members.
+        member: the index of the member.
+        once: the paths of the sites whose heads are stored once.
     """
     held = dict(masks[member].kept)
     for path in held:
@@ -101,39 +106,45 @@ def held_mask(masks: Sequence[HeadMask], member: int, once: Collection[str]) -> 
 
 
 class EditedHeads:
-    """A tensor source whose attention weights pass through ``edit``, one site at a time.
+    """A tensor source that changes the attention weights of another source by ``edit``, one site at a time.
 
-    Shapes and dtypes are found by running the edit on meta tensors, so no weights are read for them.
+    Shapes and dtypes are found by running ``edit`` on meta tensors, so no weights are read for them.
 
     Args:
-        source: holds the heads of ``present``.
+        source: the tensors to change.
+        family, sites: the family of the model, and its attention blocks.
+        present: the heads that ``source`` holds.
+        edit: a function from a site and its head weights to the new head weights.
     """
 
     def __init__(
         self, source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, edit: Edit
     ) -> None:
+        """Find names, dtypes and shapes after the edit, without reading weights."""
         self.source = source
         self.family = family
         self.present = present
         self.edit = edit
         names = source.names()
-        # The site and the dtype and shape after the edit, of each tensor that passes through it.
+
+        # For each tensor of an attention block: its site, and its dtype and shape after the edit.
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
             names_of_site = attention_names(family, names, sites, site)
-            # Edited once without numbers, which tells the names, dtypes and shapes after the edit.
+            # Edit meta tensors, which have no numbers, to find names, dtypes and shapes after the edit.
             without_numbers = {name: meta_tensor(source.info(name)) for name in names_of_site}
             with plain_sizes():
                 edited = self._edit_site(site, without_numbers)
             for name, tensor in edited.items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
-        # The site that was read last, by its path, with its edited tensors.
+
+        # The path of the site that was read last, and its edited tensors.
         self._cached: tuple[str, Mapping[str, Tensor]] | None = None
 
     def _edit_site(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of a site after the edit."""
+        """Return all tensors of a site after the edit."""
         present_heads = self.present.kept[site.path]
         weights = read_heads(self.family, tensors, site, present_heads)
         edited_weights = self.edit(site, weights)
@@ -142,32 +153,33 @@ class EditedHeads:
         return edited
 
     def names(self) -> list[str]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return self.source.names()
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape after the edit."""
+        """Return dtype and shape of a tensor after the edit."""
         if name in self._infos:
             return self._infos[name]
         return self.source.info(name)
 
     def read(self, name: str) -> Tensor:
-        """One tensor after the edit."""
+        """Return one tensor after the edit."""
         site = self._site_of.get(name)
-        if site is None:  # it belongs to no attention
+        if site is None:  # the tensor belongs to no attention block
             return self.source.read(name)
         edited = self._read_site(site)
         return edited[name]
 
     def _read_site(self, site: Site) -> Mapping[str, Tensor]:
-        """Return the tensors of a site after the edit, read anew unless it was the last one asked for.
+        """Return the tensors of a site after the edit; also keep them, in place of those of the last site.
 
-        The tensors of one site are asked for one after another, so one site in memory is enough.
+        The tensors of one site are read one after another, so it is enough to keep one site in memory.
         """
         if self._cached is not None:
             cached_path, cached_tensors = self._cached
             if cached_path == site.path:
                 return cached_tensors
+
         tensors = {}
         for name, site_of_name in self._site_of.items():
             if site_of_name.path == site.path:
@@ -177,7 +189,7 @@ class EditedHeads:
         return edited
 
     def read_piece(self, name: str, start: int, stop: int) -> Tensor:
-        """Some elements of one tensor after the edit, in storage order."""
+        """Return some elements of one tensor after the edit, in storage order."""
         if name not in self._site_of:
             return read_piece(self.source, name, start, stop)
         elements = self.read(name).reshape(-1)
@@ -185,10 +197,10 @@ class EditedHeads:
 
 
 class StoredHeads:
-    """The heads of a source as a criterion sees those of a model, read when it asks for them: one site in memory.
+    """The heads of a source, for a criterion that needs only weights. They are read one site at a time.
 
     Attributes:
-        description, sites: as those of :class:`hydractl.model.runtime.HydraModel`.
+        description, sites: the same attributes as :class:`hydractl.model.runtime.HydraModel` has.
     """
 
     def __init__(
@@ -201,7 +213,7 @@ class StoredHeads:
         self._dtype = dtype
 
     def head_weights(self, site_index: int) -> HeadWeights:
-        """Return the attention weights of one site, head by head, on the CPU and in the dtype that was asked for."""
+        """Return the attention weights of one site, head by head, on the CPU and in the dtype asked for."""
         site = self.sites[site_index]
         all_names = self._tensors.names()
         tensors = {}
@@ -215,13 +227,14 @@ class StoredHeads:
 def sliced(
     source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
 ) -> EditedHeads:
-    """Return tensors with only the heads of ``kept``, from weights that hold the heads of ``present``."""
+    """Return a source with only the heads of ``kept``, from weights that hold the heads of ``present``."""
 
     def select_kept(site: Site, weights: HeadWeights) -> HeadWeights:
+        """Select the heads to keep from those that are present."""
         present_heads = present.kept[site.path]
         kept_heads = kept.kept[site.path]
-        places = [present_heads.index(head) for head in kept_heads]
-        return weights.select(places)
+        indices = [present_heads.index(head) for head in kept_heads]
+        return weights.select(indices)
 
     return EditedHeads(source, family, sites, present, select_kept)
 
@@ -229,18 +242,20 @@ def sliced(
 def zeroed(
     source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
 ) -> EditedHeads:
-    """Return tensors of the shapes that the library's own model has, in which removed heads do nothing.
+    """Return a source with tensors of the shapes of the library's own model, in which removed heads do nothing.
 
-    The heads of ``present`` stand in their original places, and the output columns of all that ``kept`` lacks are zero.
+    The heads of ``present`` are put at their original indices. The output columns of all heads that are not in ``kept``
+    are zero.
 
     Args:
         source: weights that hold the heads of ``present``.
-        family, sites: of the model.
+        family, sites: the family of the model, and its attention blocks.
         present: the heads that the weights hold.
-        kept: the heads that are to have an effect, no others than those.
+        kept: the heads that should have an effect, all of them heads of ``present``.
     """
 
     def expand_and_zero(site: Site, weights: HeadWeights) -> HeadWeights:
+        """Put the heads at their original indices, and set the output of removed heads to zero."""
         all_heads = range(site.heads)
         key_heads = site.key_heads(all_heads)
         present_heads = present.kept[site.path]
@@ -258,22 +273,22 @@ def zeroed(
 def check_tensors(
     origin: str, tensors: TensorSource, family: ModelFamily, description: Description, sites: Sequence[Site]
 ) -> None:
-    """Check what a model says of itself, and every member's tensors, against the library's own model and kept heads.
+    """Check a model's description and the tensors of every member against the library's own model.
 
     Args:
-        origin: for messages.
-        tensors: of the model.
-        family: of the model.
-        description: what the model says of itself.
-        sites: those that the family finds in its configuration.
+        origin: the name of the model in messages.
+        tensors: the tensors of the model.
+        family: the family of the model.
+        description: what the model says about itself.
+        sites: the attention blocks that the family finds in the model's configuration.
 
     Raises:
-        InputError: listing what does not fit.
+        InputError: listing everything that does not fit.
     """
-    # Before anything is built of the size that it says.
+    # This comes before anything is built with the sizes in the description.
     _check_blocks_and_preprocessing(origin, description, family, sites)
 
-    # Its tensors, member after member, against the library's own model with the heads that are left.
+    # Compare the names and shapes of each member's tensors with the library's model, reduced to the kept heads.
     problems = _problems_of_classes(description, family)
     stock = family.build(description.config).state_dict()
     once = sites_stored_once(tensors, family, sites)
@@ -291,34 +306,37 @@ def check_tensors(
 def _check_blocks_and_preprocessing(
     origin: str, description: Description, family: ModelFamily, sites: Sequence[Site]
 ) -> None:
-    """Check that a description has the attention blocks of its architecture, and inputs that its model takes.
+    """Check that a description has the attention blocks of its architecture and preprocesses as its model needs.
 
     Raises:
-        InputError: naming the first of these that does not fit.
+        InputError: naming the first thing that does not fit.
     """
+    # The attention blocks.
     heads_of_sites = [(site.path, site.heads) for site in sites]
     described_heads = list(description.masks[0].heads.items())
     if heads_of_sites != described_heads:
         raise InputError(f"{origin} describes other attention blocks than its architecture {description.arch} has")
+
+    # The preprocessing.
     shape = family.image_shape(description.config)
     if shape is not None:
         size = input_size(description.preprocess)
         if size != shape:
             raise InputError(f"{origin} prepares images of {size}, its model takes {shape}")
-    family.collate(description.preprocess)  # refuses what it does not understand
+    family.collate(description.preprocess)  # called because it refuses preprocessing that it does not know
 
 
 def _problems_of_classes(description: Description, family: ModelFamily) -> list[str]:
-    """List what does not fit the model in its class names and prompts."""
+    """Return one message for each thing in the class names and prompts that does not fit the model."""
     problems: list[str] = []
     labels = description.labels
-    classes = family.classes(description.config)  # None for a zero-shot model, which takes any number of names
+    classes = family.classes(description.config)  # None for a zero-shot model, which takes any number of classes
     if labels is not None and classes is not None and len(labels) != classes:
         problems.append(f"{len(labels)} labels for {classes} classes")
     if description.prompt is not None:
         try:
             family.prompts(description.config, description.preprocess, ["a"], description.prompt)
-        except UsageError as error:  # what a file says is no usage
+        except UsageError as error:  # here the file is wrong, and not the way in which the program is used
             problems.append(error.message)
     return problems
 
@@ -326,14 +344,14 @@ def _problems_of_classes(description: Description, family: ModelFamily) -> list[
 def _problems_of_tensors(
     member: MemberTensors, stock: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-    """List the tensors of a member that have other shapes than expected, or no floating point numbers.
+    """Return one message for each tensor of a member that has a wrong shape, or wrongly holds integers.
 
-    Names that only one side has are passed over: they are told elsewhere.
+    Names that only one side has are skipped; another check reports them.
 
     Args:
-        member: its tensors.
-        stock: those of the library's own model with all heads.
-        shapes: those that are expected with the heads of the member.
+        member: the tensors of the member.
+        stock: the tensors of the library's own model with all heads.
+        shapes: the expected shapes with the heads of the member.
     """
     problems = []
     names_on_both_sides = set(member).intersection(shapes)
@@ -342,15 +360,15 @@ def _problems_of_tensors(
         expected = shapes[name]
         if info.shape != expected:
             problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(expected)}")
-        is_to_float = stock[name].is_floating_point()
+        should_be_float = stock[name].is_floating_point()
         is_float = torch_dtype(info).is_floating_point
-        if is_to_float and not is_float:
+        if should_be_float and not is_float:
             problems.append(f"tensor {name!r} is {info.dtype}, expected a floating point number")
     return problems
 
 
 _MOST_LISTED = 10
-"""How many misplaced tensors of a kind are listed."""
+"""How many misplaced tensors of each kind are listed."""
 
 
 def _problems_of_sharing(
@@ -360,18 +378,22 @@ def _problems_of_sharing(
     sites: Sequence[Site],
     once: Collection[str],
 ) -> list[str]:
-    """List tensors that no member would read, and tensors or sites that some members share and others do not.
+    """Return messages about tensors under wrong names, at most ten of each kind.
+
+    There are three kinds: tensors that no member reads; sites that are stored once but also have tensors of single
+    members; and names that some members share while others have their own.
 
     Args:
-        tensors, description, family, sites: of the model.
-        once: the sites whose attention stands under stock names, by path.
+        tensors, description, family, sites: the model and its attention blocks.
+        once: the paths of the sites whose attention is stored under stock names.
     """
+    # A model with one member must not have tensors of members.
     names = tensors.names()
-    if description.kind != "fused":  # all tensors stand under stock names
+    if description.kind != "fused":
         names_of_members = [name for name in names if name.startswith("members.")]
         return [f"unexpected tensor {name!r}" for name in names_of_members[:_MOST_LISTED]]
 
-    # The stock names that some member reads for itself, and those that some member shares.
+    # Find all names that are read, and the stock names of tensors that are shared or belong to a member.
     read_names: set[str] = set()
     names_per_member: set[str] = set()
     shared_names: set[str] = set()
@@ -383,6 +405,7 @@ def _problems_of_sharing(
             else:
                 names_per_member.add(name)
 
+    # Find the three kinds of mistakes.
     unread = [name for name in names if name not in read_names]
     mixed_sites = []
     for site in sites:
@@ -404,7 +427,7 @@ def _problems_of_sharing(
 def _expected_shapes(
     stock: Mapping[str, Tensor], family: ModelFamily, sites: Sequence[Site], mask: HeadMask
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a library's model when only the heads of a mask are left."""
+    """Return the shapes of the tensors of a library's model with only the heads of a mask."""
     tensors = dict(stock)
     for site in sites:
         all_heads = read_heads(family, stock, site, range(site.heads))
@@ -417,21 +440,21 @@ def _expected_shapes(
 
 
 def check_finite_weights(name: str, tensors: TensorSource) -> None:
-    """Refuse weights with NaN or infinity, and a file of nothing but zeros.
+    """Refuse weights with NaN or infinity, and a file with nothing but zeros.
 
     Raises:
         NonFiniteError: naming the first such tensor.
-        InputError: every number of a file is zero.
+        InputError: if every number of a file is zero.
     """
     not_finite: Iterable[str]
     if isinstance(tensors, FileTensors):
-        # The pass that hashed the file has seen all of its numbers.
+        # All numbers of the file were seen when its hash was computed.
         scan = tensors.scan()
         if scan.empty:
             raise InputError(f"{tensors.path} is damaged: every number in it is zero", hint="restore it from a copy")
         not_finite = scan.not_finite
     else:
-        # A generator, so that nothing is read behind the first such tensor.
+        # A generator, so that reading stops at the first such tensor.
         not_finite = (other for other in tensors.names() if not is_finite(tensors.read(other)))
     first = next(iter(not_finite), None)
     if first is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hydractl.data.labels import RawLabels, resolve_labels
-from hydractl.data.names import LABEL_SETS, PROMPT_SETS, label_set, place_of_published, read_labels, read_prompts
+from hydractl.data.names import LABEL_SETS, PROMPT_SETS, index_of_published, label_set, read_labels, read_prompts
 from hydractl.errors import InputError, UsageError
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.settings.evaluating import EvalSettings
@@ -98,7 +98,7 @@ def test_published_names_are_found_in_a_model_with_the_list(name: str, own: list
     # With any other labels they are unknown: nothing is guessed.
     with pytest.raises(InputError, match="not among the model's"):
         mapped(own, [*labels[:-1], "another"])
-    assert place_of_published([*labels[:-1], "another"], own) == {}
+    assert index_of_published([*labels[:-1], "another"], own) == {}
 
 
 def test_names_that_no_list_has_are_refused() -> None:

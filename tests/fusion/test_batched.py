@@ -15,7 +15,7 @@ from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.fusion.selfcheck import float32_model
 from hydractl.model.projections import MemberProjections
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.stacking import PerMember, Stack, StackedWeights
+from hydractl.model.stacking import PerMember, StackCache, StackedWeights
 from tests.pico import RELATIVE, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
 from tests.spread import ONE_OF_EACH, spread
 
@@ -162,7 +162,9 @@ def held(model: HydraModel) -> int:
     tensors = [*model.parameters()]
     for module in model.modules():
         stacks = [*vars(module).values(), *getattr(vars(module).get("_stacked"), "_stacks", {}).values()]
-        tensors += [stack.kept.stack for stack in stacks if isinstance(stack, Stack) and stack.kept is not None]
+        tensors += [
+            stack.cached.stack for stack in stacks if isinstance(stack, StackCache) and stack.cached is not None
+        ]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 

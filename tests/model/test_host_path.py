@@ -19,7 +19,7 @@ from hydractl.fusion.selfcheck import float32_model
 from hydractl.methods.lora.matrices import LowRankProjections
 from hydractl.model.context import RepeatedMasks
 from hydractl.model.runtime import HydraModel
-from hydractl.model.stacking import Stack
+from hydractl.model.stacking import StackCache
 from tests.fusion.test_batched import EQUAL, NEARLY, SHARED, batched, one_weight, own_weights, planned
 from tests.pico import close, inputs, shared_stock, source_of
 
@@ -213,14 +213,14 @@ def test_settings_that_change_between_two_runs() -> None:
 
 def kept(model: HydraModel) -> list[Tensor]:
     """Every stack that is kept."""
-    stacks: list[Stack] = []
+    stacks: list[StackCache] = []
     for module in model.modules():
         values = [*vars(module).values()]
         projections = vars(module).get("_stacked")
         if projections is not None:
             values += projections._stacks.values()
-        stacks += [value for value in values if isinstance(value, Stack)]
-    return [stack.kept.stack for stack in stacks if stack.kept is not None]
+        stacks += [value for value in values if isinstance(value, StackCache)]
+    return [stack.cached.stack for stack in stacks if stack.cached is not None]
 
 
 @torch.no_grad()
