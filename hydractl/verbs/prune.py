@@ -526,7 +526,8 @@ def _choose_by_circuit(
             facts_of_search[key] = document[key]
     details: dict[str, object] = {"circuit": facts_of_search}
 
-    # Remove heads in a drawn order, or in the order of the search.
+    # Remove heads in a drawn order, or in the order of the search. A circuit of headmap (which is not nested) ranks no
+    # heads, so check_whole() refuses to keep a part of the heads that it removes.
     if settings.sample_from is not None:
         details["sample_from"] = settings.sample_from
         drawn_order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
