@@ -313,7 +313,7 @@ def describe_files(request: Request, answer: Answer) -> None:
 
 @contextlib.contextmanager
 def _library_warnings(log: ConsoleLog) -> Iterator[None]:
-    """Log Python warnings as details, because they are for programmers. What a person must know, verbs log themselves."""
+    """Log Python warnings as details: they are for programmers. What a person must know, verbs log themselves."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         kind = category.__name__

@@ -1,4 +1,4 @@
-"""The verdict on a choice by the test data, in plain words. Pure: from paired differences to sentences."""
+"""The verdict on a choice by the test data, in plain words. Pure functions: from paired differences to sentences."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "w
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of a row as a ratio to that of the single model; None if it is not known.
+    """The cost of a row as a ratio to the single model; None if it is not known.
 
     Attributes:
         macs: the ratio of mult-adds.
@@ -66,9 +66,9 @@ class Use:
     """The model to use, as ``best.st`` holds it.
 
     Attributes:
-        rung: its row and score.
-        temperature, threshold: None without one.
-        price: the price of its row.
+        rung: its row and its OOD score.
+        temperature, threshold: None if it has none.
+        price: the cost of its row.
     """
 
     rung: Rung
@@ -79,16 +79,18 @@ class Use:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a verdict rests on.
+    """Everything that a verdict is based on.
+
+    A rung is a row with an OOD score. The final rung is where the verdict ends on the ladder.
 
     Attributes:
         ladder: the rungs, the choice first.
-        steps: the differences of each rung, except the last, to the next one, by metric.
-        ends: the index of the rung where the verdict ends.
-        against_single: the comparisons of each rung with the single model.
+        steps: for each rung except the last, its differences to the next rung, by metric.
+        ends: the index of the final rung.
+        against_single: for each rung, its comparisons with the single model under each of its scores.
         hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
-        sets: the difference of AUROC between these two on each test set, by the name of the set.
-        baseline: the differences of the final rung to the single model as it is, with MSP, by metric.
+        sets: by the name of each test set, the difference of AUROC between these two.
+        baseline: the differences of the final rung to the single model with MSP and no temperature, by metric.
         n: the number of samples of the smallest test set.
         labelled: whether the ID test data have labels.
         told: whether any OOD validation set had a vote.
@@ -142,7 +144,7 @@ def answer_of(tested: Facts) -> str:
 
 
 def _answer_of_single(tested: Facts) -> str:
-    """Return the answer of a study that ends with the single model."""
+    """Return the answer of a study that ends with the single model: decided by its score against MSP."""
     if tested.rung.score == REFERENCE:
         return NOTHING_HELPS
     against_msp = tested.steps[tested.ends][AUROC]
@@ -154,12 +156,13 @@ def _answer_of_single(tested: Facts) -> str:
 def _answer_of_ensemble(tested: Facts) -> str:
     """Return the answer of a study that ends with another row than the single model.
 
-    Decided by the difference of mean AUROC to the hardest score of the single model; a gain that costs accuracy trades.
+    It is decided by the difference of mean AUROC to the hardest score of the single model. A gain that costs accuracy
+    is a trade.
     """
     against_single = tested.against_single[tested.ends]
     if against_single.better_afterwards:
         return FREE_SCORE_BETTER
-    assert against_single.hardest is not None  # single + MSP at least
+    assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
     kind = against_single.rivals[against_single.hardest].kind
     if kind in LOSSES:
         return FREE_SCORE_BETTER
@@ -168,7 +171,7 @@ def _answer_of_ensemble(tested: Facts) -> str:
     if kind == CANNOT_TELL:
         return UNCLEAR
 
-    # It is better than the single model.
+    # It detects OOD samples better than the single model.
     accuracy = tested.hardest.get(ACCURACY)
     if accuracy is not None and accuracy.kind in LOSSES:
         return TRADES
@@ -178,7 +181,7 @@ def _answer_of_ensemble(tested: Facts) -> str:
 
 
 def verdict(tested: Facts, use: Use) -> Verdict:
-    """Return the verdict: the answer, its consequences, the comparisons that it rests on, and the doubts."""
+    """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts."""
     answer = answer_of(tested)
 
     # The answer and its consequences.
@@ -206,21 +209,21 @@ def verdict(tested: Facts, use: Use) -> Verdict:
 
 
 def single_with(score: str) -> str:
-    """Name the single model, which has its fitted temperature, with a score."""
+    """Return the name of the single model with a score in a sentence; it has its fitted temperature."""
     if score == REFERENCE:
         return "the single model with MSP"
     return f"the single model with {score}"
 
 
 def name_of(rung: Rung) -> str:
-    """Name a row with its score."""
+    """Return the name of a row with its score in a sentence."""
     if rung.row == SINGLE:
         return single_with(rung.score)
     return f"{rung.row} with {rung.score}"
 
 
 def _sentences_on_left_rungs(tested: Facts) -> list[str]:
-    """Return a sentence for each rung of the ladder that was left, because it is no better than the next one.
+    """Return a sentence for each rung of the ladder that was left because it is no better than the next one.
 
     A rung is a row with an OOD score; the first one is the choice on validation data.
     """
@@ -271,10 +274,10 @@ def _single_sentence(tested: Facts, answer: str) -> str:
 def _ensemble_sentence(tested: Facts, answer: str) -> str:
     """Return the sentence that states the answer of a study that ends with another row than the single model.
 
-    It tells the difference of mean AUROC to the hardest rival: the single model with one of its scores.
+    It gives the difference of mean AUROC to the hardest rival: the single model with one of its scores.
     """
     against_single = tested.against_single[tested.ends]
-    assert against_single.hardest is not None  # single + MSP at least
+    assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
     row = tested.rung.row
     name = name_of(tested.rung)
     rival = single_with(against_single.hardest)
@@ -289,7 +292,7 @@ def _ensemble_sentence(tested: Facts, answer: str) -> str:
             return f"{row} helps this model, slightly: {gain}"
         return f"{gain} It pays with {tested.hardest[ACCURACY]}."
 
-    # It is not, or nobody can tell.
+    # The row is no better, or the data cannot tell.
     if answer == AS_GOOD:
         return f"{_capitalised(rival)}, which costs nothing, is as good as {name}: {difference}."
     if answer == UNCLEAR:
@@ -301,7 +304,13 @@ def _ensemble_sentence(tested: Facts, answer: str) -> str:
 
 
 def _gain_sentence(name: str, against_single: AgainstSingle, hardest: Finding) -> str:
-    """Return the sentence on how much a row is better than the single model under the scores fixed beforehand."""
+    """Return the sentence on how much a row is better than the single model under the scores fixed beforehand.
+
+    Args:
+        name: the row with its score.
+        against_single: its comparisons with the single model.
+        hardest: its difference to the hardest of them.
+    """
     how_much = "slightly better"
     if hardest.kind == BETTER:
         how_much = "better"
@@ -313,7 +322,7 @@ def _gain_sentence(name: str, against_single: AgainstSingle, hardest: Finding) -
 
 
 def _rivals_text(against_single: AgainstSingle) -> str:
-    """Name the scores of the single model that a choice was compared with."""
+    """Return the text that names the scores of the single model that a choice was compared with."""
     scores = list(against_single.rivals)
     if not against_single.others:
         return "the single model with any score"
@@ -324,26 +333,26 @@ def _rivals_text(against_single: AgainstSingle) -> str:
 
 
 def _sentence_on_better_free_scores(tested: Facts, answer: str) -> list[str]:
-    """Return a sentence on the free scores outside the comparison that did better; none if there are none."""
-    ahead = tested.against_single[tested.ends].better_afterwards
-    if not ahead:
+    """Return a sentence on the single model's scores that did better, but were not fixed beforehand; else empty."""
+    better_scores = tested.against_single[tested.ends].better_afterwards
+    if not better_scores:
         return []
     if answer == BLIND:
         return []
-    first, *others = ahead
+    first, *others = better_scores
     rival = single_with(first)
     name = name_of(tested.rung)
     also = ""
     if others:
         also = f", and so did {', '.join(others)}"
     return [
-        f"A free score did better here: {rival}, against which {name} has {ahead[first]}{also}. That was seen "
+        f"A free score did better here: {rival}, against which {name} has {better_scores[first]}{also}. That was seen "
         "afterwards: confirm it on other data."
     ]
 
 
 def _sentence_on_worse_sets(tested: Facts, answer: str) -> list[str]:
-    """Return a sentence on the test sets where a choice that helps is significantly worse than its hardest rival."""
+    """Return a sentence on the test sets where a helpful choice is significantly worse than its hardest rival."""
     if answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
         return []
     worse = []
@@ -357,7 +366,7 @@ def _sentence_on_worse_sets(tested: Facts, answer: str) -> list[str]:
 
 
 def _sentence_on_best_file(use: Use) -> str:
-    """Return the sentence on what ``best.st`` is, with its cost if it is more than the single model."""
+    """Return the sentence on what ``best.st`` is; for another row than the single model, with its cost."""
     score = use.rung.score
     settings = [f"the score {score}"]
     if use.temperature is not None:
@@ -376,7 +385,7 @@ def _sentence_on_best_file(use: Use) -> str:
 
 
 def _cost_in_words(price: Price) -> str:
-    """Return the end of a sentence on the cost of a row; empty if it is not known."""
+    """Return the end of a sentence with the cost of a row; empty if it is not known."""
     ratios = []
     if price.macs is not None:
         ratios.append(f"{price.macs:.2f} times its mult-adds")
@@ -388,7 +397,7 @@ def _cost_in_words(price: Price) -> str:
 
 
 def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
-    """Return the sentence that lists differences to another model, those of one word together; empty without any.
+    """Return a sentence that lists differences to another model, grouped by their words; empty without differences.
 
     Args:
         findings: the differences, by metric.
@@ -398,23 +407,23 @@ def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
     for finding in findings.values():
         differences_by_word[finding.kind].append(str(finding))
 
-    parts = []
+    groups = []
     for word, differences in differences_by_word.items():
         if differences:
             listed = ", ".join(differences)
-            parts.append(f"{word}: {listed}")
-    if not parts:
+            groups.append(f"{word}: {listed}")
+    if not groups:
         return ""
-    all_parts = "; ".join(parts)
-    return f"Against {other}: {all_parts}."
+    all_groups = "; ".join(groups)
+    return f"Against {other}: {all_groups}."
 
 
 def _sentences_on_needed_samples(tested: Facts, answer: str) -> list[str]:
-    """Return a sentence on how many samples would do, for OOD detection and accuracy where the data cannot tell."""
+    """Return sentences on how many samples would be enough, for OOD detection and accuracy, if the data cannot tell."""
     if answer in (BLIND, NOTHING_HELPS):
         return []
 
-    # The comparison that the answer rests on.
+    # The comparison that the answer is based on.
     if answer == SCORE_UNCLEAR:
         findings = tested.steps[tested.ends]
     elif tested.rung.row == SINGLE:
