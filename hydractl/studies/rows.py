@@ -300,8 +300,8 @@ class Workshop:
 
     def row_made_by(self, name: str, recipe: Recipe) -> Row:
         """Return the row that an ensemble method declares, with the steps that its recipe asks for."""
-        # The kinds of recipes: several trainings, whose models are fused; one training that leaves several members, which
-        # are fused; one training that leaves one file; another verb; only options of eval.
+        # The kinds of recipes: several trainings, whose models are fused; one training that leaves several members,
+        # which are fused; one training that leaves one file; another verb; only options of eval.
         match recipe:
             case BySeeds(options, ensemble, of_classifiers, merge):
                 if self.has_classifier:
