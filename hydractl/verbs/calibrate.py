@@ -153,7 +153,10 @@ def _dry_run(
 
 
 def _options(settings: CalibrateSettings) -> EvalOptions:
-    """Return the options of an evaluation on the same validation data, without test data."""
+    """Return the options of an evaluation on the same validation data, without test data.
+
+    The settings of the command fill all options that are not named here.
+    """
     names = settings.score_names()
     compares_all = settings.ood_score == ["all"]
     data = settings.fill(
@@ -199,7 +202,17 @@ def _make_answer(
     note: str | None,
     warnings: list[str],
 ) -> CalibrateAnswer:
-    """Return the answer: what was chosen, and on which data."""
+    """Return the answer: what was chosen, and on which data.
+
+    Args:
+        model: the calibrated model.
+        opened: the data sets.
+        choice: what was chosen on them.
+        score: the OOD score that was written to the checkpoint; None if none was.
+        options: the options of the choice.
+        note: a text that the checkpoint keeps; None for none.
+        warnings: everything that is odd about data or choice.
+    """
     fitted = choice.fitted
     records = records_of_sets(opened.sets, options, all_used=bool(choice.compared))
     compared = {}

@@ -70,7 +70,9 @@ class Child:
         self.device = device
         self.ended = Ended(name)
         self._last_lines: list[str] = []
+        # Standard output goes to a file, which finish() reads; standard error to a pipe, which a thread reads.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
+        # An empty entry of sys.path stands for the working directory of this process.
         import_path = "\n".join(entry or os.getcwd() for entry in sys.path)
         # A new session: the terminal sends Ctrl-C to this process only, which passes it on once.
         self._process = subprocess.Popen(
@@ -103,6 +105,7 @@ class Child:
         ended = self.ended
         has_error = ended.message is not None
         kind, _, rest = line.partition(": ")
+        # The parts of an error come in this order.
         if kind == "error" and not has_error:
             ended.message = rest
         elif kind == "hint" and has_error:
@@ -110,6 +113,7 @@ class Child:
         elif line.startswith("  - ") and has_error:
             problem = line.removeprefix("  - ")
             ended.problems.append(problem)
+        # Any other line is passed on. The last ones are kept: they become the problems of a command that a signal ends.
         elif kind == "warning":
             log.warn(f"{ended.name}: {rest}")
         elif line and not line.startswith("wrote "):  # the names of the files are in the answer

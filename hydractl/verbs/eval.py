@@ -248,8 +248,7 @@ class Plan:
         """Return whether an existing output file may be replaced or used again.
 
         ``--force`` allows it for every file. ``--resume`` allows it for files of finished predictions, and for the
-        answer if
-        the predictions of all rows are finished.
+        answer if the predictions of all rows are finished.
         """
         if settings.force:
             return True
@@ -399,6 +398,7 @@ def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
         should_have_labels = eval_set.role in ("id", "val")
         if should_have_labels and eval_set.dataset is not None:
             report_classes(eval_set.dataset, log)
+    # The ID test set is always the first.
     test_set = plan.sets[0]
     if test_set.labels is None and settings.predictions is None:
         warning = f"{test_set.spec} has no labels: accuracy and calibration are not measured"

@@ -117,12 +117,13 @@ def _path_without_ending(settings: ExportSettings, source: Source) -> Path:
     if settings.output is None:
         return Path(source.name)
     path = file_path(settings.output)
-    kind = kind_of(path) or FOLDER_FORMATS.get(path.suffix)
-    if kind in settings.format:
-        name = path.name.removesuffix(_ending(kind))
+    # The format that the ending of -o stands for; None if it stands for none.
+    format_of_ending = kind_of(path) or FOLDER_FORMATS.get(path.suffix)
+    if format_of_ending in settings.format:
+        name = path.name.removesuffix(_ending(format_of_ending))
         return path.with_name(name)
-    is_of_another_kind = kind is not None or path.suffix == ".st"
-    if is_of_another_kind:
+    has_other_ending = format_of_ending is not None or path.suffix == ".st"
+    if has_other_ending:
         formats = ",".join(settings.format)
         better_path = path.with_suffix(_ending(settings.format[0]))
         raise UsageError(

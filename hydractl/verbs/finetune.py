@@ -130,9 +130,12 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
     Raises:
         UsageError: the options need several processes, or do not fit the way the processes were started.
     """
+    # Several trainings: a process for each. --slurm also makes a job from a single training.
     if settings.several or settings.slurm:
         log_once = SayOnce(log)  # the trainings share their data, and each check would repeat the same sentences
         return train_members(settings, log_once, _check_training, _answer_of_finished)
+
+    # One training, in this process or in all processes of torchrun.
     if settings.devices:
         settings = on_first_device(settings)
     if restarted():  # a process failed, and torchrun has started all of them again
@@ -209,13 +212,15 @@ def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
+
+    # The files, the trackers, and notes on settings that are not used.
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
     files = RunFiles.of_output(output, settings.log, settings.outputs, settings.trackers())
     check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)
 
-    # The model and its data.
+    # Open the model and its data.
     options = train_options(settings)
     opened = open_all(source, options)
     if opened.drawn:
@@ -263,6 +268,8 @@ def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: 
         snapshots=_planned_files(files, models),
         val_left_out=opened.left_out or None,
     )
+
+    # Log the amount of work.
     if options.loss.name == "contrastive":
         log.info(f"{steps} steps of {options.per_step} pairs")  # no mult-adds: they depend on the length of captions
         return plan
@@ -397,11 +404,14 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         adapter = settings.ensemble.adapter()
         course = settings.ensemble.course()
         together = settings.ensemble.together()
+    # Class names belong to the new classifier if one is trained.
     names_of_new_head = None
     if settings.new_head:
         class_names = model_options(settings).labels
         if class_names:
             names_of_new_head = tuple(class_names)
+
+    # Fill the groups of options from the settings.
     data = settings.fill(TrainingDataOptions, train=settings.train, augment=tuple(settings.augment))
     weights = settings.fill(
         WeightOptions,

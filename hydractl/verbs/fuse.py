@@ -145,10 +145,10 @@ def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source],
     """Return what the headers of the models tell about the fused model.
 
     With ``--merge auto`` the headers do not tell whether members are averaged. The answer then shows the averaged
-    model,
-    and its note gives the number of parameters of the model without averaging.
+    model, and its note gives the number of parameters of the model without averaging.
     """
     answer = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
+    # Equal weights, which are stored once, are only found when weights are read.
     if settings.merge != AUTO:
         with_note = replace(answer, note=_AT_MOST)
         return Outcome(with_note.to_json())
@@ -348,6 +348,7 @@ def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[
     for sentence in (averaging_words(answer), sharing_words(answer)):
         if sentence is not None:
             log.info(sentence)
+    # These were only measured with --val, and with --cascade.
     if answer.on_data is not None:
         log.info(data_words(answer.on_data))
     if answer.cascade is not None:

@@ -115,11 +115,13 @@ def _describe_json(path: Path) -> InfoAnswer:
         told=_entries_there(document, _TOLD_OF_ARTEFACT),
         source=document.get("source"),
     )
+    # Masks and circuits: the heads that are kept. They may be missing in a broken file; then only ``info`` is shown.
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
         return _with_heads(info, _sites_of_mask(document["sites"]))
     if schema == "hydractl.circuit/2" and isinstance(document.get("removed"), list):
         with_steps = replace(info, steps=len(document["removed"]))
         return _with_heads(with_steps, _sites_of_circuit(document))
+    # Answers of eval ("models") and bench ("results"): the names of the rows.
     if schema in ("hydractl.eval/2", "hydractl.bench/1"):
         rows = document.get("models", document.get("results"))
         if not isinstance(rows, list):
@@ -294,6 +296,9 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
         parameters=sum(tensor.numel for tensor in weights),
         dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
     )
+
+    # What else is shown: nothing for a file of another program; else the facts of predictions, features, an unfinished
+    # training, or a model.
     if description is None:
         return replace(info, note="does not describe itself; use it with --arch")
     if str(schema).startswith("hydractl.predictions/"):

@@ -120,9 +120,10 @@ def _correct_after_steps(steps: Sequence[Any], samples: Any) -> list[int] | None
 def choose_within(
     source: Source, settings: PruneSettings, budgets: Sequence[int], choose: Callable[[int, Log], HeadChoice], log: Log
 ) -> HeadChoice:
-    """Return the choice of heads for the largest budget for which it and all smaller ones stay within ``--max-drop``.
+    """Return the choice of heads at the largest budget such that it and all smaller budgets stay within ``--max-drop``.
 
-    Accuracy is measured on ``--val``, or else on the calibration samples of ``--data``.
+    The budget is the number of heads to remove. Accuracy is measured on ``--val``, or else on the calibration samples
+    of ``--data``.
 
     Args:
         source: the unpruned model.

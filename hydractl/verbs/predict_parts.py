@@ -139,6 +139,8 @@ class PredictionParts:
             # A link is refused too: it could lead to another user's folder, which would be removed below.
             if is_other_folder or self.folder.is_symlink():
                 raise OutputError(f"{self.folder} is no folder of unfinished predictions", hint="remove it")
+
+            # Resume in the existing folder, or begin with an empty one.
             if exists and resume:
                 self._check_same_command(fingerprint_with_parts)
                 return
@@ -148,6 +150,8 @@ class PredictionParts:
             elif resume:
                 log.info(f"nothing to resume: {target} is begun")
             self.folder.mkdir()
+
+        # The plan lets a later command see whether these parts are its own.
         with Output(self._plan_file) as output:
             write_json(output, {"schema": SCHEMA, "fingerprint": fingerprint_with_parts})
 
@@ -237,14 +241,14 @@ class PredictionParts:
             options_left_out.append("data")  # the inputs replace a --data from the settings file
 
         def command_on(device: str) -> list[str]:
-            words = ["predict", *to_argv(settings, options_left_out)]
-            words.append(f"--part={number}/{self._count}")
-            words.append(f"--output={self._lines_file(number)}")
-            words.append(f"--report={self._summary_file(number)}")
-            words.append(f"--device={device}")
+            arguments = ["predict", *to_argv(settings, options_left_out)]
+            arguments.append(f"--part={number}/{self._count}")
+            arguments.append(f"--output={self._lines_file(number)}")
+            arguments.append(f"--report={self._summary_file(number)}")
+            arguments.append(f"--device={device}")
             # --resume continues a part that was cut off; --force predicts a part again that lacks only its summary.
-            words += ["--resume", "--force", "--quiet"]
-            return [*words, "--", *settings.model]
+            arguments += ["--resume", "--force", "--quiet"]
+            return [*arguments, "--", *settings.model]
 
         return command_on
 

@@ -727,8 +727,8 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
     )
 
     # Cases in which the number of heads at each site depends on data.
-    drops_as_in_circuit = settings.circuit is not None and not settings.val
-    if settings.max_drop is not None and not drops_as_in_circuit:
+    circuit_tells_accuracy = settings.circuit is not None and not settings.val
+    if settings.max_drop is not None and not circuit_tells_accuracy:
         return _outcome_with_note(plan, "how many heads are removed is known only after measuring accuracy")
     if settings.method in DECIDE:
         criterion_of(source, settings)  # raises an error if the criterion cannot score this model

@@ -61,6 +61,7 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
     """
     if settings.method in NEED_DATA:
         need_classifier(source)
+    # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
     change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
     output = settings.output or f"{source.name}.{change}.st"
     as_folder = output.endswith("/")
@@ -96,8 +97,7 @@ def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
     """Return which weights may be removed, and how many must be.
 
     ``--weights`` is the share of all parameters that stay. Parameters outside matrices, such as biases, always stay,
-    and
-    in a model of two towers so do the parameters of the other tower.
+    and in a model of two towers so do the parameters of the other tower.
 
     Raises:
         UsageError: more weights must be removed than may be.

@@ -181,10 +181,10 @@ def lookup(row: Values, key: str) -> object:
     """
     if key in row:
         return row[key]
-    words = key.split(".")
-    for count in range(len(words) - 1, 0, -1):
-        group_name = ".".join(words[:count])
-        rest = ".".join(words[count:])
+    parts = key.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        group_name = ".".join(parts[:cut])
+        rest = ".".join(parts[cut:])
         group = row.get(group_name, _MISSING)
         if isinstance(group, Mapping):
             value = lookup(group, rest)

@@ -40,6 +40,7 @@ def run(settings: ScoreSettings, log: Log) -> Outcome:
     source = only_one(opened, "score")
     default_name = f"{source.name}.{settings.method}{settings.seed_mark}.scores.json"
     path = file_path(settings.output or default_name)
+    # A dry run checks the output and the criterion.
     if settings.dry_run:
         outputs = []
         if not settings.to_stdout:

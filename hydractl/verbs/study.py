@@ -555,7 +555,7 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
     Raises:
         UsageError: the user asks for a score on class texts, and the model is not zero-shot.
     """
-    # The names of the scores.
+    # The names of the scores: the usual ones for this model, and those that the user asked for.
     samples = samples_to_fit_to(settings)
     is_zero_shot = not _has_classifier(source)
     names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
@@ -563,6 +563,7 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
         if name in OF_ZERO_SHOT and not is_zero_shot:
             raise UsageError(f"--ood-score {name} is of class texts, and {source.name} is not zero-shot")
         names.append(name)
+    # Without data to fit to, keep only scores that the user asked for and that need none.
     if samples is None:
         names = [name for name in settings.ood_score if not needs_training_data(name)]
     if not names:
