@@ -89,8 +89,8 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     ``torchrun``, torch is not imported at all.
 
     Args:
-        timeout_s: seconds to wait for the other processes. It must be longer than one process may take more than
-            another between two calls of :meth:`~Processes.gather`. A process that has died is noticed at once.
+        timeout_s: seconds to wait for the other processes. Between two calls of :meth:`~Processes.gather`, no process
+            may be slower than another by more than this. A process that has died is noticed at once.
         nccl: whether NCCL exchanges tensors on GPUs; each process then needs a GPU.
 
     Raises:

@@ -69,9 +69,8 @@ class Wording:
         # First flags with the values of this call, then the flags that are left, then the word MODEL.
         for text_of_option, text_in_python in self._python_by_text.items():
             pattern = re.escape(text_of_option) + _NOT_WITHIN_A_VALUE
-            replacement = text_in_python.replace(
-                "\\", "\\\\"
-            )  # re.sub() treats backslashes in a replacement as escapes
+            # Double the backslashes, because re.sub() treats them as escapes in a replacement.
+            replacement = text_in_python.replace("\\", "\\\\")
             message = re.sub(pattern, replacement, message)
         message = _FLAG.sub(self._argument_for_flag, message)
         message = _MODEL.sub("model", message)

@@ -135,6 +135,7 @@ def _measure_dtype(
     progress: Progress,
 ) -> list[BenchRow]:
     """Return the measured rows of one dtype; its models are freed on return, before those of the next are built."""
+    # Build all models once; compilation and inputs are per batch size.
     built = {row.name: row.build(str(device), dtype) for row in rows}
     mode = options.compile_mode
     measured = []
@@ -185,6 +186,7 @@ def _full_batches_by_row(
     batches_by_row = {}
     for row in rows:
         family, settings = preparation_of(row.model)
+        # Find the batches of an earlier row with the same settings, or prepare them. Smaller last batches are dropped.
         prepared = None
         for earlier in prepared_so_far:
             if earlier.settings == settings:
@@ -230,6 +232,7 @@ def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
             rows.append(f"{row.model} (batch {row.batch_size}, {row.dtype})")
     if not rows:
         return None
+    # Name at most three.
     listed = ", ".join(rows[:3])
     if len(rows) > 3:
         listed += f" and {len(rows) - 3} more"

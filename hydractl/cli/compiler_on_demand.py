@@ -78,6 +78,7 @@ class _Compiler(_StandIn):
             real: Any = sys.modules[_COMPILER]
             return real.disable(function, recursive, **settings)(*arguments, **options)
 
+        # torch stores ``call`` in the function; _real_module() removes it there.
         if hasattr(function, "__dict__"):
             _asked_about.append(function)
         return call

@@ -43,7 +43,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def application(service: ModelService) -> ASGIApp:
-    """Return the ASGI application of a service."""
+    """Return the ASGI application of a service, with its four paths: predictions, health, the model, and metrics."""
     app = FastAPI(
         title="hydractl serve",
         version=__version__,
@@ -53,6 +53,7 @@ def application(service: ModelService) -> ASGIApp:
         **_NO_TELEMETRY,
     )
 
+    # The functions of the paths have no docstrings, because FastAPI would show them to clients.
     async def predict(
         request: Request,
         top: Annotated[int, Query(ge=0, le=_MOST_TOP)] = 0,

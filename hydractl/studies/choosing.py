@@ -448,6 +448,7 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
         if to_best.high >= 0:
             rivals.append(index)
 
+    # Split the sets into those with a vote and those without.
     telling_names = []
     blind_names = []
     for set_index, name in enumerate(evidence.sets):
@@ -456,6 +457,7 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
         else:
             blind_names.append(name)
 
+    # Explain the choice.
     indices = range(len(evidence.candidates))
     reasons = [_why_not_taken(evidence, decision, index, max_drop) for index in indices]
     limits = {row: why_not_eligible(evidence, index, max_drop, 0) for row, index in own_candidates.items()}

@@ -142,6 +142,7 @@ def measure_row(
         predictions = read_predictions(predictions)
     id_role, ood_role = roles
 
+    # Make the samples of each set, with all scores on logits and all stored scores on features.
     id_sets = []
     outside = {}
     groups = {}

@@ -463,7 +463,7 @@ def single(shop: Workshop) -> list[Row]:
 
 @row("whole-avg")
 def whole_avg(shop: Workshop) -> list[Row]:
-    """Make rows of two members: the whole model, and it pruned by the circuit for accuracy and OOD detection.
+    """Make rows of two members: the whole model, and one pruned by the circuit for accuracy and OOD detection.
 
     A twelfth, a sixth and a quarter of the heads are removed. If two of these are the same number, because the model
     has few heads, there is one row for both.
@@ -547,7 +547,7 @@ def taylor(shop: Workshop) -> list[Row]:
 
 def _pruned_by_taylor_scores(shop: Workshop) -> list[Step]:
     """Return the steps that prune three members by Taylor scores; a third of the heads is removed from each."""
-    assert shop.train is not None  # rows that are trained need it
+    assert shop.train is not None  # rows that are trained are refused without it
     count = shop.share(1 / 3)
     members = []
     for member, seed in enumerate(shop.seeds):
@@ -622,7 +622,7 @@ def _row_of_pruned_weights(shop: Workshop, name: str, method: str) -> list[Row]:
 
     OBA is the only method that uses training data for pruning.
     """
-    assert shop.train is not None  # rows that are trained need it
+    assert shop.train is not None  # rows that are trained are refused without it
     kept_weights = "0.891"  # the share of weights that a ViT-B/16 keeps if a third of its heads is removed
     options: dict[str, Value] = {"method": method, "weights": kept_weights, "force": True}
     if method == "oba":

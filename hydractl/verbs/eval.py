@@ -143,6 +143,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     names = [model.name for model in models]
     _check_row_names("--ood-score", options.fit.scores.of_rows, names)
     _check_row_names("--temperature", options.fit.temperatures, names)
+    # Rows of stored predictions read no inputs, so they have no features.
     names_that_run = [model.name for model in models if model.reads is not None]
     predictions = _paths_by_row(settings.predictions, names)
     features = _paths_by_row(settings.features, names_that_run)
@@ -390,9 +391,9 @@ def _report_skipped(plan: Plan, log: Log) -> None:
 
 
 def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
-    """Log where labels are missing or hold few classes.
+    """Warn of data sets whose labels are all of one class, and of a test set without labels.
 
-    Missing labels are no surprise if predictions are stored, so then there is no warning.
+    If predictions are stored, missing labels are expected, and there is no warning.
     """
     for eval_set in plan.sets:
         should_have_labels = eval_set.role in ("id", "val")

@@ -249,9 +249,11 @@ def _check_members(
         if is_new and model in plan_of_model:
             plans[member.name] = _plan_with_files(plan_of_model[model], member.files)
             continue
+
+        # Check it, and compare a training to be resumed, or one that may be finished, with what the files say.
         log_of_check = log
         if plan_of_model:
-            log_of_check = Log()
+            log_of_check = Log()  # silent
         plan, fingerprint = check(settings, log_of_check)
         plans[member.name] = plan
         plan_of_model[model] = plan

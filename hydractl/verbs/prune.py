@@ -164,10 +164,9 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
         budgets = range(_most_removable(source, settings) + 1)
         return choose_within(source, settings, budgets, choose_for_budget, log)
 
+    # A circuit: its search may have started from a pruned model, with ``gone_at_start`` heads fewer than this one.
     circuit_document = documents[settings.circuit]
     ranking = ranking_from_json(circuit_document, sites=source.sites, origin=settings.circuit)
-
-    # A circuit: its search may have started from a pruned model, here with ``gone_at_start`` heads fewer than this one.
     heads_present = set(source.description.mask.kept_heads)
     gone_at_start = len(heads_present.intersection(ranking.start))
     if settings.val and gone_at_start:
@@ -179,8 +178,8 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
     if settings.val:
         budgets = range(len(ranking.removed) + 1)
         return choose_within(source, settings, budgets, choose_for_budget, log)
-    count, measured = removals_of_circuit(circuit_document, settings.circuit, settings.max_drop)
-    choice = choose_for_budget(gone_at_start + count, log)
+    removals_within_drop, measured = removals_of_circuit(circuit_document, settings.circuit, settings.max_drop)
+    choice = choose_for_budget(gone_at_start + removals_within_drop, log)
     return replace(choice, details={**choice.details, **measured})
 
 

@@ -76,7 +76,7 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
         record,
         limits,
         settings.batch_size,
-        settings.wait / 1000,
+        settings.wait / 1000,  # milliseconds to seconds
         log,
         reference,
         WindowLog(windows, log).add,
