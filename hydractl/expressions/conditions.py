@@ -1,4 +1,4 @@
-"""Conditions on figures: ``--require`` of an answer, ``--subject-to`` of a search."""
+"""Conditions on figures: the values of ``--require`` for an answer, and of ``--subject-to`` for a search."""
 
 from __future__ import annotations
 

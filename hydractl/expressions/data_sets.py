@@ -1,4 +1,4 @@
-"""The names of data sets, suites and corruptions, as they are written after an option."""
+"""The names of data sets, suites and corruptions in the values of options."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ OFTEN = 0.2
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
-    """Return a sentence on the OOD validation sets that had no vote; none if all had one.
+    """Return a sentence on the OOD validation sets that had no vote; empty if all had one.
 
     Args:
         telling, blind: the names of the sets with and without a vote.

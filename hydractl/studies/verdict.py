@@ -243,7 +243,7 @@ def _sentences_on_left_rungs(tested: Facts) -> list[str]:
 
 
 def _first_sentence(tested: Facts, answer: str) -> str:
-    """Return the sentence that states the answer."""
+    """Return the sentence that states the answer: nothing could be chosen, the single model, or another row."""
     if answer == BLIND:
         return (
             "The OOD validation data cannot tell which row or score is better, so nothing was chosen: use "

@@ -72,8 +72,8 @@ class Finding:
     """One paired difference on the test data, and the word for it.
 
     Attributes:
-        metric: the dotted key of the metric.
-        value: the figure of this row minus that of the other.
+        metric: the dotted key of the metric, e.g. ``id.accuracy``.
+        value: the figure of one row minus the figure of another.
         ci: the paired 95 % interval of the difference.
         kind: one of :data:`WORDS`.
         needed: about how many samples of each set would be enough to tell; None if the data can tell.
@@ -119,9 +119,9 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     """Return the finding for one paired difference.
 
     Args:
-        metric: a key of :data:`KINDS`.
+        metric: a key of :data:`KINDS`, e.g. ``id.accuracy``.
         value, ci: the difference and its 95 % interval.
-        n: the number of samples that it was measured on.
+        n: the number of samples that the difference was measured on.
     """
     low, high = ci
     judged = KINDS[metric]

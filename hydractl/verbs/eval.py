@@ -94,7 +94,7 @@ def eval_options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOpt
 
 
 def _keeps_logits(settings: EvalSettings) -> bool:
-    """Return whether predictions are kept in the form that ``--resume`` and ``--reuse`` read."""
+    """Return whether predictions are stored in the file format that ``--resume`` and ``--reuse`` can read."""
     if settings.predictions is None:
         return False
     return settings.predictions.endswith(".st")

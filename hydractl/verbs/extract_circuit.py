@@ -22,7 +22,7 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(settings: CircuitSettings, log: Log) -> Outcome:
-    """Search one ranking per objective and write a circuit file for each."""
+    """Search one ranking of heads for each objective, and write a circuit file for each."""
     with processes(settings.timeout) as team:
         return _run_in_team(settings, team.quieted(log), team)
 

@@ -1,4 +1,4 @@
-"""Commands of hydractl side by side: on devices of this machine, or as jobs of a Slurm cluster by submitit."""
+"""Running commands of hydractl side by side: on devices of this machine, or as jobs of a Slurm cluster by submitit."""
 
 from __future__ import annotations
 
