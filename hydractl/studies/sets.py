@@ -37,9 +37,8 @@ class StudySets:
     """The data of a study after all checks.
 
     Attributes:
-        settings: the settings of the study. From their validation data, samples are removed that are training samples
-            or would be in both halves.
-        fingerprints: by option, the fingerprint of the data set.
+        settings: the settings of the study; their validation data lack the samples that would be in both halves.
+        fingerprints: the fingerprint of each set, by its option.
         notes: sentences on samples that were left out.
         warnings: sentences on what is odd about the data.
     """
@@ -50,10 +49,10 @@ class StudySets:
     warnings: Sequence[str] = ()
 
     def changes(self, before: Any) -> list[str]:
-        """Return a line for every data set that has changed since the study was begun.
+        """Return a line for every set that has changed since the study was begun.
 
         Args:
-            before: the fingerprints at that time, read from a file. If they are not a mapping, every set has changed.
+            before: the fingerprints of that time, as read from a file; anything but a mapping counts as none.
         """
         fingerprints_before: Mapping[str, object] = {}
         if isinstance(before, Mapping):

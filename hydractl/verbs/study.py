@@ -465,10 +465,10 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
     objectives: Sequence[str] = ("avg",)
     if NEED_THREE.intersection(scale.rows):
         objectives = THREE
-    common_options_by_verb: dict[str, Mapping[str, Value]] = {}
+    common: dict[str, Mapping[str, Value]] = {}
     for verb, option_names in _COMMON.items():
-        common_options_by_verb[verb] = settings.common(SETTINGS[verb], option_names)
-    common_options_by_verb["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
+        common[verb] = settings.common(SETTINGS[verb], option_names)
+    common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, settings.tower)
@@ -486,7 +486,7 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         ood_val=_half(settings.ood_val_sets()[0].spec, 1),
         folder=folder,
         search=search_options,
-        common=common_options_by_verb,
+        common=common,
         training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
         objectives=objectives,
         max_drop=settings.max_drop,
@@ -617,14 +617,14 @@ def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder:
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
     """
     plan_file = folder / "plan.json"
-    decisive_settings: dict[str, object] = {"model": source.sha256}
+    decisive: dict[str, object] = {"model": source.sha256}
     for name in _DECISIVE:
-        decisive_settings[name] = getattr(asked, name)
+        decisive[name] = getattr(asked, name)
     _make_folder(folder, plan_file)
     if plan_file.exists():
-        scale = _read_scale(plan_file, decisive_settings, sets)
+        scale = _read_scale(plan_file, decisive, sets)
     else:
-        scale = _decide_scale_and_write_plan(plan_file, decisive_settings, sets, source, folder, log)
+        scale = _decide_scale_and_write_plan(plan_file, decisive, sets, source, folder, log)
     plan = _plan_study(sets.settings, source, folder, scale)
     return replace(plan, warnings=sets.warnings)
 
