@@ -168,7 +168,7 @@ class Study:
 
     @property
     def _tested(self) -> Facts:
-        """The comparisons on the test data; needs :meth:`test`."""
+        """The comparisons on the test data, which the verdict is based on; needs :meth:`test`."""
         assert self._facts is not None  # test() has been called
         return self._facts
 
@@ -390,17 +390,17 @@ class Study:
         )
         self._facts = Facts(
             ladder=rungs,
-            steps=differences_to_next,
-            ends=final_index,
+            differences_to_next=differences_to_next,
+            final_index=final_index,
             against_single=against_single,
-            hardest=findings_against_hardest,
-            sets=findings_by_set,
-            baseline=findings_against_baseline,
-            n=self._smallest_test_set,
+            against_hardest=findings_against_hardest,
+            by_test_set=findings_by_set,
+            against_baseline=findings_against_baseline,
+            smallest_test_set=self._smallest_test_set,
             labelled=self._single_uncalibrated.inside.labels is not None,
-            told=has_vote,
-            others=len(self._rows) > 1,
-            why=reasons_for_single,
+            has_vote=has_vote,
+            has_other_rows=len(self._rows) > 1,
+            reasons_for_single=reasons_for_single,
             doubts=self._sentences_of_doubt(final_rung),
             mistakes="" if self._mistakes is None else self._mistakes.line,
         )
@@ -413,7 +413,7 @@ class Study:
     @property
     def stepped_down(self) -> bool:
         """Whether the test data changed which row or score is used."""
-        return self._tested.ends > 0
+        return self._tested.final_index > 0
 
     @property
     def note(self) -> str:
@@ -658,20 +658,20 @@ class Study:
 
     def _verdict_record(self, use: Use) -> VerdictRecord:
         """Return the verdict in words, and the comparisons behind it."""
-        tested = self._tested
-        in_words = verdict(tested, use)
-        against_single = tested.against_single[tested.ends]
+        facts = self._tested
+        in_words = verdict(facts, use)
+        against_single = facts.against_single[facts.final_index]
         return VerdictRecord(
             answer=in_words.answer,
             lines=list(in_words.lines),
-            doubts=list(tested.doubts),
+            doubts=list(facts.doubts),
             footnote=FOOTNOTE,
             hardest=against_single.hardest,
             rivals=_by_name(against_single.rivals),
             afterwards=_by_name(against_single.better_afterwards),
-            sets=_by_name(tested.sets),
-            against_hardest=_finding_records(tested.hardest),
-            against_baseline=_finding_records(tested.baseline),
+            sets=_by_name(facts.by_test_set),
+            against_hardest=_finding_records(facts.against_hardest),
+            against_baseline=_finding_records(facts.against_baseline),
             mistakes=None if self._mistakes is None else self._mistakes.record(),
         )
 
@@ -691,12 +691,12 @@ class Study:
 
     def _ladder_records(self) -> list[LadderRungRecord]:
         """Return the rungs of the ladder (rows with a score), each with its differences to the next rung."""
-        tested = self._tested
+        facts = self._tested
         records = []
-        for index, rung in enumerate(tested.ladder):
+        for index, rung in enumerate(facts.ladder):
             against_next: list[FindingRecord] = []
-            if index < len(tested.steps):
-                against_next = _finding_records(tested.steps[index])
+            if index < len(facts.differences_to_next):
+                against_next = _finding_records(facts.differences_to_next[index])
             records.append(LadderRungRecord(row=rung.row, score=rung.score, against_next=against_next))
         return records
 
