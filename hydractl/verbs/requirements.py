@@ -27,8 +27,8 @@ def unmet_in(
 
     Args:
         rows: the name and the values of each row, in order.
-        requirements: the expressions. One with a row name, e.g. ``fused:id.acc>0.9``, is checked on the rows of that
-            name only, any other on all rows.
+        requirements: the expressions. One with a row name, e.g. ``fused:id.accuracy>0.9``, is checked on the rows of
+            that name only, any other on all rows.
         skip_first: whether an expression without a row name is not checked on rows with the name of the first row (the
             reference).
         label: returns the name of a row in a message, from its name and its values. Needed if names are repeated.
@@ -104,7 +104,7 @@ def check_known(
     Args:
         requirements: the expressions.
         names: the names of the rows to come.
-        keys: the dotted keys of the numbers that every row will have, e.g. ``id.acc``.
+        keys: the dotted keys of the numbers that every row will have, e.g. ``id.accuracy``.
         skip_first: whether an expression without a row name is not checked on rows with the name of the first row (the
             reference).
         named_only: names of rows that are only checked by expressions with their name.
