@@ -456,149 +456,149 @@ def row(
 
 
 @row("single")
-def single(shop: Workshop) -> list[Row]:
+def single(workshop: Workshop) -> list[Row]:
     """Make the row of the studied model itself."""
-    return [Row("single", shop.model)]
+    return [Row("single", workshop.model)]
 
 
 @row("whole-avg")
-def whole_avg(shop: Workshop) -> list[Row]:
+def whole_avg(workshop: Workshop) -> list[Row]:
     """Make rows of two members: the whole model, and one pruned by the circuit for accuracy and OOD detection.
 
     A twelfth, a sixth and a quarter of the heads are removed. If two of these are the same number, because the model
     has few heads, there is one row for both.
     """
-    circuit = shop.circuit_file("avg")
-    counts = [shop.share(part) for part in (1 / 12, 1 / 6, 1 / 4)]
+    circuit = workshop.circuit_file("avg")
+    counts = [workshop.share(part) for part in (1 / 12, 1 / 6, 1 / 4)]
     rows = []
     for count in dict.fromkeys(counts):  # without repetition
-        member = shop.pruning_step(f"avg@{count}", circuit, count, shop.search_of_circuits)
-        row_of_count = shop.fused_row(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
+        member = workshop.pruning_step(f"avg@{count}", circuit, count, workshop.search_of_circuits)
+        row_of_count = workshop.fused_row(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
         rows.append(row_of_count)
     return rows
 
 
 @row("whole-auto", default=False)
-def whole_auto(shop: Workshop) -> list[Row]:
+def whole_auto(workshop: Workshop) -> list[Row]:
     """Make the row of the whole model and the same circuit, with as many heads removed as ``--max-drop`` allows.
 
     The search has measured how many these are.
     """
-    circuit = shop.circuit_file("avg")
-    member = shop.pruning_step("auto", circuit, None, shop.search_of_circuits)
-    fused = shop.fused_row("whole-auto", [member], whole=True)
+    circuit = workshop.circuit_file("avg")
+    member = workshop.pruning_step("auto", circuit, None, workshop.search_of_circuits)
+    fused = workshop.fused_row("whole-auto", [member], whole=True)
     return [fused]
 
 
 @row("whole-late")
-def whole_late(shop: Workshop) -> list[Row]:
+def whole_late(workshop: Workshop) -> list[Row]:
     """Make the row of the whole model and a circuit in the last third of the sites (attention layers).
 
     Both members share everything before these sites, so that part runs only once.
     """
-    search = shop.late_search
+    search = workshop.late_search
     circuit = search.outputs[0]
     budget = str(search.options["budget"])
     count = int(budget)
-    member = shop.pruning_step(f"late@{count}", circuit, count, search)
-    fused = shop.fused_row(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))
+    member = workshop.pruning_step(f"late@{count}", circuit, count, search)
+    fused = workshop.fused_row(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))
     return [fused]
 
 
 @row("whole-three")
-def whole_three(shop: Workshop) -> list[Row]:
+def whole_three(workshop: Workshop) -> list[Row]:
     """Make the row of the whole model and three circuits: for accuracy, for OOD detection, and for both.
 
     Each circuit has a sixth of the heads removed.
     """
-    count = shop.share(1 / 6)
-    members = _pruned_by_three_circuits(shop, count)
-    circuit = shop.circuit_file("avg")
-    fused = shop.fused_row(f"whole-three@{count}", members, whole=True, circuit=(circuit, count))
+    count = workshop.share(1 / 6)
+    members = _pruned_by_three_circuits(workshop, count)
+    circuit = workshop.circuit_file("avg")
+    fused = workshop.fused_row(f"whole-three@{count}", members, whole=True, circuit=(circuit, count))
     return [fused]
 
 
 @row("circuits")
-def circuits(shop: Workshop) -> list[Row]:
+def circuits(workshop: Workshop) -> list[Row]:
     """Make the row of the paper's three circuits, without the whole model; each has a third of the heads removed."""
-    count = shop.share(1 / 3)
-    members = _pruned_by_three_circuits(shop, count)
-    circuit = shop.circuit_file("avg")
-    fused = shop.fused_row("circuits", members, circuit=(circuit, count))
+    count = workshop.share(1 / 3)
+    members = _pruned_by_three_circuits(workshop, count)
+    circuit = workshop.circuit_file("avg")
+    fused = workshop.fused_row("circuits", members, circuit=(circuit, count))
     return [fused]
 
 
-def _pruned_by_three_circuits(shop: Workshop, count: int) -> list[Step]:
+def _pruned_by_three_circuits(workshop: Workshop, count: int) -> list[Step]:
     """Return the steps that prune one member by each of the three circuits; ``count`` heads are removed from each."""
     members = []
     for objective in THREE:
-        circuit = shop.circuit_file(objective)
-        members.append(shop.pruning_step(f"{objective}@{count}", circuit, count, shop.search_of_circuits))
+        circuit = workshop.circuit_file(objective)
+        members.append(workshop.pruning_step(f"{objective}@{count}", circuit, count, workshop.search_of_circuits))
     return members
 
 
 @row("taylor", train=True)
-def taylor(shop: Workshop) -> list[Row]:
+def taylor(workshop: Workshop) -> list[Row]:
     """Make the row of three members, pruned by Taylor scores on different samples."""
-    members = _pruned_by_taylor_scores(shop)
-    fused = shop.fused_row("taylor", members)
+    members = _pruned_by_taylor_scores(workshop)
+    fused = workshop.fused_row("taylor", members)
     return [fused]
 
 
-def _pruned_by_taylor_scores(shop: Workshop) -> list[Step]:
+def _pruned_by_taylor_scores(workshop: Workshop) -> list[Step]:
     """Return the steps that prune three members by Taylor scores; a third of the heads is removed from each."""
-    assert shop.train is not None  # rows that are trained are refused without it
-    count = shop.share(1 / 3)
+    assert workshop.train is not None  # rows that are trained are refused without it
+    count = workshop.share(1 / 3)
     members = []
-    for member, seed in enumerate(shop.seeds):
+    for member, seed in enumerate(workshop.seeds):
         options: dict[str, Value] = {
             "method": "taylor",
             "scope": "global",
             "remove": str(count),
             "samples": "128",  # members differ only in their samples; with more, they would rank the heads alike
-            "data": shop.train,
+            "data": workshop.train,
             "force": True,
             "seed": seed,
         }
         model = f"taylor{member}.st"
         outputs = [f"taylor{member}.mask.json", model]
-        members.append(shop.step("prune", [shop.model], options, outputs, output=model))
+        members.append(workshop.step("prune", [workshop.model], options, outputs, output=model))
     return members
 
 
 @row("circuits-tuned", default=False, train=True)
-def circuits_tuned(shop: Workshop) -> list[Row]:
+def circuits_tuned(workshop: Workshop) -> list[Row]:
     """Make the row of the three circuits, each fine-tuned."""
-    count = shop.share(1 / 3)
-    members = _pruned_by_three_circuits(shop, count)
-    tuned_members = [shop.tuning_step(member) for member in members]
-    fused = shop.fused_row("circuits-tuned", tuned_members)
+    count = workshop.share(1 / 3)
+    members = _pruned_by_three_circuits(workshop, count)
+    tuned_members = [workshop.tuning_step(member) for member in members]
+    fused = workshop.fused_row("circuits-tuned", tuned_members)
     return [fused]
 
 
 @row("taylor-tuned", default=False, train=True)
-def taylor_tuned(shop: Workshop) -> list[Row]:
+def taylor_tuned(workshop: Workshop) -> list[Row]:
     """Make the row of the three Taylor members, each fine-tuned."""
-    members = _pruned_by_taylor_scores(shop)
-    tuned_members = [shop.tuning_step(member) for member in members]
-    fused = shop.fused_row("taylor-tuned", tuned_members)
+    members = _pruned_by_taylor_scores(workshop)
+    tuned_members = [workshop.tuning_step(member) for member in members]
+    fused = workshop.fused_row("taylor-tuned", tuned_members)
     return [fused]
 
 
 @row("trained", default=False, train=True)
-def trained(shop: Workshop) -> list[Row]:
+def trained(workshop: Workshop) -> list[Row]:
     """Make the row of the whole model, trained like the other rows: it shows how much of their gain is training."""
-    (step,) = shop.trainings_by_seed("trained", {}, members=1)
+    (step,) = workshop.trainings_by_seed("trained", {}, members=1)
     return [_row_of_single_step("trained", step)]
 
 
 def _maker_of(declared: StudyRow) -> Maker:
     """Return the maker of a row that a method declares."""
 
-    def make(shop: Workshop) -> list[Row]:
-        heads_of_sites = list(shop.heads.values())
+    def make(workshop: Workshop) -> list[Row]:
+        heads_of_sites = list(workshop.heads.values())
         recipe = declared.recipe_for(heads_of_sites[0])
-        row_of_method = shop.row_made_by(declared.name, recipe)
+        row_of_method = workshop.row_made_by(declared.name, recipe)
         return [row_of_method]
 
     return make
@@ -617,35 +617,35 @@ for _declared in rows_of_methods():
     )(_maker_of(_declared))
 
 
-def _row_of_pruned_weights(shop: Workshop, name: str, method: str) -> list[Row]:
+def _row_of_pruned_weights(workshop: Workshop, name: str, method: str) -> list[Row]:
     """Make the row of the model with about a tenth of its single weights pruned by a method, and then fine-tuned.
 
     OBA is the only method that uses training data for pruning.
     """
-    assert shop.train is not None  # rows that are trained are refused without it
+    assert workshop.train is not None  # rows that are trained are refused without it
     kept_weights = "0.891"  # the share of weights that a ViT-B/16 keeps if a third of its heads is removed
     options: dict[str, Value] = {"method": method, "weights": kept_weights, "force": True}
     if method == "oba":
-        options["data"] = shop.train
+        options["data"] = workshop.train
         options["samples"] = "128"  # per step; OBA takes many steps
-    pruned = shop.step("prune", [shop.model], options, [f"{name}.st"])
-    tuned = shop.tuning_step(pruned)
+    pruned = workshop.step("prune", [workshop.model], options, [f"{name}.st"])
+    tuned = workshop.tuning_step(pruned)
     return [_row_of_single_step(name, tuned)]
 
 
 @row("oba", default=False, train=True)
-def oba(shop: Workshop) -> list[Row]:
+def oba(workshop: Workshop) -> list[Row]:
     """Make the row of single weights pruned by OBA."""
-    return _row_of_pruned_weights(shop, "oba", "oba")
+    return _row_of_pruned_weights(workshop, "oba", "oba")
 
 
 @row("magnitude", default=False, train=True)
-def magnitude(shop: Workshop) -> list[Row]:
+def magnitude(workshop: Workshop) -> list[Row]:
     """Make the row of single weights pruned by magnitude."""
-    return _row_of_pruned_weights(shop, "magnitude", "magnitude")
+    return _row_of_pruned_weights(workshop, "magnitude", "magnitude")
 
 
 @row("random-weights", default=False, train=True)
-def random_weights(shop: Workshop) -> list[Row]:
+def random_weights(workshop: Workshop) -> list[Row]:
     """Make the row of single weights pruned at random."""
-    return _row_of_pruned_weights(shop, "random-weights", "random")
+    return _row_of_pruned_weights(workshop, "random-weights", "random")

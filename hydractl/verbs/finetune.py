@@ -393,9 +393,8 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 def train_options(settings: FinetuneSettings) -> TrainOptions:
     """Return the options of the command as those of a training.
 
-    An ensemble method may do three things; each is None if it does not: add an ``adapter`` to the model for training,
-    change the ``course`` (e.g. snapshots), or train several members ``together``. All options that are not named here
-    are filled from the settings of the same name.
+    An ensemble method may change a model for training (an adapter), its course (such as snapshots), or train several
+    members together; each is None where it does not. The others have an option of the same name in the settings.
     """
     adapter = None
     course = None
@@ -404,7 +403,6 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         adapter = settings.ensemble.adapter()
         course = settings.ensemble.course()
         together = settings.ensemble.together()
-    # Class names belong to the new classifier if one is trained.
     names_of_new_head = None
     if settings.new_head:
         class_names = model_options(settings).labels

@@ -26,7 +26,7 @@ from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, numbered, stem
 from hydractl.verbs.children import Ended
-from hydractl.verbs.jobs import check_places, run_side_by_side, threads_each
+from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side, threads_each
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
 
@@ -103,7 +103,7 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    check_places(settings.places, settings.slurm)
+    check_devices_or_slurm(settings.places, settings.slurm)
 
     # Check every training before the first process is started.
     members = members_of(settings)

@@ -368,7 +368,7 @@ def _texts_of_seen(description: Description) -> list[str]:
 
 
 def _model_facts(description: Description) -> ModelFacts:
-    """Return the facts about a model in the form of JSON: lists instead of tuples, and no text of a vocabulary."""
+    """Return what a model is, as JSON has it: lists in place of tuples, and no text of a vocabulary."""
     labels = None
     if description.labels is not None:
         labels = list(description.labels)

@@ -31,7 +31,7 @@ _OPTIONS_OF_ANY_CLUSTER = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes")
 """Options that submitit knows for any cluster; it passes others to sbatch."""
 
 
-def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
+def check_devices_or_slurm(devices: Sequence[str], slurm: Sequence[str]) -> None:
     """Check, before any work, that :func:`run_side_by_side` will be able to start commands.
 
     Raises:

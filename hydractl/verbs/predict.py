@@ -49,7 +49,7 @@ from hydractl.model.source import Source, split_model
 from hydractl.report.watch_words import watch_lines
 from hydractl.settings.common import Common
 from hydractl.settings.predicting import PredictSettings, parse_part
-from hydractl.verbs.jobs import check_places
+from hydractl.verbs.jobs import check_devices_or_slurm
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.predict_parts import (
@@ -223,7 +223,7 @@ def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 predicts a part on each"
         raise UsageError("--devices and --slurm are not for torchrun", hint=hint)
-    check_places(settings.places, settings.slurm)
+    check_devices_or_slurm(settings.places, settings.slurm)
     path, report = _output_files(settings)
     assert path is not None  # the settings require --output
     plan = _make_plan(settings, Part(1, 1))

@@ -54,7 +54,7 @@ from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, laplace, prune, report
 from hydractl.verbs.children import Ended
-from hydractl.verbs.jobs import check_places, run_side_by_side
+from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -131,7 +131,7 @@ def run(settings: StudySettings, log: Log) -> Outcome:
         Interrupted: a signal has come; the same command goes on.
         OutputError: the folder holds other files, or a study with other settings or data.
     """
-    check_places(settings.places, settings.slurm)
+    check_devices_or_slurm(settings.places, settings.slurm)
     sources = open_sources(settings.model, model_options(settings))
     source = only_one(sources, "study")
     folder = Path(settings.output or f"{source.name}.study")
@@ -163,14 +163,14 @@ class StudyPlan:
 
     Attributes:
         settings: the options of the study.
-        shop: what rows are made from: the model, the data, the folder and options of commands.
+        workshop: what rows are made from: the model, the data, the folder and options of commands.
         rows: the rows; the single model is the first.
         fitted: options of ``eval`` for OOD scores on features; empty if there are no such scores.
         warnings: sentences on what is odd about the data.
     """
 
     settings: StudySettings
-    shop: Workshop
+    workshop: Workshop
     rows: Sequence[Row]
     fitted: Mapping[str, Value]
     warnings: Sequence[str] = ()
@@ -191,7 +191,7 @@ class StudyPlan:
                 data.
         """
         file_name = f"{row.name}.pred.st"
-        return self.shop.folder / purpose / file_name
+        return self.workshop.folder / purpose / file_name
 
     def _eval_step(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
         """Return the step that evaluates a row and stores its predictions.
@@ -208,7 +208,7 @@ class StudyPlan:
         options.update(row.options)
         options["predictions"] = str(self.predictions(row, purpose))
         options["resume"] = True
-        return self.shop.step(
+        return self.workshop.step(
             "eval",
             [f"{row.name}={row.model}"],
             options,
@@ -224,7 +224,7 @@ class StudyPlan:
         """
         if not self.fitted or not row.stored:
             return {}
-        features = self.shop.folder / "choose" / f"{row.name}.features.st"
+        features = self.workshop.folder / "choose" / f"{row.name}.features.st"
         options = dict(self.fitted)
         if "train" in options:
             options["features"] = str(features)
@@ -272,7 +272,7 @@ class StudyPlan:
         options["force"] = True
         if note:
             options["note"] = note
-        return self.shop.step(
+        return self.workshop.step(
             "calibrate",
             [f"best={row.model}"],
             options,
@@ -295,7 +295,7 @@ class StudyPlan:
         options["bootstrap"] = str(self.settings.bootstrap)
         options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
         options["force"] = True
-        return self.shop.step(
+        return self.workshop.step(
             "eval",
             [f"best={row.model}"],
             options,
@@ -328,13 +328,13 @@ class StudyPlan:
 
     def card_step(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the card (``best.md``) of the best row."""
-        path = self.shop.folder / "best.md"
+        path = self.workshop.folder / "best.md"
         options: dict[str, Value] = {"card": str(path), "force": True}
         if note:
             options["note"] = note
         return Step(
             verb="report",
-            models=(str(self.shop.folder / "best.json"),),
+            models=(str(self.workshop.folder / "best.json"),),
             options=options,
             outputs=(path,),
             needs=(self.step_of_best_figures(row, score),),
@@ -365,7 +365,7 @@ class StudyPlan:
             verb="eval",
             models=tuple(models),
             options=options,
-            outputs=(self.shop.folder / "test.json",),
+            outputs=(self.workshop.folder / "test.json",),
             needs=tuple(needs),
         )
 
@@ -373,10 +373,10 @@ class StudyPlan:
         """Return the step that times ``best.st``; empty if it is the single model, or if no times are asked for."""
         if row.name == "single" or not self.settings.timed:
             return []
-        best_file = self.shop.folder / "best.st"
-        step = self.shop.step(
+        best_file = self.workshop.folder / "best.st"
+        step = self.workshop.step(
             "bench",
-            [f"single={self.shop.model}", f"best={best_file}"],
+            [f"single={self.workshop.model}", f"best={best_file}"],
             {"force": True},
             outputs=["bench.json"],
             needs=[self.step_of_best(row, score, note)],
@@ -439,12 +439,12 @@ def _plan_study(settings: StudySettings, source: Source, folder: Path, scale: Sc
         UsageError: the model cannot have a row, or its training would be too short.
     """
     _check_rows(settings, source, scale)
-    shop = _workshop(settings, source, folder, scale)
+    workshop = _workshop(settings, source, folder, scale)
     rows: list[Row] = []
     for row_name in scale.rows:
         make_rows = MAKERS[row_name]
-        rows += make_rows(shop)
-    return StudyPlan(settings, shop, rows, _options_of_feature_scores(settings, source))
+        rows += make_rows(workshop)
+    return StudyPlan(settings, workshop, rows, _options_of_feature_scores(settings, source))
 
 
 def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
@@ -778,7 +778,7 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
         timed_search = searches[0]
     else:
         # No row needs a search; one is timed only for its speed.
-        timed_search = _probe_search(plan.shop.search_of_circuits, device)
+        timed_search = _probe_search(plan.workshop.search_of_circuits, device)
     seconds_per_block = timed_search.seconds / timed_search.sample_blocks
 
     # Count everything else in forward passes of one sample through the whole model.
@@ -892,7 +892,7 @@ def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
                 steps_now = ready_steps
                 devices = settings.places[:1]  # timings run alone, one after another
             commands = {_command_name(step): _command_for_device(step) for step in steps_now}
-            ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
+            ended = run_side_by_side(commands, devices, settings.slurm, plan.workshop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt
             _raise_first_failure(ended)
@@ -961,7 +961,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
         source: the model.
         log: receives which step runs.
     """
-    folder = plan.shop.folder
+    folder = plan.workshop.folder
     for purpose in ("choose", "test"):
         subfolder = folder / purpose
         with storing(subfolder):
@@ -1019,7 +1019,7 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
     Returns:
         The answer, with the times of the best row if they were measured, and the files that a person wants.
     """
-    folder = plan.shop.folder
+    folder = plan.workshop.folder
     if plan.warnings:
         answer = replace(answer, warnings=list(plan.warnings))
     table = read_eval(str(folder / "test.json"))
