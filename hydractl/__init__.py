@@ -1,7 +1,7 @@
 """Hydra ensembles from one checkpoint: prune attention heads, fuse the members, evaluate and time the result.
 
-Everything of the command line is here as a function (see ``hydractl.api``), and ``hydractl.errors`` has what they
-raise. Nothing heavy is imported before it is asked for.
+Every command of the command line is a function here (see ``hydractl.api``), and ``hydractl.errors`` has the errors
+that they raise. Nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ _MODELS = ("Calibrated", "HydraModel", "Model", "load", "open", "save")
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, e.g. ``hydractl.prune``; plug-ins may add verbs to them."""
     from importlib import import_module
 
     if name not in __all__:
@@ -106,15 +107,15 @@ def __getattr__(name: str) -> Any:
         if verb is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module("hydractl.api.verbs").function_of_verb(verb)
-    # Torch is imported with it, which takes seconds: `hydractl --help` must not wait for it.
-    home = "verbs"
+    # These modules import torch, which takes seconds, so they are imported only now: `hydractl --help` must not wait.
+    module_name = "verbs"
     if name in _RESULTS:
-        home = "results"
+        module_name = "results"
     elif name in _MODELS:
-        home = "models"
+        module_name = "models"
     elif name == "show_progress":
-        home = "progress"
-    return getattr(import_module(f"hydractl.api.{home}"), name)
+        module_name = "progress"
+    return getattr(import_module(f"hydractl.api.{module_name}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Several processes on one run: what ``torchrun`` starts, and how they tell each other what they have found."""
+"""Several processes for one run, started by ``torchrun``, and how they exchange values."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from hydractl.log import Log
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LENGTH = 8  # bytes before a value that say how long it is
+_LENGTH = 8  # bytes before a value that hold its length
 _ROOM = 1 << 14
 _POLL_S = 0.001
 _PATIENCE_S = 2.0
 
 
 class Processes:
-    """One process: the case without ``torchrun``. A context manager.
+    """The team of one process: the case without ``torchrun``. A context manager.
 
     Attributes:
-        rank: of this process, from 0. Only rank 0 writes outputs and talks.
-        size: number of processes.
+        rank: the number of this process, from 0. Only rank 0 writes outputs and logs.
+        size: the number of processes.
     """
 
     rank = 0
     size = 1
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, in the order of their ranks, in every process.
+        """Return, in every process, the values of all processes, in the order of their ranks.
 
-        All processes call it equally often, and each waits for the last.
+        All processes must call it equally often. Each waits for the last.
 
         Args:
-            value: anything JSON can say; it comes back as JSON does: tuples are lists, keys are strings.
+            value: any JSON value. It comes back as JSON gives it: tuples become lists, keys become strings.
 
         Raises:
-            TypeError: for a value that JSON cannot say, NaN too.
-            HydraError: another process has ended, or is not heard of within the time-out.
+            TypeError: JSON cannot express the value, or it holds NaN.
+            HydraError: another process has ended, or did not answer within the time-out.
         """
         return [json.loads(_encode(value))]
 
     def add(self, numbers: Tensor) -> None:
-        """Put the sum over all processes in the place of each one's numbers: the same bits in every process.
+        """Replace ``numbers`` in every process by their sum over all processes, with the same bits everywhere.
 
-        All processes call it equally often, with tensors of one shape and dtype.
+        All processes must call it equally often, with tensors of the same shape and dtype.
 
         Raises:
-            HydraError: another process has ended, or is not heard of within the time-out.
+            HydraError: another process has ended, or did not answer within the time-out.
         """
 
     def exchanging(self) -> AbstractContextManager[None]:
-        """Return the context for what exchanges tensors by torch's own means.
+        """Return a context for code that exchanges tensors by torch itself; it turns a lost connection into an error.
 
         Raises:
-            HydraError: another process has ended, or is not heard of within the time-out.
+            HydraError: another process has ended, or did not answer within the time-out.
         """
         return contextlib.nullcontext()
 
     def quieted(self, log: Log) -> Log:
-        """Return the log in rank 0 and a silent one in the others, whose warnings would repeat those of rank 0."""
+        """Return the log on rank 0, and a silent one on other ranks, whose lines would repeat those of rank 0."""
         if self.rank == 0:
             return log
         return Log()
 
     def close(self) -> None:
-        """Leave the others; closing again is safe."""
+        """Leave the team; calling it again is safe."""
 
     def __enter__(self) -> Processes:
         return self
@@ -83,18 +83,19 @@ class Processes:
 
 
 def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
-    """Return the processes that ``torchrun`` started this one among, by its environment; without it one, and no torch.
+    """Join the processes that ``torchrun`` started, by the variables it sets; without it, return a team of one process.
 
-    It must be called before torch is imported: only then does torch keep to itself what it says of lost connections.
+    It must be called before torch is imported, because only then does torch keep silent about lost connections. Without
+    ``torchrun``, torch is not imported at all.
 
     Args:
-        timeout_s: how long to wait for the others, in seconds. It must be more than one of them may take longer than
-            another from one :meth:`~Processes.gather` to the next. A process that has died is noticed at once.
-        nccl: let tensors on GPUs be exchanged by NCCL, which takes a GPU for each process.
+        timeout_s: seconds to wait for the other processes. Between two calls of :meth:`~Processes.gather`, no process
+            may be slower than another by more than this. A process that has died is noticed at once.
+        nccl: whether NCCL exchanges tensors on GPUs; each process then needs a GPU.
 
     Raises:
-        UsageError: for an environment that makes no sense.
-        HydraError: the others are not there within the time-out.
+        UsageError: the variables are missing or contradict each other.
+        HydraError: the others cannot be reached within the time-out.
     """
     rank, size = _rank_and_size()
     if size == 1:
@@ -102,7 +103,7 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     import torch.distributed
 
-    # Gloo for what lies in main memory: there several ranks may share a GPU, and waiting hears of Ctrl-C.
+    # Gloo exchanges tensors in main memory: with it several ranks may share a GPU, and Ctrl-C interrupts the waiting.
     backend = "gloo"
     if nccl and torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
@@ -110,7 +111,8 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     try:
         meeting = torch.distributed.rendezvous("env://", rank, size, timeout=timeout)  # type: ignore[attr-defined]
         store, _, _ = next(meeting)
-        # torchrun may keep its store when it starts all processes again, with the addresses of those that have gone.
+        # When torchrun restarts all processes, its store may still hold the addresses of the dead ones. So each restart
+        # uses keys of its own.
         store_name = f"restart {_restarts()}"
         store = torch.distributed.PrefixStore(store_name, store)  # type: ignore[attr-defined]
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -124,30 +126,30 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
 
 
 def alone() -> bool:
-    """Return whether this process is no part of a team that ``torchrun`` started.
+    """Return whether this process does not belong to a team that ``torchrun`` started.
 
     Raises:
-        UsageError: for an environment that makes no sense.
+        UsageError: the variables of ``torchrun`` are missing or contradict each other.
     """
     _, size = _rank_and_size()
     return size == 1
 
 
 def restarted() -> bool:
-    """Return whether ``torchrun --max-restarts`` has started this process again, after one of a team had failed."""
+    """Return whether ``torchrun --max-restarts`` has restarted this process, because one of the team had failed."""
     return _restarts() not in ("", "0")
 
 
 def _restarts() -> str:
-    """Return how often ``torchrun`` has started all processes again, as it says so; empty without ``torchrun``."""
+    """Return how often ``torchrun`` has restarted all processes, as text; empty without ``torchrun``."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
 
 def local_device(device: str) -> str:
-    """Return the device of this process: for ``cuda`` and ``auto`` a GPU of its own for each process of a machine.
+    """Return the device of this process. With ``cuda`` or ``auto``, each process on a machine gets its own GPU.
 
     Raises:
-        UsageError: for more processes than GPUs.
+        UsageError: there are more processes than GPUs.
     """
     if device not in ("cuda", "auto") or alone():
         return device
@@ -166,11 +168,11 @@ def local_device(device: str) -> str:
 
 
 class _Message(NamedTuple):
-    """What one process sends.
+    """The message of one process.
 
     Attributes:
-        length: bytes of its value.
-        data: the value as JSON, cut or filled with zeros to the room that there is.
+        length: the number of bytes of its value.
+        data: the value as JSON, cut or filled with zeros to the common size of messages.
     """
 
     length: int
@@ -178,7 +180,10 @@ class _Message(NamedTuple):
 
 
 class _Group(Processes):
-    """One of several processes, in torch's default process group."""
+    """One of several processes, in torch's default process group.
+
+    Messages have a common size in all processes (``_room``), which grows when a value does not fit.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -191,23 +196,24 @@ class _Group(Processes):
         messages = self._exchange(data)
         longest = max(message.length for message in messages)
         if longest > self._room:
-            # Some were cut. All see the same lengths, so all make the same room, and it is enough the next time.
+            # Some values were cut. All processes see the same lengths, so all choose the same new size, and send again.
             self._room = 2 * longest
             messages = self._exchange(data)
         return [json.loads(message.data[: message.length]) for message in messages]
 
     def _exchange(self, data: bytes) -> list[_Message]:
-        """Send a value to all processes, and return what each has sent, in the order of their ranks.
+        """Send a value to all processes, and return the message of each, in the order of their ranks.
 
-        A collective takes tensors of one size from all, so a message is the length of the value and as much of the
-        value as there is room for, filled up with zeros.
+        A collective needs tensors of the same size from all processes. So a message consists of the length of the whole
+        value (8 bytes), and the value itself, cut or filled with zeros to ``_room`` bytes.
         """
         import torch
         import torch.distributed
 
-        message = len(data).to_bytes(_LENGTH, "big") + data[: self._room]
+        length_and_value = len(data).to_bytes(_LENGTH, "big") + data[: self._room]
+        # uint8 tensors of shape [8 + room]
         sent = torch.zeros(_LENGTH + self._room, dtype=torch.uint8)
-        sent[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        sent[: len(length_and_value)] = torch.frombuffer(bytearray(length_and_value), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.size)]
         self._run_collective(torch.distributed.all_gather, received, sent)
         messages = []
@@ -223,7 +229,7 @@ class _Group(Processes):
         self._run_collective(torch.distributed.all_reduce, numbers)
 
     def _run_collective(self, collective: Callable[..., Any], *tensors: Any) -> None:
-        """Run a collective, and wait as Python does: waiting in torch, a process would not hear of Ctrl-C."""
+        """Run a collective, and wait for it in Python, because a process that waits inside torch ignores Ctrl-C."""
         with self.exchanging():
             work = collective(*tensors, async_op=True)
             while not work.is_completed():
@@ -239,7 +245,7 @@ class _Group(Processes):
         except RuntimeError as error:
             is_error_of_torch = isinstance(error, torch.distributed.DistError)
             names_gloo = "gloo" in str(error)
-            if not is_error_of_torch and not names_gloo:  # a defect, not a lost connection
+            if not is_error_of_torch and not names_gloo:  # a defect in the program, not a lost connection
                 raise
             self.close()
             hint = "run the same command with --resume"
@@ -249,25 +255,26 @@ class _Group(Processes):
         if not self._open:
             return
         self._open = False
-        # After an interruption in the midst of a gather torch waits here for those who have not come to it yet.
+        # If a gather was interrupted, torch waits for the processes that have not reached it. So leave in a thread, and
+        # wait only a moment for it.
         leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(_PATIENCE_S)
 
 
 def _leave_group() -> None:
-    """Leave torch's process group, whether or not the others are still there."""
+    """Leave torch's process group, whether or not the other processes still exist."""
     import torch.distributed
 
-    with contextlib.suppress(Exception):  # there is nobody left to tell
+    with contextlib.suppress(Exception):  # this process is ending, so errors do not matter
         torch.distributed.destroy_process_group()
 
 
 def _encode(value: Any) -> bytes:
-    """Return a value as JSON.
+    """Return a value as the bytes of its JSON text.
 
     Raises:
-        TypeError: JSON cannot say it.
+        TypeError: JSON cannot express the value.
     """
     try:
         return json.dumps(value, allow_nan=False).encode("ascii")
@@ -276,10 +283,10 @@ def _encode(value: Any) -> bytes:
 
 
 def _rank_and_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes, by the variables that ``torchrun`` sets.
+    """Return the rank of this process and the number of processes, from the variables that ``torchrun`` sets.
 
     Raises:
-        UsageError: some of them are missing, or do not fit together.
+        UsageError: some of the variables are missing, or contradict each other.
     """
     world_size = os.environ.get("WORLD_SIZE", "")
     if world_size in ("", "1"):
@@ -299,10 +306,10 @@ def _rank_and_size() -> tuple[int, int]:
 
 
 def _number(name: str) -> int:
-    """Return the number in a variable of the environment.
+    """Return the number in an environment variable.
 
     Raises:
-        UsageError: it holds none.
+        UsageError: it does not hold a number.
     """
     text = os.environ.get(name, "")
     is_number = text.isascii() and text.isdigit() and len(text) < 10

@@ -1,6 +1,6 @@
-"""The errors that a person can cause or mend, each with the exit code the command line gives it.
+"""The errors that a person can cause or mend, each with the exit code that the command line gives it.
 
-Anything else that escapes a verb is a defect of hydractl itself.
+Any other exception that leaves a verb is a defect of hydractl itself.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 
 class HydraError(Exception):
-    """A failure with one line that says what and where, and optionally what to do next.
+    """A failure with one line that says what is wrong and where, and optionally what to do next.
 
     Args:
-        message: what is wrong and where, one line, no trailing full stop.
-        hint: the next command or change to try, one line.
-        problems: every single problem found in one input, when there are several.
+        message: what is wrong and where; one line, no trailing full stop.
+        hint: the next command or change to try; one line.
+        problems: every single problem found in one input, if there are several.
     """
 
     exit_code = 1
@@ -40,7 +40,7 @@ class InputError(HydraError):
 
 
 class RequirementError(HydraError):
-    """A ``--require`` did not hold (exit code 4)."""
+    """A ``--require`` is not met (exit code 4)."""
 
     exit_code = 4
 
@@ -64,12 +64,12 @@ class StorageError(HydraError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interruption of work that can go on later; unlike a plain one it knows how.
+    """An interruption of work that can be continued later; unlike a plain KeyboardInterrupt it says how.
 
-    No error, so that nothing which handles errors takes it for one.
+    It is not a HydraError, so that code that handles errors does not catch it.
 
     Args:
-        hint: the command that goes on with the work, one line.
+        hint: the command that continues the work; one line.
     """
 
     def __init__(self, hint: str) -> None:
@@ -78,7 +78,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> str:
-    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing where no known word is near."""
+    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     if not near:
         return ""
@@ -94,7 +94,7 @@ _DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""What is imported -> the name it is installed by, where that is another one."""
+"""By the name of an imported package, the name that it is installed by, if that differs."""
 
 EXTRAS = {
     "datasets": "hub",
@@ -115,7 +115,7 @@ EXTRAS = {
     "uvicorn": "serve",
     "wandb": "wandb",
 }
-"""What is imported, and not everybody needs -> the extra of hydractl that brings it."""
+"""By the name of an imported package that not everybody needs, the extra of hydractl that installs it."""
 
 
 def distribution_of(module: str) -> str:

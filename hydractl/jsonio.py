@@ -1,4 +1,4 @@
-"""JSON as hydractl reads and writes it: strictly parsed, canonically written, shown without a control character."""
+"""JSON as hydractl reads and writes it: parsed strictly, written canonically, shown without control characters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hydractl.errors import InputError
 _HALF = re.compile("[\ud800-\udfff]")
 
 _DEEPEST = 64
-"""Lists and objects in each other: written with a line for each value, deeper ones grow a thousandfold."""
+"""The deepest nesting of lists and objects that is read; indentation would make deeper documents huge when written."""
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """Return a value of an untrusted file as it stands in a message: escaped, and cut where it is long."""
+    """Return a value of an untrusted file for a message: escaped, and cut if it is long."""
     try:
         text = repr(value)
     except RecursionError:
@@ -29,15 +29,18 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
-    """Return a JSON document, parsed strictly: no duplicate keys, NaN, Infinity, half characters or absurd nesting.
+    """Return a JSON document, parsed strictly.
+
+    Refused are duplicate keys, NaN, Infinity, numbers too large for a float, half characters and very deep nesting.
 
     Raises:
-        InputError: naming ``origin`` and the place.
+        InputError: the text is not such a document; the message names ``origin`` and the position.
     """
     text = _decoded(text, origin)
 
+    # json.loads() calls these for each object, constant and number.
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-        """Return the object with these keys and values; refuse a key that is there twice."""
+        """Return the object with these keys and values; refuse a repeated key."""
         result: dict[str, object] = {}
         for key, value in pairs:
             if key in result:
@@ -46,11 +49,11 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         return result
 
     def refuse_constant(name: str) -> Any:
-        """Refuse NaN and Infinity, which Python would read."""
+        """Refuse NaN and Infinity, which Python's parser accepts."""
         raise InputError(f"{origin} contains {name}, which is not a number in JSON")
 
     def finite_number(number: str) -> float:
-        """Return a number; refuse one that Python would round to infinity."""
+        """Return a number; refuse a number so large that Python would read it as infinity."""
         value = float(number)
         if math.isinf(value):
             raise InputError(f"{origin} contains {number[:20]}, which is too large for a number")
@@ -63,7 +66,7 @@ def parse_json(text: str | bytes, origin: str) -> Any:
             parse_constant=refuse_constant,
             parse_float=finite_number,
         )
-        if "\\u" in text:  # only an escape can stand for half a character, which could never be written again
+        if "\\u" in text:  # only an escape can be half a character (a lone surrogate), which cannot be encoded
             json.dumps(document, ensure_ascii=False).encode("utf-8")
         if _is_deeper(document, _DEEPEST):
             raise RecursionError
@@ -75,15 +78,15 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         raise InputError(f"{origin} is nested too deeply to be a hydractl file") from None
     except UnicodeEncodeError:
         raise InputError(f"{origin} contains half a character (an unpaired surrogate)") from None
-    except ValueError as error:  # integers of thousands of digits
+    except ValueError as error:  # an integer of thousands of digits
         raise InputError(f"{origin} cannot be read: {error}") from None
 
 
 def _decoded(text: str | bytes, origin: str) -> str:
-    """Return the text of a JSON document, which has to be UTF-8 without a byte order mark, and not empty.
+    """Return the text of a JSON document, which must be UTF-8 without a byte order mark, and not empty.
 
     Raises:
-        InputError: it is not.
+        InputError: the text is not like that.
     """
     if isinstance(text, bytes):
         try:
@@ -98,31 +101,32 @@ def _decoded(text: str | bytes, origin: str) -> str:
 
 
 def _is_deeper(document: Any, most: int) -> bool:
-    """Return whether lists and objects are nested more than so many levels deep.
+    """Return whether lists and objects are nested more than ``most`` levels deep.
 
-    Level by level rather than by recursion, which the same nesting could exhaust.
+    It goes through the document level by level, because recursion might fail on deep nesting.
     """
     level = [document]
     for _ in range(most + 1):
-        inner: list[Any] = []
+        next_values: list[Any] = []
         for value in level:
             if isinstance(value, dict):
-                inner += value.values()
+                next_values += value.values()
             elif isinstance(value, list):
-                inner += value
-        level = [value for value in inner if isinstance(value, (dict, list))]
+                next_values += value
+        level = [value for value in next_values if isinstance(value, (dict, list))]
         if not level:
             return False
     return True
 
 
 class Held(str):
-    """What a Python program gives to an option that takes a text on the command line: the object, under a name.
+    """An object that a Python program passes to an option which takes a text on the command line.
 
-    It goes through the options as the text does that names a file, and whoever would open the file takes the object.
+    It is a string, so it goes through the options like the name of a file. Code that would open the file takes the
+    object instead.
 
     Args:
-        name: what messages and documents call it.
+        name: what messages and documents call the object.
         value: the object.
     """
 
@@ -138,11 +142,13 @@ class Held(str):
 
 
 def held_as(text: str, name: str) -> str:
-    """Return a name that is made of a text, such as a SPEC with another setting, with the object that the text holds.
+    """Return ``name`` as a text that holds the same object as ``text``; or ``name`` itself if ``text`` holds none.
+
+    Used when a SPEC gets another setting, which changes its text.
 
     Args:
-        text: of an option.
-        name: what it becomes.
+        text: the value of an option.
+        name: the new text.
     """
     if isinstance(text, Held):
         return type(text)(name, text.value)
@@ -150,17 +156,17 @@ def held_as(text: str, name: str) -> str:
 
 
 class HeldDocument(Held):
-    """A JSON document in the place of the path of a file; ``value`` is what the file would hold."""
+    """A JSON document instead of the path of a file; ``value`` is the content that the file would have."""
 
 
 def read_json_file(path: str | Path) -> Any:
     """Return the document in a JSON artefact, parsed strictly.
 
     Args:
-        path: of the file; ``-`` for standard input, or a held document, which is returned as it is.
+        path: the file; ``-`` for standard input. A held document is returned as it is.
 
     Raises:
-        InputError: it cannot be read, or is no JSON.
+        InputError: the file cannot be read, or is not JSON.
     """
     import sys
 
@@ -179,7 +185,7 @@ def read_json_file(path: str | Path) -> Any:
 
 
 def canonical_json(document: Any) -> str:
-    """Return a document as JSON in its only spelling: sorted keys, no spaces, no NaN."""
+    """Return a document as JSON in a unique spelling: sorted keys, no spaces, no NaN."""
     return json.dumps(
         document,
         sort_keys=True,
@@ -190,32 +196,32 @@ def canonical_json(document: Any) -> str:
 
 
 def differences(there: Mapping[str, object], now: Mapping[str, object], where: str) -> list[str]:
-    """Return a line for each setting in which an earlier run and this one do not agree.
+    """Return a line for each setting in which an earlier run and this one differ.
 
     Args:
         there: the settings of the earlier run, which may come from an untrusted file.
-        now: those of this run.
-        where: what is said of an earlier value: ``in the journal``.
+        now: the settings of this run.
+        where: where the earlier settings are, for the lines, e.g. ``in the journal``.
     """
     lines = []
-    keys_gone = [key for key in there if key not in now]
-    for key in (*now, *keys_gone):
+    keys_only_there = [key for key in there if key not in now]
+    for key in (*now, *keys_only_there):
         in_both = key in there and key in now
         if in_both and canonical_json(there[key]) == canonical_json(now[key]):
             continue
         before = _shown_value(there, key)
         after = _shown_value(now, key)
-        if after == before:  # long values that differ where they are cut
+        if after == before:  # long values may differ only in the part that is cut off
             after = "another value"
         name = key
-        if key not in now:  # of an untrusted file
+        if key not in now:  # the key comes from an untrusted file, so escape it
             name = shown(key)
         lines.append(f"{name}: {before} {where}, {after} now")
     return lines
 
 
 def _shown_value(settings: Mapping[str, object], key: str) -> str:
-    """Return a value as a message shows it; ``nothing`` where there is none."""
+    """Return a value in the form of a message; ``nothing`` if there is no value."""
     if key not in settings:
         return "nothing"
     return shown(settings[key])
@@ -224,7 +230,8 @@ def _shown_value(settings: Mapping[str, object], key: str) -> str:
 def json_bytes(document: Any) -> bytes:
     """Return a JSON document as the bytes hydractl writes: UTF-8, two spaces, keys in the given order, no NaN.
 
-    A file name that is not UTF-8 holds half characters: they are spelled as ``\\udcff``, for no reader takes them.
+    A file name that is not UTF-8 holds half characters, which no reader of JSON accepts. They become the text
+    ``\\udcff``, with a real backslash.
     """
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     written = _HALF.sub(_spelled, text)
@@ -232,6 +239,6 @@ def json_bytes(document: Any) -> bytes:
 
 
 def _spelled(half: re.Match[str]) -> str:
-    """Return half a character spelled out behind a backslash, which JSON writes twice."""
+    """Return half a character as the JSON for a backslash, ``u`` and its code; JSON writes the backslash twice."""
     code = f"{ord(half[0]):04x}"
     return f"\\\\u{code}"

@@ -1,4 +1,4 @@
-"""What a verb may say while it works. The command line writes it to standard error; a library user hears nothing."""
+"""The log of a verb while it works. The command line writes it to standard error; this base class writes nothing."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ class Progress:
         """Move on by ``amount`` units; ``note`` is shown beside the bar."""
 
     def row(self, cells: Sequence[str]) -> None:
-        """A result on the way, one cell per column of the task; an empty cell says nothing."""
+        """Show an intermediate result, one cell per column of the task; an empty cell is left out."""
 
     def set_total(self, total: int) -> None:
-        """The work is now known to be ``total`` units in all, those already done included."""
+        """Set the number of units in all, with those already done, when it becomes known."""
 
 
 class Log:
-    """The silent log. ``hydractl.cli.console`` has the one that writes."""
+    """A log that writes nothing. :class:`hydractl.cli.console.ConsoleLog` is the one that writes."""
 
     def info(self, message: str) -> None:
-        """Something a person wants to know."""
+        """Log something that a person wants to know."""
 
     def detail(self, message: str) -> None:
-        """Something only ``-v`` asks for."""
+        """Log something that is only shown with ``-v``."""
 
     def warn(self, message: str) -> None:
-        """Something that may make the result other than expected."""
+        """Log something that may make the result other than expected."""
 
     @contextmanager
     def progress(
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
-        """A task of ``total`` units (None: unknown), counted in ``unit`` (for example ``"samples"``).
+        """Open a task of ``total`` units (None: not known yet), counted in ``unit``, for example ``"samples"``.
 
-        ``columns`` names the cells of its rows; a cell under an empty name stands for itself.
+        ``columns`` names the cells of its rows; a cell in a column with an empty name is shown without a name.
         """
         yield Progress()
 
 
 class PassedOn(Log):
-    """A log that passes everything on to another one; subclasses change some of it."""
+    """A log that passes everything on to another log; subclasses change some of it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -66,11 +66,11 @@ class PassedOn(Log):
 
 
 class SayOnce(PassedOn):
-    """Passes each warning on once: steps of one work may have the same to say.
+    """A log that passes each warning on only once, because several steps of one task may give the same warning.
 
     Args:
-        log: where it goes.
-        said: the warnings that were said before.
+        log: the log that gets the warnings.
+        said: warnings that were logged before.
     """
 
     def __init__(self, log: Log, said: Iterable[str] = ()) -> None:

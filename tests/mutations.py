@@ -146,8 +146,8 @@ MUTATIONS = (
     Mutation(
         "a row without heads",
         "hydractl/studies/rows.py",
-        "return min(about, self.total - 1)",
-        "return min(about, self.total)",
+        "return min(at_least_one, self.total - 1)",
+        "return min(at_least_one, self.total)",
         "tests/studies/test_steps.py",
     ),
     # --- training -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The keyword arguments of every verb, with their types: what an editor completes and a type checker compares.
+"""The keyword arguments of every function, with their types: for completion in editors, and for type checkers.
 
-The declarations in ``hydractl.settings`` say what each one means, its unit, range and default; ``help(hydractl.prune)``
-shows that. A test compares both, so that neither has an option that the other lacks.
+The declarations in ``hydractl.settings`` say what each argument means, its unit, range and default;
+``help(hydractl.prune)`` shows that. A test compares both, so that neither has an option that the other lacks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ManyData: TypeAlias = Data | Mapping[str, Data]
 """One data set, or several under names that tell them apart in messages."""
 
 JsonDocument: TypeAlias = Path | Mapping[str, object]
-"""What a verb returned, or a file of it."""
+"""The document that a function returned, or the file of one."""
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 Tower: TypeAlias = Literal["visual", "text", "both"]
@@ -94,7 +94,7 @@ class OpensModels(WritesFiles, total=False):
 
 
 class OnModels(OpensModels, total=False):
-    """Arguments of every verb that computes on a device of one's choice."""
+    """Arguments of every verb that computes on a device that the caller chooses."""
 
     device: str
 

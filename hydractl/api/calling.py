@@ -1,4 +1,7 @@
-"""One call of a verb by a Python program: typed arguments in, the outcome back, messages in Python's words."""
+"""One call of a function by a Python program: typed arguments in, the outcome back, messages in terms of Python.
+
+A verb is a subcommand of the command line, such as ``prune``; each has a function in Python.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,15 @@ from hydractl.settings.verbs import SETTINGS
 from hydractl.verbs.outcome import Outcome
 
 OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
-"""Options that a function has no use for."""
+"""Options of the command line that functions do not have as keyword arguments."""
 
 
 def _as_argument(name: str, value: str) -> str:
-    """Return an option as messages call it in Python: ``'batch_size'``, or with a value ``keep='3'``.
+    """Return an option as messages in Python write it: ``'batch_size'``, or with a value ``keep='3'``.
 
     Args:
-        name: its flag without ``--``; the argument is not always named like that.
-        value: empty for none.
+        name: the flag of the option without ``--``; the argument may have another name.
+        value: the value of the option; empty for no value.
     """
     argument = name.replace("-", "_")
     for verb in SETTINGS:
@@ -46,7 +49,7 @@ def _as_argument(name: str, value: str) -> str:
 
 
 def _as_function(verb: str) -> str:
-    """Return a verb as messages call it in Python."""
+    """Return a verb as messages in Python write it, e.g. ``hydractl.prune``."""
     return f"hydractl.{function_of(verb)}"
 
 
@@ -56,7 +59,7 @@ _LOGGER = logging.getLogger("hydractl")
 
 
 def arguments_of(verb: str) -> dict[str, Option]:
-    """Return the options of a verb that its function takes, by argument."""
+    """Return the options of a verb that its function takes as keyword arguments, by the name of the argument."""
     taken = {}
     for option in options_of(SETTINGS[verb]):
         if option.name not in OF_A_TERMINAL:
@@ -65,40 +68,41 @@ def arguments_of(verb: str) -> dict[str, Option]:
 
 
 def run(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Outcome:
-    """Run a verb, and return its document, its files and the rows that it predicts.
+    """Run a verb for a function call; return its document, its files and the rows that it predicts.
 
     Args:
         verb: its name on the command line.
-        models: each MODEL as on the command line, or one that is held in memory.
-        keywords: its arguments by name; None and an empty list are "not given".
+        models: each MODEL as on the command line, or a text that holds an opened model.
+        keywords: the keyword arguments; None and empty lists count as not given.
 
     Raises:
-        RequirementError: one of ``require`` does not hold.
-        HydraError: what the verb raises, with arguments in place of flags in its messages.
+        RequirementError: one of ``require`` is not met.
+        HydraError: what the verb raises; its messages name arguments instead of flags.
     """
     function = function_of(verb)
     options = arguments_of(verb)
     values = {name: value for name, value in keywords.items() if not _is_left_out(value)}
     for name in values:
         if name not in options:
-            meant = about_option(name, verb, _PYTHON)
-            raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
+            suggestion = about_option(name, verb, _PYTHON)
+            raise UsageError(f"{function}() got an unexpected keyword argument {name!r}{suggestion}")
 
-    data = {}
+    # Turn the values into those of options: data in memory become texts that hold them.
+    spec_by_data_set = {}
     for name, value in data_in(options, values).items():
-        data[name] = data_argument(value, name)
-    wording = Wording(verb, function, options.values(), values, data)
+        spec_by_data_set[name] = data_argument(value, name)
+    wording = Wording(verb, function, options.values(), values, spec_by_data_set)
     try:
         arguments = {}
         for name, value in values.items():
-            arguments[name] = _value_for_option(options[name], value, data)
+            arguments[name] = _value_for_option(options[name], value, spec_by_data_set)
         if models:
             arguments["model"] = list(models)
         settings = from_arguments(SETTINGS[verb], arguments)
         module = importlib.import_module(module_of(verb))
         with reading(inputs_of(settings)):
             outcome: Outcome = module.run(settings, _PythonLog(wording.said))
-            # Rows are computed while they are taken, and only here are the inputs declared to be read.
+            # Rows are computed while they are taken: take them here, while the inputs are protected from overwriting.
             if outcome.lines is not None:
                 rows = list(outcome.lines)
                 outcome.lines = iter(rows)
@@ -111,14 +115,14 @@ def run(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Out
 
 
 def _is_left_out(value: object) -> bool:
-    """Return whether an argument is as good as not written: None, an empty list or an empty tuple."""
+    """Return whether an argument counts as not given: None, an empty list or an empty tuple."""
     if isinstance(value, list | tuple):
         return not value
     return value is None
 
 
 class _PythonLog(ShowsProgress):
-    """Warnings become Python's, tasks have progress bars; the rest goes to the logger ``hydractl``."""
+    """A log for Python: warnings are Python warnings, tasks have progress bars, the rest goes to a logger."""
 
     def __init__(self, said: Callable[[str], str]) -> None:
         self._said = said
@@ -130,7 +134,7 @@ class _PythonLog(ShowsProgress):
         _LOGGER.debug(message)
 
     def warn(self, message: str) -> None:
-        """Warn with the line of the program that called the verb."""
+        """Issue a Python warning that points to the line of the program that called hydractl."""
         frames_of_hydractl = 0
         frame = inspect.currentframe()
         while frame is not None:
@@ -146,19 +150,19 @@ class _PythonLog(ShowsProgress):
 
 
 def is_data(option: Option) -> bool:
-    """Return whether an option takes data sets."""
+    """Return whether an option takes one data set or several."""
     return "SPEC" in (option.metavar or "")
 
 
 def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values that are data sets, each under a name of its own: ``data``, ``ood.NAME``.
+    """Return the values of a call that are data sets, by a name for each: ``data``, ``ood.NAME``.
 
-    An option for several data sets by name that is given texts, such as ``NAME=SPEC``, is left out: they are read as
-    those of a command line.
+    An option for several data sets by name may be given texts such as ``NAME=SPEC`` instead. These are left out here,
+    because they are parsed like those of a command line.
 
     Args:
-        options: of the verb, by argument.
-        values: what the call gave, by argument.
+        options: the options of the verb, by argument.
+        values: the values that the call gave, by argument.
     """
     data_sets: dict[str, object] = {}
     for argument, value in values.items():
@@ -174,14 +178,14 @@ def data_in(options: Mapping[str, Option], values: Mapping[str, object]) -> dict
 
 
 def data_argument(value: Any, name: str) -> str:
-    """Return data as the options hold them: a SPEC, or the samples themselves.
+    """Return a data set in the form that options take: a SPEC, or a text that holds the samples.
 
     Args:
-        value: a SPEC, or what :func:`hydractl.data.held.held_set` takes.
-        name: of the argument, for messages.
+        value: a SPEC, or samples of a type that :func:`hydractl.data.held.held_set` takes.
+        name: the name of the argument, for messages.
 
     Raises:
-        InputError: it is neither.
+        InputError: the value is neither.
     """
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
@@ -192,27 +196,28 @@ def data_argument(value: Any, name: str) -> str:
 
 
 def _value_for_option(option: Option, value: object, data: Mapping[str, str]) -> object:
-    """Return the value that an option takes for an argument of a call.
+    """Return the value of an argument in the form that its option takes.
 
-    An option for data or for a JSON file takes a text. So data and the contents of a JSON file that the call gave
-    themselves are put in texts that hold them; any other argument is the value.
+    Options for data sets and for JSON files take a text. If the call gave samples, or the content of a JSON file, they
+    are wrapped in a text that holds them. Any other value is returned as it is.
 
     Args:
-        option: of the argument.
-        value: what the call gave, of any type.
-        data: the data sets of the call, by ``data`` or ``ood.NAME``, each a SPEC or a text that holds the samples.
+        option: the option of the argument.
+        value: the value that the call gave, of any type.
+        data: the data sets of the call, by ``data`` or ``ood.NAME``; each is a SPEC or a text that holds the samples.
 
     Raises:
-        UsageError: the option is for several data sets by name, and this is none.
-        InputError: it cannot be the contents of a JSON file.
+        UsageError: the option takes data sets by name, and the value does not name any.
+        InputError: the value cannot be the content of a JSON file.
     """
+    # Data: one set, or several by name.
     is_one_data_set = option.name in data
     if is_one_data_set:
         return data[option.name]
     if is_data(option):
         return _data_sets_by_name(option, value, data)
 
-    # The name of a file may be any text: an option with choices or a pattern is for something else.
+    # An option whose value may be any text can name a JSON file; then a mapping or a list is the content of that file.
     takes_any_text = option.type is str and not option.choices and option.pattern is None
     may_name_a_file = takes_any_text and not option.many
     is_content_of_file = isinstance(value, Mapping | list | tuple)
@@ -222,15 +227,18 @@ def _value_for_option(option: Option, value: object, data: Mapping[str, str]) ->
 
 
 def _data_sets_by_name(option: Option, value: object, data: Mapping[str, str]) -> object:
-    """Return several data sets as their option takes them.
+    """Return the value of an option that takes several data sets.
 
     Args:
         option: takes data sets by name, or several without names.
-        value: a mapping whose keys are names, or texts as on the command line, which are returned as they are.
-        data: the data sets of the call, by ``ood.NAME``.
+        value: a mapping from names to data sets; or texts as on the command line, which are returned as they are.
+        data: the data sets of the call, by ``ood.NAME``; each is a SPEC or a text that holds the samples.
+
+    Returns:
+        For a mapping: the data sets by name if the option takes names, otherwise as a list.
 
     Raises:
-        UsageError: the value is neither.
+        UsageError: the value is neither a mapping nor texts.
     """
     if isinstance(value, Mapping):
         by_name = {name: data[f"{option.name}.{name}"] for name in value}
@@ -247,10 +255,10 @@ def _data_sets_by_name(option: Option, value: object, data: Mapping[str, str]) -
 
 
 def _as_json(option: Option, value: object) -> Any:
-    """Return a document as it would be read from a file of it.
+    """Return a document as it would be if it were written to a file and read back.
 
     Raises:
-        InputError: it holds something that JSON has not.
+        InputError: the document holds something that JSON cannot express.
     """
     try:
         text = json_bytes(value)

@@ -1,4 +1,4 @@
-"""Models as a Python program holds them: found, handed from verb to verb, loaded and saved."""
+"""Models in a Python program: opened, passed from function to function, loaded and saved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hydractl.verbs.info import INFO_SCHEMA, with_model
 
 
 class Folder:
-    """A folder for what is given no name, removed when nothing refers to it any more."""
+    """A temporary folder, removed when nothing refers to it any more."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="hydractl-"))
@@ -48,13 +48,13 @@ class Folder:
 
 @dataclass
 class Model:
-    """A model found and checked by its header, its weights unread; or several that one call of a verb made.
+    """A model that was found and checked by its header, without reading its weights; or several that one call made.
 
     Attributes:
         sources: one for each model.
-        refs: the files, where these alone say what the models are.
-        result: of a model that a verb made, the document of that verb; else None.
-        folder: what its files lie in, if they were given no name.
+        refs: the files or names of the models, if these alone define them; else empty.
+        result: the document of the function that made the model; None if the model was opened.
+        folder: the temporary folder of its files, if they were given no name.
     """
 
     sources: Sequence[Source] = field(repr=False)
@@ -64,7 +64,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name that results show; those of several models are joined by ``+``."""
+        """The name that results show; the names of several models are joined by ``+``."""
         return "+".join(source.name for source in self.sources)
 
     @property
@@ -72,7 +72,7 @@ class Model:
         """The one model.
 
         Raises:
-            UsageError: where there are several.
+            UsageError: there are several models.
         """
         if len(self.sources) > 1:
             raise UsageError(f"{self.name} is {len(self.sources)} models", hint="take one of its members")
@@ -80,7 +80,7 @@ class Model:
 
     @property
     def members(self) -> list[Model]:
-        """Each of several models by itself."""
+        """Each of several models as a model of its own."""
         members = []
         for index, source in enumerate(self.sources):
             refs = [self.refs[index]] if self.refs else []
@@ -93,14 +93,14 @@ class Model:
         return self.sources[0].description
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
-        """Read the weights: an ``nn.Module`` in eval mode; the arguments are those of :func:`load`."""
+        """Read the weights and return an ``nn.Module`` in eval mode; the arguments are those of :func:`load`."""
         module = load_source(self.source, device, dtype, **options)
         if isinstance(self.source.tensors, FileTensors):
             _LOADED[module] = self
         return module
 
     def _repr_html_(self) -> str:
-        """Show the table of the verb that made the model, or what its header says."""
+        """Show the table of the function that made the model, or the facts in its header."""
         if self.result is not None:
             return self.result._repr_html_()
         about = InfoAnswer(schema=INFO_SCHEMA, file=self.name, holds=CHECKPOINT_SCHEMA)
@@ -111,13 +111,13 @@ class Model:
         """Open a model of the Hugging Face Hub, or a local one.
 
         Args:
-            name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
+            name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that exists.
             revision: a branch, a tag or a commit; None: the main branch.
             options: the other arguments of :func:`open`, by name.
 
         Raises:
-            InputError: what is found there is no model, or what the Hub answered.
-            UsageError: a revision of something local.
+            InputError: there is no model of that name, or the Hub answered with an error.
+            UsageError: a revision is given for something local.
         """
         ref = os.fspath(name)
         if not os.path.exists(ref):
@@ -135,18 +135,18 @@ class Model:
         """Upload the model and its card to the Hugging Face Hub in one commit: all of it or nothing.
 
         Args:
-            repo_id: ``ORG/NAME``; it is made where there is none.
-            commit_message: None: one that names the file.
-            branch: None: the main one.
-            options: the other ones of :func:`hydractl.push`, by name: ``private``, ``license``, ``base_model``,
+            repo_id: ``ORG/NAME``; the repository is created if it does not exist.
+            commit_message: None: a message that names the file.
+            branch: None: the main branch.
+            options: the other arguments of :func:`hydractl.push`, by name: ``private``, ``license``, ``base_model``,
                 ``card``, ``force``.
 
         Returns:
-            The reference that opens exactly these bytes from then on: ``hf:ORG/NAME@COMMIT``.
+            The reference that always opens exactly these bytes: ``hf:ORG/NAME@COMMIT``.
 
         Raises:
-            UsageError, InputError: wrong options or inputs, or what the Hub answered.
-            OutputError: other files of these names are there, and ``force`` is not set.
+            UsageError, InputError: an option or input is wrong, or the Hub answered with an error.
+            OutputError: the repository has other files with these names, and ``force`` is not set.
         """
         folder = Folder()
         if self.refs and os.path.exists(self.refs[0]):
@@ -162,7 +162,7 @@ class Model:
 
 
 _LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionary()
-"""The files that modules were loaded from; weights in memory are not kept for it."""
+"""By module, the model that it was loaded from, if that is a file. Models in memory are not entered, to free them."""
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, nn.Module, str, "os.PathLike[str]"]
@@ -183,21 +183,21 @@ def open(
     """Find a model and check everything that its header tells; no weights are read.
 
     Args:
-        model: a ``.st`` file, a published folder, or a name such as ``timm:NAME``; or a module that :func:`load` gave,
-            or one of timm, transformers, torchvision or open_clip, with the weights it has now; or a model that is
-            open, to give it another name, length, labels or prompt.
+        model: a ``.st`` file, a published folder, or a name such as ``timm:NAME``; or a module that :func:`load`
+            returned, or one of timm, transformers, torchvision or open_clip, with the weights it has now; or an opened
+            model, to give it another name, length, labels or prompt.
         name: what results call it; None: after the file.
-        arch: what a bare safetensors file holds, or a module that does not say so itself: ``open_clip:ViT-B-32``,
-            ``timm:NAME?img_size=32``.
+        arch: the architecture of a bare safetensors file, or of a module that does not tell it:
+            ``open_clip:ViT-B-32``, ``timm:NAME?img_size=32``.
         seed: draws the weights of a model that has none (``pretrained=0``).
-        max_length: tokens of a text at most; None: what the checkpoint says.
+        max_length: the largest number of tokens of a text; None: what the checkpoint says.
         labels: class names, or what ``--labels`` takes.
         prompt: one template or several for the classes of a zero-shot model, or what ``--prompt`` takes.
         processor: the tokenizer or image processor of a module of transformers.
 
     Raises:
-        InputError: for what is no model of a supported family.
-        UsageError: for an option that the model does not take.
+        InputError: this is not a model of a supported family.
+        UsageError: the model does not take one of the options.
     """
     is_open = isinstance(model, Model | HydraModel)
     if is_open and (arch is not None or seed):
@@ -205,7 +205,7 @@ def open(
     if isinstance(model, Model) and not (name or max_length or labels or prompt):
         return model
 
-    # Find it.
+    # Find the model.
     refs: list[str] = []
     folder = None
     if isinstance(model, Model):
@@ -220,7 +220,7 @@ def open(
         refs = [os.fspath(model)]
         source = open_source(refs[0], ModelOptions(arch, seed))
 
-    # Change what the arguments ask for.
+    # Apply the arguments.
     changed = source
     if name is not None:
         changed = replace(source, name=name)
@@ -234,6 +234,7 @@ def open(
             templates = [prompt]
         changed = with_labels(changed, class_names, read_prompts(templates, "prompt"))
 
+    # Keep the file or name only if it opens this same model again.
     file_says_it_all = changed is source and arch is None and not seed
     if not file_says_it_all:
         refs = []
@@ -249,21 +250,21 @@ def load(
     compile: bool = False,
     whole_last_block: bool = False,
 ) -> HydraModel:
-    """Read the weights of a model: an ``nn.Module`` in eval mode.
+    """Read the weights of a model and return it as an ``nn.Module`` in eval mode.
 
     Args:
-        model: what :func:`open` takes, or a model that it or a verb gave.
+        model: what :func:`open` takes, or a model that :func:`open` or another function returned.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: the dtype to compute in.
-        arch: what a bare safetensors file holds.
+        arch: the architecture of a bare safetensors file.
         compile: compile the whole network with torch.compile at its first call.
         whole_last_block: run the last block for all tokens, as the library does, instead of those that are read.
 
     Returns:
-        A model whose call gives log p ``[batch, classes]`` of the averaged prediction.
+        A model whose call returns log p ``[batch, classes]`` of the averaged prediction.
 
     Warns:
-        UserWarning: where a CPU computes in ``dtype`` slower than in float32, with how many times slower (measured).
+        UserWarning: a CPU computes in ``dtype`` slower than in float32; it says how many times slower (measured).
     """
     return open(model, arch=arch).load(device, dtype, compile=compile, whole_last_block=whole_last_block)
 
@@ -275,11 +276,11 @@ def save(
     trained_on: Data | None = None,
     force: bool = False,
 ) -> Path:
-    """Write a model as a checkpoint, a module with the weights it has now, or a document of a verb as JSON.
+    """Write a model as a checkpoint, a module with the weights it has now, or a document as JSON.
 
     Args:
         what: a model; a module of one member, perhaps trained since it was loaded; or a document.
-        path: of the ``.st`` or ``.json`` file.
+        path: the ``.st`` or ``.json`` file.
         trained_on: data whose samples the weights have seen, which :func:`evaluate` then refuses as test data: a SPEC,
             samples, or ``(samples, labels)``.
         force: replace a file that exists.
@@ -288,10 +289,10 @@ def save(
         The path.
 
     Raises:
-        InputError: a module of several members: these are trained before they are fused.
-        NonFiniteError: NaN or infinity in the weights.
-        OutputError, StorageError: it cannot be written.
-        UsageError: a model under the ending of a file of another kind.
+        InputError: this is a module of several members; train members before they are fused.
+        NonFiniteError: there are NaN or infinity in the weights.
+        OutputError, StorageError: the file cannot be written.
+        UsageError: the path has the ending of another kind of file.
     """
     if isinstance(what, Mapping):
         with Output(file_path(os.fspath(path)), force=force) as output:
@@ -303,17 +304,17 @@ def save(
         source = open(what).source
         check_finite_weights(source.name, source.tensors)
         description = _description_to_save(source, trained_on)
-        # What lies beside the weights in a file, such as stored statistics, goes with them.
+        # Tensors that a file stores beside the weights, such as statistics, are saved as well.
         tensors = with_tensors(source.tensors, beside(source.tensors))
         write_checkpoint(output, tensors, description.to_json())
     return output.path
 
 
 def _description_to_save(source: Source, trained_on: Data | None) -> Description:
-    """Return the description of a model for a checkpoint of its own.
+    """Return the description of a model for a checkpoint.
 
-    It says how the model was made (by ``save``, where nothing else says it), and which samples its weights have seen:
-    those that it says already, and those of ``trained_on``.
+    It says how the model was made (by ``save``, if nothing else is known), and which samples its weights have seen:
+    those in the description of the model, and those of ``trained_on``.
     """
     made_by = source.description.provenance
     if not made_by:
@@ -329,8 +330,10 @@ def _description_to_save(source: Source, trained_on: Data | None) -> Description
 def _source_of_weights_now(model: HydraModel) -> Source:
     """Return a module as a source, with the weights, classes and prompt that it has now.
 
+    Results that were fitted to the weights of the checkpoint, such as a threshold, are left out.
+
     Warns:
-        UserWarning: for each thing that was fitted for the weights of the checkpoint, and is left out.
+        UserWarning: once for each result that is left out.
     """
     description = model.description
     for fitted in (*CHOSEN_BY_CALIBRATE, "cascade", KEY):
@@ -372,7 +375,7 @@ def _from_pretrained(
     """Open a model of the Hugging Face Hub, or a local one, and read its weights.
 
     Args:
-        name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that is there.
+        name: ``ORG/NAME``, ``ORG/NAME/FILE.st``, or a file or folder that exists.
         revision: a branch, a tag or a commit; None: the main branch.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         dtype: the dtype to compute in.
@@ -388,7 +391,7 @@ def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
     See :meth:`Model.push_to_hub`.
 
     Raises:
-        UsageError: a module of several members whose weights have changed: these are trained before they are fused.
+        UsageError: a module of several members has changed weights; train members before they are fused.
     """
     opened = _LOADED.get(module)
     if opened is None or not _unchanged(module, opened):
@@ -400,7 +403,10 @@ def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
 
 
 def _unchanged(module: HydraModel, opened: Model) -> bool:
-    """Return whether a module still has the weights and classes of what it was loaded from."""
+    """Return whether a module still has the weights and class names of the model that it was loaded from.
+
+    The model is read again, and every tensor is compared bit by bit.
+    """
     dtype = next(module.parameters()).dtype
     dtype_name = str(dtype).removeprefix("torch.")
     module_of_file = build_model(opened.source, dtype=dtype_name)
@@ -417,13 +423,13 @@ def _unchanged(module: HydraModel, opened: Model) -> bool:
     return True
 
 
-# Here, because what pushes is above what runs.
+# These methods are added here because the module of HydraModel may not import the functions that open and push.
 HydraModel.from_pretrained = staticmethod(_from_pretrained)  # type: ignore[attr-defined]
 HydraModel.push_to_hub = _push_to_hub  # type: ignore[attr-defined]
 
 
 class Calibrated(Document):
-    """What :func:`hydractl.calibrate` chose.
+    """The values that :func:`hydractl.calibrate` chose.
 
     Attributes:
         model: the calibrated model.
@@ -433,7 +439,7 @@ class Calibrated(Document):
 
     @property
     def temperature(self) -> float | None:
-        """The temperature; None where there is none, or one of each class."""
+        """The temperature; None if there is none, or if each class has its own."""
         calibration = self.get("calibration")
         if calibration is None:
             return None
@@ -441,7 +447,7 @@ class Calibrated(Document):
 
     @property
     def threshold(self) -> float | None:
-        """The OOD score from which on a sample is flagged; None for none."""
+        """The OOD score from which on a sample is flagged; None without a threshold."""
         threshold = self.get("threshold")
         if threshold is None:
             return None
@@ -449,7 +455,7 @@ class Calibrated(Document):
 
     @property
     def score(self) -> str | None:
-        """The OOD score; None where none was asked for."""
+        """The OOD score; None if none was asked for."""
         score: str | None = self.get("ood_score")
         return score
 

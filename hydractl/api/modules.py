@@ -1,7 +1,8 @@
-"""Stock modules that a program holds: classifiers of timm, transformers, torchvision and open_clip, with their weights.
+"""Stock modules of a Python program: classifiers of timm, transformers, torchvision and open_clip, with their weights.
 
-A module of transformers knows its configuration, and one of timm the name of its architecture. Of the others, and of
-timm's with arguments of their own, ``arch`` says what they are, as ``--arch`` does for a bare file.
+A module of transformers knows its configuration, and a module of timm the name of its architecture. For the other
+libraries, and for modules of timm that were made with further arguments, ``arch`` names the architecture, as ``--arch``
+does for a bare file.
 """
 
 from __future__ import annotations
@@ -22,22 +23,25 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
     """Return a stock module as a source, with the weights it has now.
 
     Args:
-        module: of a library that hydractl knows.
+        module: a module of a supported library.
         arch: ``timm:NAME?img_size=32``, ``open_clip:ARCH``, ``torchvision:NAME``; None: what the module says.
         processor: the tokenizer or image processor of a transformers model.
-        folder: an empty one, for what transformers can only write.
+        folder: an empty folder, which a module of transformers is saved to and read from.
 
     Raises:
-        UsageError: the module does not say what it is, and ``arch`` is not given.
-        InputError: it is no model of a supported family, or not the one that ``arch`` names.
+        UsageError: the module does not tell its architecture, and ``arch`` is not given.
+        InputError: the module is not a model of a supported family, or not the one that ``arch`` names.
     """
+    # A module of transformers: save and read it.
     if arch is None and _is_of_transformers(module):
         _save_pretrained(module, processor, folder)
         return open_source(str(folder), ModelOptions(bodies=True), name=_NAME)
     if processor is not None:
         raise UsageError(f"processor is for a model of transformers, and this is a {type(module).__name__}")
-    named = arch or _architecture_of_timm(module)
-    if named is None:
+
+    # Any other module: its tensors, read as those of the architecture that ``arch`` or timm names.
+    arch_name = arch or _architecture_of_timm(module)
+    if arch_name is None:
         raise UsageError(
             f"a {type(module).__name__} does not say what its architecture is",
             hint="name it: hydractl.open(module, arch='open_clip:ViT-B-32'), or arch='timm:NAME?img_size=32'",
@@ -45,50 +49,50 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
     tensors = DictTensors(module.state_dict())
     if arch is not None:
         return open_tensors(tensors, arch, _NAME)
-    # The module may have been made with more arguments than it tells of.
+    # The module may have been made with more arguments than it tells.
     try:
-        return open_tensors(tensors, named, _NAME)
+        return open_tensors(tensors, arch_name, _NAME)
     except InputError as error:
         raise InputError(
-            f"the {type(module).__name__} says that it is {named}, and has other weights",
-            hint=f"name the arguments that it was made with, as in arch='{named}&depth=6'",
+            f"the {type(module).__name__} says that it is {arch_name}, and has other weights",
+            hint=f"name the arguments that it was made with, as in arch='{arch_name}&depth=6'",
             problems=error.problems,
         ) from error
 
 
 def _is_of_transformers(module: nn.Module) -> bool:
-    """Return whether a module knows its configuration and how to write itself, as those of transformers do."""
+    """Return whether a module has a configuration and can save itself, as modules of transformers can."""
     return hasattr(module, "config") and hasattr(module, "save_pretrained")
 
 
 def _save_pretrained(module: Any, processor: Any, folder: Path) -> None:
-    """Write a module of transformers as it is published: nothing else reads its configuration as the library does."""
+    """Save a module of transformers as a published folder; only transformers can interpret its configuration."""
     module.save_pretrained(folder)
     if processor is not None:
         processor.save_pretrained(folder)
 
 
 def _architecture_of_timm(module: nn.Module) -> str | None:
-    """Return how ``arch`` names a module of timm, as far as the module says so itself.
+    """Return the ``arch`` of a module of timm, as far as the module tells it.
 
     Returns:
-        ``timm:NAME?num_classes=N``, with ``&img_size=PIXELS`` where its images are not of the published size; None for
-        a module without timm's ``pretrained_cfg``.
+        ``timm:NAME?num_classes=N``, with ``&img_size=PIXELS`` if its images do not have the published size; None for a
+        module without timm's ``pretrained_cfg``.
     """
     published = getattr(module, "pretrained_cfg", None)
     if not isinstance(published, dict) or not published.get("architecture"):
         return None
     architecture = published["architecture"]
     classes = getattr(module, "num_classes", 0)
-    named = f"timm:{architecture}?num_classes={classes}"
+    arch = f"timm:{architecture}?num_classes={classes}"
 
     patch_embedding = getattr(module, "patch_embed", None)
     size = getattr(patch_embedding, "img_size", None)
     if size is None:
-        return named
+        return arch
     published_shape = tuple(published.get("input_size", ()))  # channels, height, width
     is_resized = tuple(size) != published_shape[1:]
     height, width = size
-    if is_resized and height == width:  # img_size names squares alone
-        named += f"&img_size={height}"
-    return named
+    if is_resized and height == width:  # img_size can only name a square
+        arch += f"&img_size={height}"
+    return arch

@@ -1,4 +1,4 @@
-"""Progress bars of the calls of a Python program, by rich."""
+"""Progress bars for calls from a Python program, drawn by rich."""
 
 from __future__ import annotations
 
@@ -14,53 +14,54 @@ from rich.progress import Progress as RichProgress
 from hydractl.log import Log, Progress
 
 _asked: bool | None = None
-"""What :func:`show_progress` was told."""
+"""The last argument of :func:`show_progress`."""
 
 
 def show_progress(shown: bool | None = True) -> None:
-    """Show progress bars while calls of this process work, or show none.
+    """Switch progress bars on or off for all calls of this process.
 
     Args:
-        shown: True or False; None, as at the start: in a notebook that has ipywidgets, and at an interactive prompt.
+        shown: True or False. None, as at the start, shows bars at an interactive prompt, and in a notebook that has
+            ipywidgets.
     """
     global _asked
     _asked = shown
 
 
 def _is_shown(screen: Console) -> bool:
-    """Return whether to draw bars: as :func:`show_progress` was told, else where a person works step by step."""
+    """Return whether to draw bars: as :func:`show_progress` was told, or else if a person works interactively."""
     if _asked is not None:
         return _asked
     if screen.is_jupyter:
-        return importlib.util.find_spec("ipywidgets") is not None  # rich draws with it there
+        return importlib.util.find_spec("ipywidgets") is not None  # in notebooks rich needs it to draw
     is_interactive = hasattr(sys, "ps1")
     return is_interactive and screen.is_terminal
 
 
 class ShowsProgress(Log):
-    """A log with a bar for each running task of one call; they vanish at its end."""
+    """A log with a progress bar for each running task of one call; the bars vanish when the call ends."""
 
     _display: RichProgress | None = None
-    """What draws the bars, while any task of the call runs and its progress is shown."""
+    """The display of the bars, while a task of the call runs and bars are shown; else None."""
 
     @contextlib.contextmanager
     def progress(
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
-        """Show a bar for a task as long as the context lasts.
+        """Show a bar for a task while the context lasts.
 
-        The first task of a call opens a display, and the tasks that are parts of it put their bars below its own.
+        The first task of a call opens a display. Tasks that are parts of it put their bars below its bar.
 
         Args:
             description: the name of the task.
-            total: how many units it has; None: not known yet.
+            total: how many units the task has; None if that is not known yet.
             unit: the name of a unit, in the plural.
-            columns: those of its rows of results, which are not shown here.
+            columns: the columns of its rows of results, which are not shown here.
 
         Yields:
-            The bar, which the task tells how far it is; where bars are not to be shown, one that draws nothing.
+            The bar, which the task tells how far it is. If bars are not shown, it draws nothing.
         """
-        if self._display is not None:  # another task of this call runs, and this is a part of it
+        if self._display is not None:  # this task is a part of another task of the same call
             bar = _Bar(self._display, description, total, unit)
             yield bar
             bar.remove()
@@ -80,7 +81,7 @@ class ShowsProgress(Log):
 
 
 def _new_display(screen: Console) -> RichProgress:
-    """Return a display without bars, which vanishes at its end."""
+    """Return a display without bars, which vanishes when it ends."""
     return RichProgress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -103,7 +104,7 @@ class _Bar(Progress):
         self._display.update(self._task, advance=amount, note=note)
 
     def remove(self) -> None:
-        """Remove the bar of a task that is done from the display."""
+        """Remove the bar of a finished task from the display."""
         self._display.remove_task(self._task)
 
     def set_total(self, total: int) -> None:

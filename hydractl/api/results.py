@@ -1,4 +1,4 @@
-"""What the verbs return to a Python program: their JSON documents, with fields, tables and data frames."""
+"""The results that functions return to a Python program: JSON documents with fields, tables and data frames."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Row = Mapping[str, Any]
 
 
 class Document(dict[str, Any]):
-    """A JSON document: text keys, finite numbers, its own ``schema`` (see the page on files).
+    """A JSON document: keys are texts, numbers are finite, and ``schema`` names its form (see the page on files).
 
     ``print`` shows the table of the command line, and a notebook shows it with its colours.
 
     Attributes:
-        files: what was written, in the order a person should read it.
+        files: the files that were written, in the order a person should read them.
     """
 
     rows_key: ClassVar[str | None] = None
-    """The key of the list of rows, where a document has one."""
+    """The key of the list of rows; None for documents without one."""
 
     def __init__(self, document: Mapping[str, object], files: Sequence[Path] = ()) -> None:
         super().__init__(document)
@@ -45,7 +45,7 @@ class Document(dict[str, Any]):
 
     @property
     def rows(self) -> list[Row]:
-        """The rows, one for each model or step; the document itself where it has none."""
+        """The rows, one for each model or step; a document without rows is its own single row."""
         if self.rows_key is None:
             return [self]
         return list(self[self.rows_key])
@@ -84,7 +84,7 @@ class Scores(Document):
 
     @property
     def sites(self) -> dict[str, list[float]]:
-        """One score a head for every attention module, by its path; the heads with the highest are kept."""
+        """By the path of each attention module, one score per head; heads with high scores are kept."""
         return dict(self["sites"])
 
     @property
@@ -115,7 +115,7 @@ class Circuit(Document):
 
 
 class Circuits(Document):
-    """The circuits of several objectives, in the order asked for."""
+    """The circuits of several objectives, in the order in which these were asked for."""
 
     rows_key = "circuits"
 
@@ -146,7 +146,7 @@ class _ByModel(Document):
 
     @property
     def names(self) -> list[str]:
-        """The names of the rows, in order, each once."""
+        """The names of the rows, in order, without repetition."""
         names = [str(row[self.name_key]) for row in self.rows]
         return list(dict.fromkeys(names))
 
@@ -154,7 +154,7 @@ class _ByModel(Document):
         """Return the first row of this name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: no row has this name.
         """
         for row in self.rows:
             if row[self.name_key] == name:
@@ -166,7 +166,7 @@ class _ByModel(Document):
 
 
 class Evaluation(_ByModel):
-    """What :func:`hydractl.evaluate` measured: one row for each model."""
+    """The figures that :func:`hydractl.evaluate` measured: one row for each model."""
 
     rows_key = "models"
     name_key = "name"
@@ -183,7 +183,7 @@ class Evaluation(_ByModel):
 
 
 class Predictions(Document):
-    """What :func:`hydractl.predict` found: a summary, and a row for each sample."""
+    """The predictions of :func:`hydractl.predict`: a summary, and a row for each sample."""
 
     def __init__(self, document: Mapping[str, object], files: Sequence[Path] = (), rows: Sequence[Row] = ()) -> None:
         super().__init__(document, files)
@@ -207,7 +207,7 @@ class Predictions(Document):
 
 
 class Benchmark(_ByModel):
-    """What :func:`hydractl.bench` measured: one row for each model, batch size and number format."""
+    """The figures that :func:`hydractl.bench` measured: one row for each model, batch size and number format."""
 
     rows_key = "results"
     name_key = "model"
@@ -219,7 +219,7 @@ class Benchmark(_ByModel):
 
 
 class Study(Document):
-    """What :func:`hydractl.study` found out: ``print`` shows its rows and the verdict."""
+    """The findings of :func:`hydractl.study`: ``print`` shows its rows and the verdict."""
 
     rows_key = "rows"
 
@@ -238,11 +238,11 @@ class Study(Document):
 
 
 class Push(Document):
-    """What :func:`hydractl.push` uploaded."""
+    """The files that :func:`hydractl.push` uploaded."""
 
     @property
     def pinned(self) -> str:
-        """The reference that opens exactly these bytes from then on: ``hf:ORG/NAME@COMMIT``."""
+        """The reference that always opens exactly these bytes: ``hf:ORG/NAME@COMMIT``."""
         return str(self["pinned"])
 
     def _summary(self) -> str:

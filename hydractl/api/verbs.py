@@ -1,4 +1,4 @@
-"""The verbs as functions of a Python program, with typed keyword arguments."""
+"""The verbs (subcommands) as functions of a Python program, with typed keyword arguments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from hydractl.settings.registry import VERBS, function_of
 from hydractl.verbs.outcome import Outcome
 
 Models = ModelLike | Sequence[ModelLike] | Mapping[str, "ModelLike | Sequence[ModelLike]"]
-"""One model or several; by the name of its row each, where a list is an ensemble of models run one after another."""
+"""One model, several, or a mapping from row names. In a mapping, a list is an ensemble whose models run in turn."""
 
 VerbT = TypeVar("VerbT", bound=Callable[..., Any])
 
@@ -75,9 +75,9 @@ ARGUMENTS: dict[str, type] = {
 
 
 def _documented(verb: str) -> Callable[[VerbT], VerbT]:
-    """Return a decorator that puts the options of a verb into the signature and the docstring of its function.
+    """Return a decorator that adds the options of a verb to the signature and the docstring of its function.
 
-    The function declares them as ``**options``; ``help()`` shows each with its type, default and meaning.
+    The function declares them as ``**options``; ``help()`` then shows each with its type, default and meaning.
     """
 
     def add_options(function: VerbT) -> VerbT:
@@ -89,7 +89,7 @@ def _documented(verb: str) -> Callable[[VerbT], VerbT]:
 
 
 def _signature_with_options(function: Callable[..., Any], verb: str) -> inspect.Signature:
-    """Return the signature of a function, with a keyword for each option of a verb in place of ``**options``."""
+    """Return the signature of a function, with a keyword for each option of a verb instead of ``**options``."""
     types: dict[str, object] = {}
     if verb in ARGUMENTS:
         types = typing.get_type_hints(ARGUMENTS[verb])
@@ -106,7 +106,7 @@ def _signature_with_options(function: Callable[..., Any], verb: str) -> inspect.
 
 
 def _docstring_with_options(function: Callable[..., Any], verb: str) -> str:
-    """Return the docstring of a function, and below it one line for each option of a verb."""
+    """Return the docstring of a function, followed by a line for each option of a verb."""
     lines = [
         inspect.cleandoc(function.__doc__ or ""),
         "",
@@ -121,11 +121,11 @@ def _docstring_with_options(function: Callable[..., Any], verb: str) -> str:
 
 
 def _model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[str]:
-    """Return each MODEL as a verb takes it: a file or a name as its text, an opened model as a text that holds it.
+    """Return each MODEL in the form that a verb takes: a file or name as text, an opened model as a text that holds it.
 
     Args:
         models: files, names, opened models or modules; an opened one that is several models becomes several texts.
-        held_before: how many opened models the call holds already; messages number them, from ``memory:0``.
+        held_before: how many opened models the call has already. Messages number them, from ``memory:0``.
     """
     arguments: list[str] = []
     number = held_before
@@ -141,10 +141,10 @@ def _model_arguments(models: Iterable[ModelLike], held_before: int = 0) -> list[
 
 
 def _model_files(models: Iterable[ModelLike]) -> list[str]:
-    """Return each MODEL as a file or a name that other processes find, too.
+    """Return each MODEL as a file or a name that other processes can open, too.
 
     Raises:
-        UsageError: a model is in memory alone.
+        UsageError: a model is only in memory.
     """
     files: list[str] = []
     for model in models:
@@ -159,36 +159,36 @@ def _model_files(models: Iterable[ModelLike]) -> list[str]:
 
 
 def _as_list(models: Any) -> list[Any]:
-    """Return several models as a list, and a single one as a list of it."""
+    """Return several models as a list, and a single model as a list with one element."""
     if isinstance(models, list | tuple):
         return list(models)
     return [models]
 
 
 def _named_rows(models: Models) -> list[tuple[str, Any]]:
-    """Return the rows with their names; an empty one where a row is named after its model."""
+    """Return the rows with their names; the name is empty if the row is named after its model."""
     if isinstance(models, Mapping):
         return list(models.items())
     return [("", model) for model in _as_list(models)]
 
 
 def _run_on_model(verb: str, model: ModelLike, keywords: Mapping[str, object]) -> Outcome:
-    """Run a verb that takes one model and makes none; its document is written only where ``output`` says so."""
+    """Run a verb that takes one model and makes none; its document is only written if ``output`` is given."""
     return _run_unwritten(verb, _model_arguments([model]), keywords)
 
 
 def _run_unwritten(verb: str, models: Sequence[str], keywords: Mapping[str, object]) -> Outcome:
-    """Run a verb whose document is written only where ``output`` says so."""
+    """Run a verb, and write its document only if ``output`` is given."""
     if keywords.get("output") is None:
         keywords = {**keywords, "output": "-"}
     return run(verb, models, keywords)
 
 
 def _run_on_rows(verb: str, models: Models, keywords: Mapping[str, object]) -> Outcome:
-    """Run a verb that measures models, with a row for each; its document is written only where ``output`` says so.
+    """Run a verb that measures models, with a row for each; its document is only written if ``output`` is given.
 
     Raises:
-        UsageError: the name of a row has a sign that means something on the command line.
+        UsageError: the name of a row has a character with a meaning on the command line.
     """
     rows: list[str] = []
     models_held = 0
@@ -202,11 +202,12 @@ def _run_on_rows(verb: str, models: Models, keywords: Mapping[str, object]) -> O
 
 
 def _row_argument(name: str, members: list[str]) -> str:
-    """Return a row as a verb takes it: ``NAME=MODEL+MODEL``.
+    """Return a row in the form that a verb takes: ``NAME=MODEL+MODEL``.
 
     Args:
-        name: of the row; empty where it is named after its model.
-        members: the models, as a verb takes them. If one of them holds an opened model, the row holds them all.
+        name: the name of the row; empty if it is named after its model.
+        members: its models in the form that a verb takes. If one of them holds an opened model, the returned text holds
+            the name and all members, too.
     """
     text = "+".join(members)
     if name:
@@ -219,14 +220,14 @@ def _row_argument(name: str, members: list[str]) -> str:
 def _make_model(
     verb: str, models: Sequence[ModelLike], default: str, keywords: Mapping[str, object], *, as_files: bool = False
 ) -> Model:
-    """Run a verb that makes a model, and return that, in a temporary folder unless ``output`` says where.
+    """Run a verb that makes a model, and return the model; its file is temporary unless ``output`` is given.
 
     Args:
         verb: its name on the command line.
-        models: what it is made of.
-        default: the name of its file in that folder; empty for the folder itself, where several are made.
+        models: the models that it is made from.
+        default: the name of the temporary file; empty if several models are made, for the temporary folder itself.
         keywords: the keyword arguments.
-        as_files: whether the models must be files, as other processes read them.
+        as_files: whether the models must be files, because other processes read them.
     """
     folder = None
     if not keywords.get("output"):
@@ -238,7 +239,7 @@ def _make_model(
         arguments = _model_arguments(models)
     outcome = run(verb, arguments, keywords)
     checkpoints = [str(file) for file in outcome.files]
-    if verb != "finetune":  # the others make one, and write other files behind it
+    if verb != "finetune":  # other verbs make one model; files after the first are of other kinds
         checkpoints = checkpoints[:1]
     sources = [open_source(file) for file in checkpoints]
     result = Document(outcome.document, outcome.files)
@@ -273,7 +274,7 @@ def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Ci
         model: a dense or pruned model.
 
     Returns:
-        The circuit, which ``prune(circuit=...)`` takes; of several objectives all ``circuits``.
+        The circuit, which ``prune(circuit=...)`` takes; for several objectives, all ``circuits``.
     """
     objectives = ",".join(_as_list(options.get("objective") or ""))
     has_several = "," in objectives
@@ -283,7 +284,7 @@ def extract_circuit(model: ModelLike, **options: Unpack[CircuitArguments]) -> Ci
     if options.get("output"):
         outcome = _run_on_model("extract-circuit", model, options)
         return Circuits(outcome.document, outcome.files)
-    # With several objectives the verb always writes files; these go when the call is over.
+    # With several objectives the verb always writes files; here to a folder that is removed after the call.
     folder = Folder()
     keywords = {**options, "output": f"{folder.path}/circuit.json"}
     outcome = _run_on_model("extract-circuit", model, keywords)
@@ -313,14 +314,14 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Unpack[FinetuneA
     """Fine-tune a dense or pruned model.
 
     Args:
-        model: one, or several that are trained one after another.
+        model: one model, or several that are trained one after another.
         options: ``ensemble`` takes a text, such as ``packed:3,2``, or the options of a method, such as
-            ``hydractl.methods.packed.PackedOptions(3, 2)``. Of several models, and of an ensemble by seeds, each is
-            trained in a process of its own, which takes files and no data in memory.
+            ``hydractl.methods.packed.PackedOptions(3, 2)``. Several models, and the members of an ensemble by seeds,
+            are trained in a process each, which takes files and no data in memory.
 
     Returns:
-        The trained model; of several, and of an ensemble, its ``members`` are the models. ``result`` holds the course.
-        Without ``output`` its files are temporary.
+        The trained model. If several were trained, they are its ``members``. ``result`` holds the course of the
+        training. Without ``output`` its files are temporary.
 
     Raises:
         NonFiniteError: the loss or a weight is not finite.
@@ -336,7 +337,7 @@ def finetune(model: ModelLike | Sequence[ModelLike], **options: Unpack[FinetuneA
 
 
 def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:
-    """Return how many trainings of each model are asked for: several for an ensemble by seeds, else 1."""
+    """Return how many trainings each model needs: several for an ensemble by seeds, else 1."""
     if isinstance(ensemble, MethodOptions):
         return ensemble.trainings
     if not isinstance(ensemble, str):
@@ -344,7 +345,7 @@ def _trainings_of_each(ensemble: str | MethodOptions | None) -> int:
     try:
         return read_ensemble(ensemble).trainings
     except ValueError:
-        return 1  # the verb says what is wrong with it
+        return 1  # the verb raises the error about this text
 
 
 @_documented("laplace")
@@ -352,10 +353,10 @@ def laplace(model: ModelLike, **options: Unpack[LaplaceArguments]) -> Model:
     """Give a model a Laplace approximation over its last layer, or over the projections of a CLIP (BayesVLM).
 
     Args:
-        model: any one, also a fused one: each member has its own posterior.
+        model: any model. In a fused model, each member has its own posterior.
 
     Returns:
-        The model with it; ``result`` holds the priors. Without ``output`` its file is temporary.
+        The model with its posterior; ``result`` holds the priors. Without ``output`` its file is temporary.
 
     Raises:
         UsageError: the model does not end in one linear layer.
@@ -386,15 +387,15 @@ def evaluate(models: Models = (), **options: Unpack[EvalArguments]) -> Evaluatio
     """Measure accuracy, calibration, OOD detection and diversity.
 
     Args:
-        models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
-            one after another.
+        models: one model, several, or a mapping from the names of rows to models. A list in the mapping is an ensemble
+            whose models run one after another.
         options: ``ood`` and ``ood_val`` take a mapping from names (``NAME``, ``NAME:near`` or ``NAME:far``) to data.
 
     Returns:
         The rows, one for each model, in its ``models``.
 
     Raises:
-        RequirementError: one of ``require`` does not hold.
+        RequirementError: one of ``require`` is not met.
     """
     outcome = _run_on_rows("eval", models, options)
     return Evaluation(outcome.document, outcome.files)
@@ -415,7 +416,7 @@ def calibrate(model: ModelLike, **options: Unpack[CalibrateArguments]) -> Calibr
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     calibrated = _make_model("calibrate", [model], "calibrated.st", options)
-    assert calibrated.result is not None  # of a model that a verb made
+    assert calibrated.result is not None  # every model that a verb made has a result
     result = Calibrated(calibrated.result, calibrated.result.files)
     result.model = calibrated
     return result
@@ -428,15 +429,15 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
     A loaded model predicts a batch by its own method ``predict``.
 
     Args:
-        model: one checkpoint, best one of :func:`calibrate`, which holds a threshold.
+        model: one checkpoint, preferably one that :func:`calibrate` wrote, which holds a threshold.
         options: ``data`` are the samples. With ``devices`` or ``slurm`` each part is predicted in a process of its own,
             which takes files and no data in memory.
 
     Returns:
-        The summary, with a row for each sample; with ``output`` the rows are in that file alone.
+        The summary, with a row for each sample; with ``output`` the rows are only in that file.
 
     Raises:
-        RequirementError: one of ``require`` does not hold.
+        RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     in_processes = bool(options.get("devices") or options.get("slurm"))
@@ -454,7 +455,7 @@ def serve(model: ModelLike, **options: Unpack[ServeArguments]) -> Document:
     """Answer over HTTP what :func:`predict` would, until Ctrl-C.
 
     Args:
-        model: one checkpoint, best one of :func:`calibrate`, which holds a threshold.
+        model: one checkpoint, preferably one that :func:`calibrate` wrote, which holds a threshold.
 
     Returns:
         How many requests and inputs were answered.
@@ -471,14 +472,14 @@ def bench(models: Models = (), **options: Unpack[BenchArguments]) -> Benchmark:
     """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
 
     Args:
-        models: one, several, or a mapping from the names of rows; a list in it is an ensemble of models that are run
-            one after another.
+        models: one model, several, or a mapping from the names of rows to models. A list in the mapping is an ensemble
+            whose models run one after another.
 
     Returns:
         The rows, one for each model, batch size and number format, in its ``results``.
 
     Raises:
-        RequirementError: one of ``require`` does not hold.
+        RequirementError: one of ``require`` is not met.
     """
     outcome = _run_on_rows("bench", models, options)
     return Benchmark(outcome.document, outcome.files)
@@ -492,14 +493,14 @@ def make_report(
     """Show, draw and check what :func:`evaluate`, :func:`bench` and :func:`study` returned or wrote.
 
     Args:
-        documents: a result, or the file of one; several of :func:`evaluate` with ``over``, or the files that
+        documents: a result, or the file of one; several of :func:`evaluate` with ``over``; or the files that
             :func:`predict` wrote as ``report``, in the order of their inputs.
 
     Returns:
-        The document that was reported on, of several the one of their means; ``files`` has what was written.
+        The document that was reported on, or the means of several; ``files`` has what was written.
 
     Raises:
-        RequirementError: one of ``require`` does not hold.
+        RequirementError: one of ``require`` is not met.
     """
     names: list[str] = []
     for number, document in enumerate(_as_list(documents), start=1):
@@ -508,13 +509,14 @@ def make_report(
         else:
             names.append(os.fspath(document))
     outcome = run("report", names, options)
-    kind_by_key: dict[str, type[Document]] = {
+    # The class of the result, by a key that only documents of that kind have.
+    class_by_key: dict[str, type[Document]] = {
         "models": Evaluation,
         "results": Benchmark,
         "verdict": Study,
         "files": Document,
     }
-    kind = next(kind for key, kind in kind_by_key.items() if key in outcome.document)
+    kind = next(kind for key, kind in class_by_key.items() if key in outcome.document)
     return kind(outcome.document, outcome.files)
 
 
@@ -523,15 +525,16 @@ def study(model: ModelLike, **options: Unpack[StudyArguments]) -> Study:
     """Find out whether any of this helps a model.
 
     Args:
-        model: a file, a folder or a name, or one that was opened as such.
-        options: data are SPECs, because the commands of a study are kept.
+        model: a file, a folder or a name, or a model that was opened from one.
+        options: data are SPECs and not samples in memory, because the commands of a study are kept.
 
     Returns:
-        The verdict; what was made is in the folder ``output``, or else in one that is named after the model.
+        The verdict; the files are in the folder ``output``, or in one named after the model.
 
     Raises:
-        OutputError: the folder is that of another study.
+        OutputError: the folder belongs to another study.
     """
+    # Refuse samples in memory. Unknown options are left to run(), which has a message for them.
     known_options = arguments_of("study")
     known_values = {name: value for name, value in options.items() if name in known_options}
     for name, data in data_in(known_options, known_values).items():
@@ -547,8 +550,8 @@ def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **optio
     """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
 
     Args:
-        model: any one.
-        path: of the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``.
+        model: any model.
+        path: the ``.onnx``, ``.int8.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``.
             Without it the file is named after the model.
         options: ``test`` and ``ood`` measure what the rounding of ``onnx-int8`` does.
 
@@ -556,7 +559,7 @@ def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **optio
         The files with their checks; ``files`` are their paths.
 
     Raises:
-        UsageError, InputError: a model or an ending that cannot be exported.
+        UsageError, InputError: the model cannot be exported, or the ending names no format.
         OutputError: a file exists, and ``force`` is not set.
     """
     if path is not None:
@@ -567,25 +570,25 @@ def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **optio
 
 @_documented("push")
 def push(model: ModelLike, repo: str, **options: Unpack[PushArguments]) -> Push:
-    """Upload a model and its card to the Hugging Face Hub, from where :func:`hydractl.load` takes it: ``hf:ORG/NAME``.
+    """Upload a model and its card to the Hugging Face Hub; :func:`hydractl.load` opens it as ``hf:ORG/NAME``.
 
     Args:
-        model: a checkpoint or a published folder, or one that was opened or made.
-        repo: ``ORG/NAME[@BRANCH]``; it is made where there is none.
+        model: a checkpoint or a published folder, or a model that was opened or made.
+        repo: ``ORG/NAME[@BRANCH]``; the repository is created if it does not exist.
 
     Returns:
         The files with their SHA-256, which of them were uploaded, the commit, and a reference that pins it.
 
     Raises:
-        UsageError, InputError: wrong options or inputs, or what the Hub answered.
-        OutputError: other files of these names are there, and ``force`` is not set.
+        UsageError, InputError: an option or input is wrong, or the Hub answered with an error.
+        OutputError: the repository has other files with these names, and ``force`` is not set.
     """
     outcome = run("push", [*_model_files([model]), f"hf:{repo}"], options)
     return Push(outcome.document)
 
 
 def available(kind: str | None = None, pattern: str = "") -> Document:
-    """List what there is to choose from, what other packages add included.
+    """List what there is to choose from; entries of other packages are included.
 
     Args:
         kind: ``scores``, ``metrics``, ``methods``, ``criteria``, ``suites``, ``corruptions``, ``recipes`` or
@@ -603,7 +606,7 @@ def available(kind: str | None = None, pattern: str = "") -> Document:
 
 
 def function_of_verb(verb: str) -> Callable[..., Document]:
-    """Return the function of a verb that has none above: it takes models and options, and returns the document."""
+    """Return a function for a verb that has none above; it takes models and options, and returns the document."""
 
     @_documented(verb)
     def function(*models: ModelLike, **options: Any) -> Document:

@@ -1,4 +1,4 @@
-"""Messages of the verbs in the words of a Python program: arguments instead of flags."""
+"""Messages of the verbs in terms of a Python program: arguments instead of flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydractl.jsonio import Held
 from hydractl.settings.option import Option
 
 _COMMAND = "hydractl "
-"""What follows it in a message is a command to type, whose flags stay flags."""
+"""The text after this in a message is a command to type, whose flags stay as they are."""
 _FROM_THE_CALL = " (flag)"
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 _MODEL = re.compile(r"\bMODEL(?=s?\b)")
@@ -19,14 +19,15 @@ _NOT_WITHIN_A_VALUE = r"(?![\w./?&=-])"
 
 
 class Wording:
-    """Puts the messages of one call into Python's words: ``--data cal.npz`` becomes ``data='cal.npz'``.
+    """Rewrites the messages of one call in terms of Python: ``--data cal.npz`` becomes ``data='cal.npz'``.
 
     Args:
         verb: the verb on the command line.
         function: the function that was called.
         options: the options of the verb.
-        values: what the call gave, by argument.
-        data: its data sets as the options hold them, by how the program calls them: ``data``, ``ood.svhn``.
+        values: the values that the call gave, by argument.
+        data: the data sets of the call in the form that options take, by their names in the call: ``data``,
+            ``ood.svhn``.
     """
 
     def __init__(
@@ -39,19 +40,20 @@ class Wording:
             self._argument_by_flag[option.flag] = option.name
             flag_by_argument[option.name] = option.flag
 
-        # The words of Python for each text that a message may say; samples in memory first, as they are replaced first.
+        # By each text that a message may contain, e.g. ``--keep 3``, its form in Python, ``keep=3``. Texts are replaced
+        # in this order, and those about samples in memory must be replaced first.
         self._python_by_text: dict[str, str] = {}
-        for called, spec in data.items():
+        for data_set_name, spec in data.items():
             if isinstance(spec, Held):
-                argument = called.partition(".")[0]
+                argument = data_set_name.partition(".")[0]
                 flag = flag_by_argument.get(argument, f"--{argument}")
-                self._python_by_text |= _texts_of_samples(called, flag, spec)
+                self._python_by_text |= _texts_of_samples(data_set_name, flag, spec)
         for option in options:
             for value in _shown_values(option, values.get(option.name)):
                 self._python_by_text[f"{option.flag} {value}"] = f"{option.name}={value!r}"
 
     def translate(self, error: HydraError) -> None:
-        """Change the message, the hint and the problems of an error."""
+        """Rewrite the message, the hint and the problems of an error in place."""
         error.message = self.said(error.message)
         error.args = (error.message,)
         error.problems = [self.said(problem) for problem in error.problems]
@@ -59,19 +61,23 @@ class Wording:
             error.hint = self._help.get(error.hint) or self.said(error.hint)
 
     def said(self, text: str) -> str:
-        """Return a message in Python's words; a command to type in it stays as it is."""
-        words, command, rest = text.partition(_COMMAND)
-        words = words.replace(_FROM_THE_CALL, "")
-        for flag_and_value, argument in self._python_by_text.items():
-            pattern = re.escape(flag_and_value) + _NOT_WITHIN_A_VALUE
-            replacement = argument.replace("\\", "\\\\")  # no pattern, but one in which backslashes mean something
-            words = re.sub(pattern, replacement, words)
-        words = _FLAG.sub(self._argument_for_flag, words)
-        words = _MODEL.sub("model", words)
-        return f"{words}{command}{rest}"
+        """Return a message in terms of Python; a command to type at its end stays as it is."""
+        # Only what comes before a command to type is rewritten.
+        message, command, command_line = text.partition(_COMMAND)
+        message = message.replace(_FROM_THE_CALL, "")
+
+        # First flags with the values of this call, then the flags that are left, then the word MODEL.
+        for text_of_option, text_in_python in self._python_by_text.items():
+            pattern = re.escape(text_of_option) + _NOT_WITHIN_A_VALUE
+            # Double the backslashes, because re.sub() treats them as escapes in a replacement.
+            replacement = text_in_python.replace("\\", "\\\\")
+            message = re.sub(pattern, replacement, message)
+        message = _FLAG.sub(self._argument_for_flag, message)
+        message = _MODEL.sub("model", message)
+        return f"{message}{command}{command_line}"
 
     def _argument_for_flag(self, flag: re.Match[str]) -> str:
-        """Return the name of the argument for a flag, also for one of another verb."""
+        """Return the name of the argument for a matched flag; the flag may belong to another verb."""
         argument = self._argument_by_flag.get(flag[0])
         if argument is not None:
             return argument
@@ -79,36 +85,38 @@ class Wording:
 
 
 def _texts_of_samples(called: str, flag: str, spec: str) -> dict[str, str]:
-    """Return what messages may say of samples in memory, each with the argument that they came by.
+    """Return the texts by which messages name samples in memory, each with the Python form that replaces it.
 
     Args:
-        called: the argument, ``data``; or with the name of one set among several, ``ood.svhn`` or ``ood.svhn:far``.
-        flag: the flag of the argument.
+        called: the name of the data set in the call: ``data``, or for one of several sets ``ood.svhn`` or
+            ``ood.svhn:far``.
+        flag: the flag of the argument, e.g. ``--ood``.
         spec: the text that stands for the samples in messages.
 
     Returns:
-        ``data`` or ``ood['svhn']``, by text. The text alone is last, as the others hold it, and are replaced before.
+        By text, ``data`` or ``ood['svhn']``. ``spec`` alone comes last, because the other texts contain it and must be
+        replaced before.
     """
     argument, _, key = called.partition(".")
     if not key:
         return {f"{flag} {spec}": argument, spec: argument}
-    item = f"{argument}[{key!r}]"
+    element = f"{argument}[{key!r}]"
     set_name = key.partition(":")[0]
     return {
         f"{flag} {spec}": argument,
-        f"{flag} {set_name} {spec}": item,
-        spec: item,
+        f"{flag} {set_name} {spec}": element,
+        spec: element,
     }
 
 
 def _shown_values(option: Option, value: Any) -> list[str | float]:
-    """Return the texts and numbers of an argument, which messages may show behind its flag; no samples in memory."""
+    """Return the texts and numbers of an argument's value, which messages may show after its flag."""
     items: Sequence[Any] = [value]
     if option.many and isinstance(value, list | tuple):
         items = value
     shown: list[str | float] = []
     for item in items:
-        is_switch = isinstance(item, bool)  # in Python an int too
+        is_switch = isinstance(item, bool)  # bool is a subclass of int
         if isinstance(item, str | int | float) and not is_switch:
             shown.append(item)
     return shown

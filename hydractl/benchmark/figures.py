@@ -1,4 +1,4 @@
-"""The figures of timed runs: medians, paired ratios with their intervals, and whether the runs scatter too far."""
+"""The figures of timed runs: medians, paired ratios with their intervals, and whether the times scatter too much."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hydractl.files.bench_answer import LatencyRecord, TimedFigures
 RESAMPLES = 2000
 NOISY = 0.1
 FEWEST = 5
-"""Fewer rounds than this say nothing about how far times scatter."""
+"""With fewer rounds than this, nothing is said about how much times scatter."""
 
 
 def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, seed: int) -> TimedFigures:
     """Return latency, throughput and ratio of one model.
 
     Args:
-        runs: seconds of one call in each round.
-        reference: the same of the first model, in the same rounds.
-        batch_size: samples of one call.
+        runs: the seconds of one call, in each round.
+        reference: the same for the first model, in the same rounds.
+        batch_size: the number of samples in one call.
         seed: draws the resamples for the interval of the ratio.
     """
     import numpy as np
@@ -26,7 +26,7 @@ def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, se
     milliseconds = np.asarray(runs, dtype=np.float64) * 1e3
     quarter, three_quarters = np.percentile(milliseconds, [25, 75])
     median = float(np.median(milliseconds))
-    deviation = None  # of a single run
+    deviation = None  # a single run has no standard deviation
     if len(milliseconds) > 1:
         deviation = float(milliseconds.std(ddof=1))
     latency = LatencyRecord(
@@ -50,11 +50,11 @@ def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, se
 
 
 def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -> tuple[float, list[float]]:
-    """Return how many times as long one model takes as another, and how sure that is.
+    """Return how many times as long one model takes as another, with an interval.
 
     Args:
-        runs: times of one model, one a round.
-        reference: times of the model it is compared with, in the same rounds and unit.
+        runs: the times of one model, one for each round.
+        reference: the times of the other model, in the same rounds and unit.
         seed: draws the resamples.
 
     Returns:
@@ -69,28 +69,25 @@ def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -
     ratios = times / reference_times  # [rounds]
     median = np.median(ratios)
 
-    # The medians of resamples: as many rounds as there are, drawn with replacement.
+    # A resample has as many rounds as the data, drawn with replacement. Take the median of each resample.
     rounds = len(ratios)
     generator = np.random.default_rng(seed)
-    drawn_rounds = generator.integers(rounds, size=(RESAMPLES, rounds))
-    resamples = ratios[drawn_rounds]
+    drawn_rounds = generator.integers(rounds, size=(RESAMPLES, rounds))  # [RESAMPLES, rounds]
+    resamples = ratios[drawn_rounds]  # [RESAMPLES, rounds]
     medians = np.median(resamples, axis=1)  # [RESAMPLES]
     low, high = np.percentile(medians, [2.5, 97.5])
     return float(median), [float(low), float(high)]
 
 
 def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bool | None:
-    """Return whether the figures of a row are to be taken with caution.
+    """Return whether the times of a row scatter so much that its figures are uncertain; None with too few runs.
 
-    They are where the middle half of its runs is wider than a tenth of their median, or the interval of its ratio is
-    wider than a tenth of the ratio. Single outliers move neither.
-
-    Returns:
-        None for fewer than :data:`FEWEST` runs.
+    That is so if the middle half of its runs is wider than a tenth of their median, or the interval of its ratio is
+    wider than a tenth of the ratio. Single outliers change neither.
     """
     if len(latency.runs) < FEWEST:
         return None
-    assert latency.q25 is not None and latency.q75 is not None  # of runs that were timed
+    assert latency.q25 is not None and latency.q75 is not None  # timed runs have quartiles
     middle_half = latency.q75 - latency.q25
     low, high = interval
     runs_scatter = middle_half / latency.median > NOISY

@@ -1,6 +1,6 @@
-"""The measurement itself: every row at every batch size and dtype, timed in rounds in which each runs once.
+"""The measurement itself: every row at every batch size and dtype, timed in rounds; in a round, each row runs once.
 
-The order within a round is drawn anew each time. Beside the rows, the peak of the machine, and what to warn of.
+The order of the rows is drawn anew for each round. Also here: the peak rate of the machine, and the warnings.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from hydractl.model.machine import peak_macs_per_s, slow_format, wait
 from hydractl.model.runtime import move
 
 _RECORDING = 2
-"""Calls after the first one in which CUDA graphs are recorded."""
+"""The number of calls, after the first, in which CUDA graphs are recorded."""
 
 Inputs = Tensor | Mapping[str, Tensor]
-"""One batch of a model: pixels, or tensors by name."""
+"""One batch of inputs: pixels, or tensors by name."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,12 @@ class BenchOptions:
     """Options of a bench.
 
     Attributes:
-        batch_sizes, dtypes: every row is measured at each pair of them.
-        rounds, warmup: rounds that count, and rounds before them that do not.
-        threads: of torch on the CPU; None: as they are.
-        compile_mode: of ``torch.compile``; None: not compiled.
-        seed: draws inputs, the order of each round and resamples.
-        data: samples to run on instead of random inputs: all of their full batches in each round; None: one random
-            batch.
+        batch_sizes, dtypes: every row is measured at each combination of them.
+        rounds, warmup: the rounds that count, and the rounds before them that do not.
+        threads: the number of torch's CPU threads; None leaves it as it is.
+        compile_mode: the mode of ``torch.compile``; None: models are not compiled.
+        seed: draws inputs, the order in each round, and resamples.
+        data: samples to run on; each round runs all full batches of them. None: one batch of random inputs.
     """
 
     batch_sizes: Sequence[int]
@@ -71,15 +70,14 @@ def measure_rows(
     """Time all models at every dtype and batch size.
 
     Args:
-        options: of the bench.
+        options: the options of the bench.
         rows: the models, the reference first.
-        costs: what is known of each of them without a measurement.
-        device: where they run.
-        log: hears the warnings, and shows how many rounds are done.
+        costs: for each row, the cost that is known without a measurement.
+        device: the device that models run on.
+        log: receives the warnings, and the progress in rounds.
 
     Returns:
-        The results by dtype, then batch size, then row, each in the order given; the machine; and the warnings, which
-        also went to the log.
+        The results by dtype, then batch size, then row, each in the given order; the machine; and the warnings.
     """
     possible_warnings: list[str | None] = []
     rounds_at_each = options.warmup + options.rounds
@@ -90,7 +88,8 @@ def measure_rows(
         for dtype in options.dtypes:
             torch_dtype = resolve_dtype(dtype)
             possible_warnings.append(slow_format(torch_dtype, device))
-            # Before and after, as a peak that other work on the machine held down would make the shares too large.
+            # Measure the peak before and after, and take the higher one: other work on the machine may lower it, and
+            # then the shares would be too large.
             peak_before = peak_macs_per_s(device, torch_dtype)
             measured = _measure_dtype(options, rows, costs, device, dtype, progress)
             peak_after = peak_macs_per_s(device, torch_dtype)
@@ -110,14 +109,14 @@ def measure_rows(
 
 
 def _peak_share(row: BenchRow, peak: float | None) -> float | None:
-    """Return which share of the machine's best rate of mult-adds a row reaches.
+    """Return which share of the machine's peak rate of mult-adds a row reaches.
 
     Args:
-        row: a measured one.
-        peak: the most mult-adds a second that the machine computes with floats; None: not measured.
+        row: a measured row.
+        peak: the most mult-adds per second that the machine computes with floats; None if not measured.
 
     Returns:
-        The share; None where the peak or the mult-adds are not known, and for a model that computes with integers.
+        The share; None if the peak or the mult-adds are not known, or the model computes with integers.
     """
     cost = row.cost
     computes_with_integers = cost.kind == "onnx-int8"
@@ -135,7 +134,8 @@ def _measure_dtype(
     dtype: str,
     progress: Progress,
 ) -> list[BenchRow]:
-    """Return the rows of one dtype; its models are freed on return, before those of the next are built."""
+    """Return the measured rows of one dtype; its models are freed on return, before those of the next are built."""
+    # Build all models once; compilation and inputs are per batch size.
     built = {row.name: row.build(str(device), dtype) for row in rows}
     mode = options.compile_mode
     measured = []
@@ -146,7 +146,7 @@ def _measure_dtype(
             inputs = _full_batches_by_row(options.data, rows, batch_size, device, dtype)
         contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
         runs = contest.run(options.warmup, options.rounds, progress)
-        runs_of_first = runs[rows[0].name]
+        runs_of_first = runs[rows[0].name]  # the reference of all ratios
         served_costs = _served_costs(costs, contest)
         for row, cost in zip(rows, served_costs, strict=True):
             compile_mode = contest.modes[row.name]
@@ -168,7 +168,7 @@ def _measure_dtype(
 
 
 class _PreparedSamples(NamedTuple):
-    """The full batches of a data set on the device, and how their samples were prepared."""
+    """The full batches of a data set on the device, and the settings by which their samples were prepared."""
 
     settings: Preprocessing
     full_batches: list[Any]
@@ -179,13 +179,14 @@ def _full_batches_by_row(
 ) -> dict[str, list[Any]]:
     """Return the full batches of a data set on the device, by the name of each row.
 
-    Rows that prepare samples alike share one list, so that no model gains by a copy.
+    Rows that prepare samples in the same way share the same list, so that no model is faster because of a copy.
     """
     torch_dtype = resolve_dtype(dtype)
-    prepared_so_far: list[_PreparedSamples] = []  # no dictionary, as settings cannot be hashed
+    prepared_so_far: list[_PreparedSamples] = []  # a list, because settings cannot be keys of a dictionary
     batches_by_row = {}
     for row in rows:
         family, settings = preparation_of(row.model)
+        # Find the batches of an earlier row with the same settings, or prepare them. Smaller last batches are dropped.
         prepared = None
         for earlier in prepared_so_far:
             if earlier.settings == settings:
@@ -204,17 +205,17 @@ def _full_batches_by_row(
 
 
 def _served_costs(costs: Sequence[BenchCost], contest: Contest) -> list[BenchCost]:
-    """Return the costs of all rows, where those of cascades depend on the samples that were run.
+    """Return the costs of all rows; for cascades, they depend on the samples that were run.
 
-    In a cascade the first member runs on all samples, and the others on those that it is not sure of.
+    In a cascade the first member runs on all samples, and the other members only on samples of which it is not sure.
 
     Args:
-        costs: of each row, in the order of the models of the contest.
-        contest: has run.
+        costs: the cost of each row, in the order of the models of the contest.
+        contest: the contest, after :meth:`Contest.run`.
     """
     served_costs = []
     for cost, share_going_on in zip(costs, contest.shares().values(), strict=True):
-        if share_going_on is None:  # no cascade
+        if share_going_on is None:  # this row is not a cascade
             served_costs.append(cost)
             continue
         assert cost.first_macs is not None and cost.rest_macs is not None  # the row of a cascade has both
@@ -224,13 +225,14 @@ def _served_costs(costs: Sequence[BenchCost], contest: Contest) -> list[BenchCos
 
 
 def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
-    """Return a warning that names up to three rows whose times scatter too far; None where none do."""
+    """Return a warning that names up to three rows whose times scatter too much; None if there are none."""
     rows = []
     for row in results:
         if row.timing.noisy:
             rows.append(f"{row.model} (batch {row.batch_size}, {row.dtype})")
     if not rows:
         return None
+    # Name at most three.
     listed = ", ".join(rows[:3])
     if len(rows) > 3:
         listed += f" and {len(rows) - 3} more"
@@ -244,21 +246,21 @@ def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
 
 
 class Contest:
-    """Models that are timed at one batch size on inputs of their own shape, the same for all of one shape.
+    """Models that are timed at one batch size. Models that take inputs of the same shape get the same inputs.
 
     Args:
-        models: by name; called with inputs they give ``[B, classes]``, and ``example_inputs(batch, seed)`` draws those.
-        batch_size: samples of one call.
-        device: where the models are.
-        seed: draws the inputs and the order within each round.
-        mode: how ``torch.compile`` compiles them (one of its modes); None: they run as they are.
-        where: what to add to the name of a model in an error.
-        inputs: batches for each model, all of which a call is timed on; None: one of random inputs.
+        models: by name. A call with inputs returns ``[B, classes]``; ``example_inputs(batch, seed)`` draws inputs.
+        batch_size: the number of samples in one call.
+        device: the device of the models.
+        seed: draws the inputs, and the order within each round.
+        mode: the mode of ``torch.compile``; None: models run uncompiled.
+        where: a text that is added to the name of a model in an error.
+        inputs: for each model, the batches that a call is timed on (all of them); None: one batch of random inputs.
 
     Attributes:
-        modes: by model, how it is compiled; None where it is not: an exported file never is.
-        peak_memory_bytes: by model: its weights and inputs, and the most one call adds; None where the device does
-            not count. Known after :meth:`run`.
+        modes: by model, the mode in which it is compiled; None if it is not. Exported files are never compiled.
+        peak_memory_bytes: by model, the bytes of its weights and inputs plus the most that a call adds; None if the
+            device does not count them. Set by :meth:`run`.
     """
 
     def __init__(
@@ -279,16 +281,21 @@ class Contest:
         self._random = np.random.default_rng(seed)
         if inputs is None:
             inputs = self._draw_inputs(batch_size, seed)
+
+        # All batches of each model, for timing; and the first one, for single calls.
         self._batches = inputs
         self._first_batch: dict[str, Inputs] = {}
         for name, batches_of_model in inputs.items():
             self._first_batch[name] = batches_of_model[0]
 
+        # Compiled code is cached by the code of a class, not by object: so clear the cache for each batch size. Count
+        # the graphs, to check later that something was compiled.
         self._graphs_before = 0
         if mode is not None:
-            # Compiled code is cached by the code of a class, not by object: another batch size starts afresh.
             torch.compiler.reset()
             self._graphs_before = _compiled_graphs()
+
+        # How each model is called: compiled, unless it is an exported file.
         self.modes: dict[str, str | None] = {}
         self._calls: dict[str, Callable[[Any], Tensor]] = {}
         for name, model in models.items():
@@ -300,7 +307,7 @@ class Contest:
                 self._calls[name] = _compile(model, mode)
 
     def _draw_inputs(self, batch_size: int, seed: int) -> dict[str, list[Inputs]]:
-        """Return one batch of random inputs for each model, the same object for models that read the same."""
+        """Return one batch of random inputs for each model; models with the same kind of inputs get the same object."""
         drawn = {}
         for name, model in self.models.items():
             drawn[name] = model.example_inputs(batch_size, seed)
@@ -309,11 +316,13 @@ class Contest:
 
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
-        """Time the models: the seconds of one call, by model, one for each measured round.
+        """Time the models; return by model the seconds of one call, in each measured round.
+
+        This also sets :attr:`peak_memory_bytes`.
 
         Raises:
-            NonFiniteError: when a model gives NaN or infinity.
-            HydraError: when a model cannot be compiled as one graph, or not run in this dtype on this device.
+            NonFiniteError: a model returns NaN or infinity.
+            HydraError: a model cannot be compiled as one graph, or cannot run in this dtype on this device.
         """
         for name in self.models:
             self._check_first_call(name)
@@ -326,7 +335,7 @@ class Contest:
             return self._time_rounds(rounds, progress)
 
     def _time_rounds(self, rounds: int, progress: Progress) -> dict[str, list[float]]:
-        """Return the seconds of one call, by model, one for each round."""
+        """Return by model the seconds of one call, in each round."""
         seconds: dict[str, list[float]] = {name: [] for name in self.models}
         for _ in range(rounds):
             for name, elapsed in self._time_all_once().items():
@@ -335,16 +344,17 @@ class Contest:
         return seconds
 
     def _check_first_call(self, name: str) -> None:
-        """Call a model for the first time, which compiles it where asked, and refuse it where it does not run well.
+        """Call a model for the first time, which compiles it if asked for; raise an error if it does not run well.
 
         Raises:
-            NonFiniteError: it gives NaN or infinity.
+            NonFiniteError: it returns NaN or infinity.
             HydraError: it cannot run, or was not compiled although that was asked for.
         """
         mode = self.modes[name]
         try:
             if mode is not None:
-                self.models[name](self._first_batch[name])  # what a model computes once and keeps is not in its graph
+                # First uncompiled: values that a model computes once and keeps must not become a part of its graph.
+                self.models[name](self._first_batch[name])
             output = self._call(name)
             if self._records_graphs:
                 for _ in range(_RECORDING):
@@ -366,7 +376,7 @@ class Contest:
 
     @contextlib.contextmanager
     def _no_further_compilation(self) -> Iterator[None]:
-        """Refuse any further compilation inside this context: its time would be counted as the model's.
+        """Forbid compilation inside this context, because its time would be counted as the model's.
 
         Raises:
             HydraError: a model would be compiled again.
@@ -387,7 +397,7 @@ class Contest:
             ) from error
 
     def _time_all_once(self) -> dict[str, float]:
-        """Return the seconds of one call of each model by name, called in an order that is drawn anew each time."""
+        """Return by name the seconds of one call of each model; the order of the calls is drawn anew each time."""
         names = list(self.models)
         order = self._random.permutation(len(names))
         seconds = {}
@@ -397,7 +407,7 @@ class Contest:
         return seconds
 
     def _time(self, name: str) -> float:
-        """Return the seconds of one call of a model, the mean over its batches."""
+        """Return the seconds of one call of a model: the mean over its batches."""
         self._free_last_answer()
         call = self._calls[name]
         inputs = self._batches[name]
@@ -411,7 +421,7 @@ class Contest:
 
     @torch.inference_mode()
     def shares(self) -> dict[str, float | None]:
-        """Return, by model, the share of its samples that go on in its cascade; None for a model without one."""
+        """Return by model the share of its samples on which its cascade runs all members; None without a cascade."""
         shares: dict[str, float | None] = {}
         for name, model in self.models.items():
             shares[name] = None
@@ -421,9 +431,10 @@ class Contest:
         return shares
 
     def _share_going_on(self, name: str) -> float:
-        """Return the share of samples on which a cascade runs all its members, because the first one is not sure.
+        """Return the share of samples on which a cascade runs all its members, because the first is not sure.
 
-        Where it stops at the first member, all members have the logits of that one.
+        Where the cascade stops at the first member, the logits of all members are those of the first. So samples on
+        which any member differs from the first are those that went on.
         """
         model = self.models[name]
         logits_of_batches = [model.member_logits(batch) for batch in self._batches[name]]
@@ -434,7 +445,7 @@ class Contest:
         return float(went_on.float().mean())
 
     def _call(self, name: str) -> Tensor:
-        """Call a model on its first batch."""
+        """Call a model on its first batch and return its output."""
         self._free_last_answer()
         call = self._calls[name]
         batch = self._first_batch[name]
@@ -448,15 +459,14 @@ class Contest:
         return self.device.type == "cuda"
 
     def _free_last_answer(self) -> None:
-        """Say that the answer of the call before is no longer needed, so that CUDA graphs may write over it."""
+        """Tell torch that the last output is no longer needed, so that CUDA graphs may overwrite it."""
         if self._records_graphs:
             torch.compiler.cudagraph_mark_step_begin()
 
     def _peak_memory(self, name: str) -> int | None:
-        """Return the bytes that a model would need alone on the device: its tensors, and the most that a call adds.
+        """Return the bytes that a model would need alone on the device: its tensors, plus the most that a call adds.
 
-        Returns:
-            None unless on CUDA.
+        None unless the device is a CUDA GPU.
         """
         if self.device.type != "cuda":
             return None
@@ -468,7 +478,7 @@ class Contest:
         peak = torch.cuda.max_memory_allocated(self.device)
         added_by_call = peak - before
 
-        # Not what is allocated before the call: the other models lie there, too.
+        # Count the model's own tensors, and not all memory that is in use before the call: other models are there, too.
         model: nn.Module = self.models[name]
         inputs = _tensors(self._first_batch[name])
         tensors = [*model.parameters(), *model.buffers(), *inputs]
@@ -477,7 +487,7 @@ class Contest:
 
 
 def _failure_hint(error: Exception, mode: str | None) -> str:
-    """Suggest what to do about a model that does not run, compiled in a mode or not."""
+    """Return a hint what to do about a model that does not run."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "use a smaller --batch-size"
     if mode is not None:
@@ -488,20 +498,20 @@ def _failure_hint(error: Exception, mode: str | None) -> str:
 def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
     """Compile the whole model as one graph for exactly this batch size.
 
-    With ``fullgraph`` a graph break, an error of the compiler and the limit of recompilations raise, whatever torch's
-    configuration says of falling back to eager code.
+    With ``fullgraph``, a graph break, an error of the compiler or too many recompilations raise an error, even if torch
+    is configured to fall back to uncompiled code.
     """
-    # Newer versions of torch can keep the code of each model apart; older ones compile eight models at most.
-    apart: dict[str, bool] = {}
+    # Newer versions of torch can cache the code of each model separately; older ones compile at most eight models.
+    isolation: dict[str, bool] = {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        apart["isolate_recompiles"] = True
+        isolation["isolate_recompiles"] = True
     compile_model: Any = torch.compile
-    compiled: Callable[[Any], Tensor] = compile_model(model, fullgraph=True, dynamic=False, mode=mode, **apart)
+    compiled: Callable[[Any], Tensor] = compile_model(model, fullgraph=True, dynamic=False, mode=mode, **isolation)
     return compiled
 
 
 def _compiled_graphs() -> int:
-    """Return how many graphs this process has compiled."""
+    """Return how many graphs this process has compiled so far."""
     import torch._dynamo.utils
 
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -515,7 +525,7 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 
 class _Form(NamedTuple):
-    """What tensors of one form have in common: shape and dtype; of token ids the numbers too."""
+    """Which inputs can be shared: those with the same shape and dtype; for token ids, also the same numbers."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -523,9 +533,10 @@ class _Form(NamedTuple):
 
 
 def _shared_where_equal(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Return the inputs of each model, where those of one form are one object, so that no model gains by a copy.
+    """Return the inputs of each model; equal forms get the same object, so that no model is faster because of a copy.
 
-    Random images of one shape and dtype will do for any model. Token ids must be the same, as they are of a vocabulary.
+    For random images, the same shape and dtype are enough. Token ids must also be the same numbers, because they
+    depend on a vocabulary.
     """
     first_of_form: dict[tuple[_Form, ...], Inputs] = {}
     shared = {}
@@ -536,7 +547,7 @@ def _shared_where_equal(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
 
 
 def _form(tensor: Tensor) -> _Form:
-    """Return shape and dtype of a tensor, and its numbers where they are token ids: what two inputs have to share."""
+    """Return the shape and dtype of a tensor, and its numbers if it holds token ids."""
     ids = None
     if not tensor.is_floating_point():
         ids = tensor.cpu().numpy().tobytes()
@@ -548,7 +559,7 @@ def _form(tensor: Tensor) -> _Form:
 
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[int]:
-    """Set torch's CPU threads for a while; yields how many there are."""
+    """Set the number of torch's CPU threads inside this context; yield the number in use."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -562,9 +573,9 @@ def _describe_machine(device: torch.device, thread_count: int, peaks: Mapping[st
     """Return what the times depend on, without the name of the host or the user.
 
     Args:
-        device: where the models ran.
-        thread_count: of torch on the CPU.
-        peaks: the most mult-adds a second by dtype; None where they were not measured.
+        device: the device that models ran on.
+        thread_count: the number of torch's CPU threads.
+        peaks: by dtype, the most mult-adds per second; None if not measured.
     """
     device_name = None
     if device.type == "cuda":
@@ -581,7 +592,7 @@ def _describe_machine(device: torch.device, thread_count: int, peaks: Mapping[st
 
 
 def _processor() -> str:
-    """Return the model name of the processor; ``platform`` knows no more than the architecture on Linux."""
+    """Return the model name of the processor, from /proc on Linux, where ``platform`` knows only the architecture."""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         match = re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a bench compares: the MODELs, and what ``--compare`` sets beside them, made of the same weights."""
+"""The rows of a bench: the MODELs, and what ``--compare`` adds to them, made from the same weights."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ Contestant = ModelArgument | ExportedFile
 
 @dataclass(frozen=True)
 class BenchModel:
-    """What one row of a bench runs, its weights not yet read.
+    """What one row of a bench runs; its weights are not read yet.
 
     Attributes:
-        kind: ``model`` (a MODEL as it was given), ``onnx``, ``onnx-int8`` or ``pt2`` (one that is an exported file),
-            ``stock`` (the library's own model on its weights), ``member`` (one member of a fused model), ``members``
-            (all of them, one after another) or ``deep`` (full copies of the first MODEL, one after another).
-        model: what runs, under the name of the row.
+        kind: ``model`` (a MODEL), ``onnx``, ``onnx-int8`` or ``pt2`` (a MODEL that is an exported file), ``stock`` (the
+            library's own model on the first MODEL's weights), ``member`` (one member of a fused model), ``members``
+            (all of its members, one after another) or ``deep`` (copies of the first MODEL, one after another).
+        model: the model to run; its name is the name of the row.
         whole_last_block: whether the last block runs for all tokens, and not only for those that are read out;
-            ``stock`` always runs it whole.
+            ``stock`` always runs all of it.
     """
 
     kind: str
@@ -61,14 +61,14 @@ class BenchModel:
 
     @property
     def cascade(self) -> Cascade | None:
-        """The rule by which the first member of the model answers alone; None where all members run."""
+        """The rule by which the first member of the model answers alone; None if all members always run."""
         if len(self.model.sources) != 1:
             return None
         description = self.model.sources[0].description
         return stored_cascade(description.extra.get("cascade"), len(description.masks))
 
     def build(self, device: str, dtype: str) -> Any:
-        """Read the weights and build the module that runs: ``inputs -> log p [B, classes]``."""
+        """Read the weights and build the module to run, ``inputs -> log p [B, classes]``."""
         if isinstance(self.model, ExportedFile):
             return self.model.build()
         if self.kind == STOCK:
@@ -77,7 +77,7 @@ class BenchModel:
         return model.with_classes()
 
     def cost(self) -> BenchCost:
-        """Return what is known without a measurement; of an exported file it is what the file says."""
+        """Return the cost that is known without a measurement; for an exported file, what the file says."""
         if isinstance(self.model, ExportedFile):
             return self._cost_of_file(self.model)
         sources = self.model.sources
@@ -102,7 +102,7 @@ class BenchModel:
         )
 
     def _cost_of_member(self, source: Source) -> dict[str, int]:
-        """Return the parameters, mult-adds of one sample, and bytes of one model of an ensemble."""
+        """Return parameters, mult-adds of one sample, and bytes of one model."""
         return cost_of(source.description, source.tensors, whole_last_block=self.whole_last_block)
 
     def _cost_of_file(self, file: ExportedFile) -> BenchCost:
@@ -118,7 +118,7 @@ class BenchModel:
         )
 
     def _staged_macs(self) -> tuple[int, int] | tuple[None, None]:
-        """Return the mult-adds of the first member of a cascade, and of the others; None where all members run."""
+        """Return the mult-adds of the first member of a cascade, and those of the others; None if it is no cascade."""
         if self.cascade is None:
             return None, None
         (source,) = self.model.sources
@@ -127,26 +127,26 @@ class BenchModel:
 
 
 def with_ratios(costs: Sequence[BenchCost]) -> list[BenchCost]:
-    """Return the costs of all rows, each with its ratio of mult-adds to the first; None where one is not known."""
+    """Return the costs with their ratio of mult-adds to the first row; None if one of the two is not known."""
     first = costs[0].macs
-    with_ratio = []
+    costs_with_ratio = []
     for cost in costs:
         ratio = None
         if cost.macs is not None and first is not None:
             ratio = cost.macs / first
-        with_ratio.append(replace(cost, mac_ratio=ratio))
-    return with_ratio
+        costs_with_ratio.append(replace(cost, mac_ratio=ratio))
+    return costs_with_ratio
 
 
 def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contestant]:
     """Return every MODEL of a bench in order, found and checked by its header; no weights are read.
 
     Args:
-        texts: each MODEL as on the command line: an exported file (``.onnx`` or ``.pt2``), or what other verbs take.
-        options: how to open them; with a ``max_length`` all texts are cut at so many tokens.
+        texts: each MODEL as on the command line: an exported file (``.onnx`` or ``.pt2``), or what other commands take.
+        options: how to open them; ``max_length`` also applies to exported files.
 
     Raises:
-        UsageError, InputError: what is wrong with one of them, or with the options for it.
+        UsageError, InputError: a model cannot be opened, or an option does not fit it.
     """
     exported: dict[str, ExportedFile] = {}
     for text in texts:
@@ -157,7 +157,7 @@ def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contes
             file = file.at_length(options.max_length)
         exported[text] = file
 
-    # The others are opened together, so that one message lists the problems of all; they come back in their order.
+    # Open the other models together, so that one message lists the problems of all. They come back in the same order.
     others = [text for text in texts if text not in exported]
     opened = iter(find_models(others, options))
     contestants: list[Contestant] = []
@@ -172,15 +172,16 @@ def find_contestants(texts: Sequence[str], options: ModelOptions) -> list[Contes
 def bench_rows(
     models: Sequence[Contestant], compare: Sequence[str], *, whole_last_block: bool = False
 ) -> list[BenchModel]:
-    """Return the rows of a bench in order: each MODEL, and after it what ``--compare`` makes of it.
+    """Return the rows of a bench in order: each MODEL, followed by the rows that ``--compare`` makes from it.
 
     Args:
         models: every MODEL; the others are compared with the first.
-        compare: what to set beside them: ``stock`` and ``deep`` are made of the first, ``members`` of each fused one.
+        compare: the comparisons: ``stock`` and ``deep`` are made from the first MODEL, ``members`` from each fused
+            MODEL.
         whole_last_block: whether the last block runs for all tokens, and not only for those that are read out.
 
     Raises:
-        UsageError: listing every comparison that these models do not allow, and names that would stand twice.
+        UsageError: a comparison is not possible with these models, or two rows would have the same name; it lists all.
     """
     first = models[0]
     most_members = max(map(_fused_members, models))
@@ -209,29 +210,29 @@ def bench_rows(
 
 
 def _row_of_stock(first: Contestant, stock: Source) -> BenchModel:
-    """Return the row of the library's own model on the weights of the first MODEL, which has all heads."""
+    """Return the row of the library's own model, with the weights of the first MODEL in ``stock``."""
     stock_model = ModelArgument(f"{first.name}.stock", [stock])
     return BenchModel(STOCK, stock_model)
 
 
 def _row_of_copies(first: Contestant, copies: int) -> BenchModel:
-    """Return the row of several copies of the first MODEL, one after another."""
+    """Return the row of several copies of the first MODEL that run one after another."""
     sources = [first.sources[0]] * copies
     return BenchModel(DEEP, ModelArgument(f"{first.name}.deep", sources))
 
 
 def _row_of_contestant(model: Contestant) -> BenchModel:
-    """Return the row of a MODEL itself."""
+    """Return the row of a MODEL."""
     if isinstance(model, ExportedFile):
         return BenchModel(model.kind, model)
     return BenchModel("model", model)
 
 
 def _refuse_comparisons(problems: Sequence[str]) -> None:
-    """Raise what is wrong with ``--compare``, if anything is.
+    """Raise an error about ``--compare`` if there are problems.
 
     Raises:
-        UsageError: with all problems.
+        UsageError: there is a problem; it lists all.
     """
     if not problems:
         return
@@ -243,13 +244,13 @@ def _refuse_comparisons(problems: Sequence[str]) -> None:
 
 
 def _comparison_problems(first: Contestant, compare: Sequence[str], *, has_fused: bool, has_stock: bool) -> list[str]:
-    """Return why some of the comparisons asked for cannot be made with these models; empty where all can.
+    """Return why some of the comparisons are not possible with these models; empty if all are possible.
 
     Args:
         first: the first MODEL.
-        compare: what is asked for.
+        compare: the comparisons that are asked for.
         has_fused: whether any MODEL is fused.
-        has_stock: whether the first one has the shapes of the library's own model.
+        has_stock: whether the first MODEL has the shapes of the library's own model.
     """
     problems = []
     first_is = f"{first.name} is {_kind_in_words(first)}"
@@ -266,7 +267,7 @@ def _comparison_problems(first: Contestant, compare: Sequence[str], *, has_fused
 
 
 def input_of(model: Contestant) -> BenchInput:
-    """Return the shape of one sample: of an ``image`` ``[channels, height, width]``, or the ``tokens`` of a text."""
+    """Return the shape of one sample: ``image`` ``[channels, height, width]``, or the number of ``tokens``."""
     if isinstance(model, ExportedFile):
         example = model.example_inputs()
     else:
@@ -279,26 +280,27 @@ def input_of(model: Contestant) -> BenchInput:
 
 
 def preparation_of(model: Contestant) -> tuple[ModelFamily, Preprocessing]:
-    """Return the family that prepares the samples of a model, and its settings for that."""
+    """Return the family that prepares the samples of a model, and the settings by which it does so."""
     if isinstance(model, ExportedFile):
         return model.family, model.preprocess
     return model.sources[0].family, model.sources[0].description.preprocess
 
 
 def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
-    """Return the models changed so that all read inputs of one shape.
+    """Return the models, changed so that all take inputs of the same shape.
 
-    Models of images must do so already. Models of texts are all cut at the length of the shortest one, with a warning.
+    Models of images must do so already. Models of texts all cut their texts at the shortest of their lengths, and a
+    warning is logged.
 
     Raises:
-        InputError: for models of images and of texts, or of images of different sizes.
+        InputError: some models read images and some texts, or images have different sizes.
     """
     inputs = {model.name: input_of(model) for model in models}
     input_of_first = inputs[models[0].name]
     if all(sample == input_of_first for sample in inputs.values()):
         return list(models)
 
-    # Only texts can be brought to one length.
+    # Only models of texts can be changed.
     text_lengths = {}
     for name, sample in inputs.items():
         if sample.tokens is not None:
@@ -312,13 +314,13 @@ def on_one_input(models: Sequence[Contestant], log: Log) -> list[Contestant]:
         )
 
     shortest = min(text_lengths.values())
-    each = ", ".join(f"{name} {length}" for name, length in text_lengths.items())
-    log.warn(f"the models cut texts at different lengths ({each}): all run on {shortest} tokens; see --max-length")
+    lengths = ", ".join(f"{name} {length}" for name, length in text_lengths.items())
+    log.warn(f"the models cut texts at different lengths ({lengths}): all run on {shortest} tokens; see --max-length")
     return [_at_length(model, shortest) for model in models]
 
 
 def _at_length(model: Contestant, tokens: int) -> Contestant:
-    """Return the model that cuts texts at so many tokens."""
+    """Return the model with its texts cut at this number of tokens."""
     if isinstance(model, ExportedFile):
         return model.at_length(tokens)
     sources = [with_max_length(source, tokens) for source in model.sources]
@@ -329,19 +331,19 @@ def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed:
     """Return the samples to run on instead of random inputs.
 
     Args:
-        rows: the models that are to read them.
+        rows: the models that read the samples.
         spec: the data set.
-        limit: take so many of its samples at most; None: all.
-        seed: draws which.
-        batch_size: there must be at least so many.
+        limit: the largest number of samples to take; None for all.
+        seed: draws which samples are taken.
+        batch_size: the smallest allowed number of samples.
 
     Raises:
-        UsageError, InputError: they cannot be opened, or do not fill one batch.
+        UsageError, InputError: the data cannot be opened, or do not fill one batch.
     """
     read_by_rows = {}
     for row in rows:
-        sample = input_of(row.model)
-        if sample.tokens is None:
+        shape_of_sample = input_of(row.model)
+        if shape_of_sample.tokens is None:
             read_by_rows[row.name] = "image"
         else:
             read_by_rows[row.name] = "text"
@@ -352,7 +354,7 @@ def open_samples(rows: Sequence[BenchModel], spec: str, limit: int | None, seed:
 
 
 def _rows_of_members(fused: ModelArgument) -> list[BenchModel]:
-    """Return two rows of the members of a fused model: all of them one after another, and the first alone."""
+    """Return two rows for a fused model: its members one after another, and its first member alone."""
     source = replace(fused.sources[0], name=fused.name)
     members = [member_source(source, index) for index in range(_fused_members(fused))]
     first = members[0]
@@ -365,18 +367,14 @@ def _rows_of_members(fused: ModelArgument) -> list[BenchModel]:
 
 
 def _fused_members(model: Contestant) -> int:
-    """Return how many members are fused into one model: 1 for a single one.
-
-    Returns:
-        0 for an ensemble of several models, and for an exported file.
-    """
+    """Return how many members are fused into a model: 1 for a single model, 0 for several or an exported file."""
     if len(model.sources) != 1:
         return 0
     return len(model.sources[0].description.masks)
 
 
 def _kind_in_words(model: Contestant) -> str:
-    """Return what kind of model it is, as a message says it: ``sliced``, ``fused``, ``one model`` and so on."""
+    """Return what kind of model this is, in the words of a message: ``sliced``, ``fused``, ``one model`` and so on."""
     if not model.sources:
         return "an exported file"
     if len(model.sources) > 1:
@@ -392,14 +390,14 @@ def _kind_in_words(model: Contestant) -> str:
 
 
 class StockModel(nn.Module):
-    """The library's own class and attention on the weights of an unsliced source, called like a ``HydraModel``.
+    """The library's own class and attention with the weights of a model, callable like a ``HydraModel``.
 
     Attributes:
-        network: the library's model, as it builds it itself.
+        network: the library's model, as the library builds it.
 
     Args:
-        source: a model of one member in the shapes of the library's own one, which has all heads.
-        device: where it runs; on the meta device it has shapes and no numbers.
+        source: a model of one member that has all heads, in the shapes of the library's own model.
+        device: the device to run on; on the meta device the model has shapes but no numbers.
         dtype: the dtype to compute in.
     """
 
@@ -416,10 +414,10 @@ class StockModel(nn.Module):
             self._features_of_labels = self._compute_features_of_labels()
 
     def _read_weights(self, source: Source, device: torch.device, dtype: torch.dtype) -> None:
-        """Put the tensors of a source in the place of the parameters and buffers that the library has made.
+        """Replace the parameters and buffers of the library's model by the tensors of ``source``.
 
-        Parameters are all read, and converted to the dtype. Buffers keep their dtype, and those that are not stored
-        keep what the library has computed.
+        All parameters are read, and converted to ``dtype``. Buffers keep their dtype; buffers that are not stored keep
+        the values that the library has computed.
         """
         parameter_names = [name for name, _ in self.network.named_parameters()]
         buffer_names = [name for name, _ in self.network.named_buffers()]
@@ -440,9 +438,9 @@ class StockModel(nn.Module):
 
     @torch.no_grad()
     def _compute_features_of_labels(self) -> Tensor:
-        """Return the features of the class names, ``[classes, D]``, by the network that reads them.
+        """Return the features of the class names, ``[classes, D]``, computed by the text tower.
 
-        A model without class names computes those of stand-ins, which take the same time.
+        A model without class names gets the features of stand-in names, which take the same time.
         """
         description = self.description
         labels = description.labels or STAND_INS
@@ -456,22 +454,22 @@ class StockModel(nn.Module):
         return tower_of_labels.readout(state)
 
     def forward(self, inputs: Any) -> Tensor:
-        """Return log p ``[B, classes]``, by the library's own forward."""
+        """Return log p ``[B, classes]``, computed by the library's own forward."""
         logits = self._logits(inputs)
-        return log_mean_softmax(logits[None])
+        return log_mean_softmax(logits[None])  # [1, B, classes]: one member
 
     def _logits(self, inputs: Any) -> Tensor:
-        """Return logits ``[B, classes]``: of a zero-shot model by comparing features, else by the library's head."""
+        """Return logits ``[B, classes]``: for a zero-shot model by comparing features, else the library's own."""
         if self._features_of_labels is not None:
             images = self.family.sample_features(self.network, inputs)
             return self.family.logits(self.network, [images, self._features_of_labels])
         if isinstance(inputs, Mapping):
-            answer = self.network(**inputs)
+            output = self.network(**inputs)
         else:
-            answer = self.network(inputs)
-        if isinstance(answer, Tensor):
-            return answer
-        logits: Tensor = answer.logits
+            output = self.network(inputs)
+        if isinstance(output, Tensor):
+            return output
+        logits: Tensor = output.logits
         return logits
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
@@ -485,18 +483,17 @@ class StockModel(nn.Module):
         parameter = next(self.parameters())
         inputs = move(inputs, parameter.device, parameter.dtype)
         if parameter.is_meta and isinstance(inputs, Mapping):
-            # Libraries look at the numbers of a mask; where there are none, only shapes are asked for.
+            # Libraries read the numbers in an attention mask. On the meta device there are none, so leave the mask out.
             inputs = dict(inputs)
             inputs.pop("attention_mask", None)
         return inputs
 
 
 def unsliced(source: Source) -> Source | None:
-    """Return a model in the shapes of the library's own one, which has all heads.
+    """Return a model in the shapes of the library's own model, with all heads; None if that is not possible.
 
-    Returns:
-        The model as it is where no head was removed, and with zeros for the heads that were zeroed; None for a fused
-        model, and for one whose removed heads are gone.
+    A model with all its heads is returned as it is. If heads were removed by zeroing, they come back as zeros. A fused
+    model, or one whose removed heads were cut out of the weights, gives None.
     """
     description = source.description
     if len(description.masks) != 1:
@@ -520,11 +517,11 @@ def build_stock(source: Source, device: str, dtype: str) -> StockModel:
 
 @plain_sizes()
 def stock_cost(source: Source) -> dict[str, int]:
-    """Return the cost of the library's own model by key.
+    """Return the cost of the library's own model, by key.
 
     Returns:
-        ``params`` (how many numbers), ``macs`` (mult-adds of one sample, by torch's counter) and ``bytes`` (of the
-        weights).
+        ``params`` (the number of parameters), ``macs`` (mult-adds of one sample, by torch's counter), and ``bytes`` (of
+        the weights).
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -532,5 +529,5 @@ def stock_cost(source: Source) -> dict[str, int]:
     model = StockModel(replace(source, tensors=tensors), torch.device("meta"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(model.example_inputs(1))
-    macs = int(counter.get_total_flops()) // 2
+    macs = int(counter.get_total_flops()) // 2  # the counter counts a mult-add as two operations
     return {"params": parameters(tensors), "macs": macs, "bytes": weight_bytes(tensors)}

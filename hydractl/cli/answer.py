@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _WIDTH_IN_A_FILE = 160
 _HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:normal"><code>{code}</code></pre>'
-# What JSON may leave as it is, but a terminal obeys.
+# Characters that JSON need not escape, but that a terminal would obey.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class Answer:
     """Writes the answer of one command to standard output.
 
-    A reader that has gone away (``| head``) ends the writing silently; a full disk is an error.
+    If the reader has gone away (``| head``), writing ends silently; a full disk is an error.
 
     Args:
-        stream: standard output as it was when the command started, None if it is closed.
-        warn: where to say that a table could not be drawn.
+        stream: standard output as it was when the command started; None if it is closed.
+        warn: called with a warning if a table could not be drawn.
     """
 
     def __init__(self, stream: TextIO | None, warn: Callable[[str], None]) -> None:
@@ -43,15 +43,15 @@ class Answer:
         return is_terminal(self._stream)
 
     def text(self, text: str) -> None:
-        """Print text of hydractl's own, such as help."""
+        """Print a text of hydractl itself, such as help, with one line end."""
         one_line_end = text.rstrip("\n") + "\n"
         self._write(one_line_end)
 
     def document(self, document: Any) -> None:
-        """Print one JSON document, as its file would hold it.
+        """Print one JSON document as its file would hold it.
 
         Raises:
-            NonFiniteError: if it holds a NaN or an infinity.
+            NonFiniteError: the document holds NaN or infinity.
         """
         try:
             text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
@@ -59,11 +59,11 @@ class Answer:
             raise NonFiniteError("the answer holds a number that is not finite, which JSON cannot say") from None
         if self.to_terminal:
             text = _UNSAFE_IN_JSON.sub(_escaped, text)
-        # A file name that is not UTF-8 holds lone surrogates: they become \udcNN, which is JSON for the same.
+        # A file name that is not UTF-8 holds lone surrogates: _write() spells them \udcNN, which is valid JSON.
         self._write(text + "\n", encoding="utf-8")
 
     def lines(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Print each row as one line of JSON when it comes; a reader that has gone away ends the work, too."""
+        """Print each row as one line of JSON as soon as it comes; stop if the reader has gone away."""
         for row in rows:
             text = json.dumps(row, ensure_ascii=False, allow_nan=False)
             if self.to_terminal:
@@ -73,17 +73,17 @@ class Answer:
                 return
 
     def paths(self, paths: Sequence[Path]) -> None:
-        """Print the paths written, one a line, for a script."""
+        """Print the paths that were written, one a line, for a script."""
         lines = [f"{path}\n" for path in paths]
         text = "".join(lines)
         self._write(text, encoding="utf-8", errors="surrogateescape")
 
     def table(self, document: Mapping[str, object]) -> None:
-        """Print a document for a person: its table, or its keys and values where it has none."""
+        """Print a document for a person: its table, or its keys and values if it has no table."""
         safe = clean_document(document)
         try:
             text = self._draw(safe)
-        except Exception as error:  # a table is never worth the loss of an answer
+        except Exception as error:  # the answer matters more than its table
             if debugging():
                 raise
             self._warn(f"the table could not be drawn ({type(error).__name__}: {error})")
@@ -93,27 +93,28 @@ class Answer:
         self._write(text)
 
     def _draw(self, document: Mapping[str, object]) -> str | None:
-        """Return the table of a cleaned document, as wide as the terminal; None where it has no table."""
+        """Return the table of a cleaned document, as wide as the terminal; None if it has no table."""
         width = _WIDTH_IN_A_FILE
         if self.to_terminal:
             width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
         return drawn_table(document, width, self._stream, to_terminal=self.to_terminal)
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
-        """Write a text to standard output, and nothing where nobody reads it.
+        """Write a text to standard output; do nothing if nobody reads it.
 
         Args:
-            text: ends with a new line.
-            encoding: None for that of the stream.
+            text: the text, which ends with a line end.
+            encoding: the encoding; None for the encoding of the stream.
             errors: what to do with characters that the encoding does not have.
 
         Raises:
-            StorageError: it cannot be written, for example because a disk is full.
+            StorageError: the text cannot be written, for example because a disk is full.
         """
         stream = self._stream
         if stream is None or stream.closed:
             return
         try:
+            # A stream in memory, as in tests, has no buffer of bytes.
             buffer = getattr(stream, "buffer", None)
             if buffer is None:
                 stream.write(text)
@@ -128,19 +129,19 @@ class Answer:
             raise StorageError(f"cannot write to standard output: {error.strerror}") from None
 
     def _give_up(self) -> None:
-        """Write no more, and let the interpreter's own flush at its exit succeed."""
+        """Write no more, and send what is buffered to /dev/null, so that the interpreter's flush at exit succeeds."""
         send_nowhere(self._stream)
         self._stream = None
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return a character as JSON escapes it."""
+    """Return the JSON escape of a character, e.g. for U+0085 a backslash followed by ``u0085``."""
     code = f"{ord(match[0]):04x}"
     return f"\\u{code}"
 
 
 def drawn_table(document: Mapping[str, object], width: int, stream: TextIO | None, *, to_terminal: bool) -> str | None:
-    """Return the table of a cleaned document as text, with colours for a terminal; None where it has no table."""
+    """Return the table of a cleaned document as text, with colours for a terminal; None if it has no table."""
     renderable = _rendered(document, width)
     if renderable is None:
         return None
@@ -154,7 +155,7 @@ def drawn_table(document: Mapping[str, object], width: int, stream: TextIO | Non
 def _plain_console(
     stream: TextIO | None, width: int, *, to_terminal: bool | None = None, record: bool = False
 ) -> Console:
-    """Return a console that prints text as it stands, whatever it looks like."""
+    """Return a rich console that prints text unchanged, without markup, highlighting or emoji."""
     from rich.console import Console
 
     return Console(
@@ -170,7 +171,7 @@ def _plain_console(
 
 
 def table_text(document: Mapping[str, object]) -> str:
-    """Return what the command line prints of a document into a file: its table, or its keys and values."""
+    """Return what the command line prints into a file for a document: its table, or its keys and values."""
     safe = clean_document(document)
     text = drawn_table(safe, _WIDTH_IN_A_FILE, io.StringIO(), to_terminal=False)
     if text is None:
@@ -191,14 +192,14 @@ def table_html(document: Mapping[str, object]) -> str:
 
 
 def _rendered(document: Mapping[str, object], width: int) -> RenderableType | None:
-    # Here, because rich and the tables take time to import, and most answers are short.
+    # Imported only here, because rich and the tables take time to import, and most answers need no table.
     from hydractl.report.terminal import render
 
     return render(document, width)
 
 
 def _plain_text(document: object) -> str:
-    """Return a document as its keys and values, one a line."""
+    """Return the keys and values of a document, one a line."""
     lines = plain_lines(document)
     return "\n".join(lines) + "\n"
 
@@ -207,9 +208,9 @@ def plain_lines(value: Any, key: str = "", indent: int = 0) -> list[str]:
     """Return a JSON value as indented ``key: value`` lines, for documents without a table.
 
     Args:
-        value: an object or a list is written below its key, a list of single values behind it.
-        key: what the lines say of it; empty for the document itself.
-        indent: levels of two spaces.
+        value: the value. An object, or a list of objects or lists, is written below its key; anything else after it.
+        key: the key of the value; empty for the document itself.
+        indent: the level of indentation, in steps of two spaces.
     """
     space = "  " * indent
     if not _is_nested(value):
@@ -242,7 +243,7 @@ def _is_nested(value: object) -> bool:
 
 
 def _value_in_words(value: object) -> str:
-    """Return a value that takes one line, or a list of such values: ``none``, ``yes`` and ``no`` for null and so on."""
+    """Return a value that takes one line, or a list of such values, in words: ``none`` for null, ``yes`` for true."""
     if isinstance(value, list):
         items_in_words = [_value_in_words(item) for item in value]
         return ", ".join(items_in_words) or "none"

@@ -1,4 +1,4 @@
-"""The ``hydractl`` command: parse the command line, run the verb, exit with its code."""
+"""The ``hydractl`` command: parse the command line, run the verb (subcommand), exit with its code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _COMPLETION = ("--install-completion", "--show-completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code; no exception leaves it, no traceback is shown unless asked for."""
+    """Run one command and return its exit code.
+
+    No exception leaves this function. A traceback is shown only if ``HYDRACTL_DEBUG`` asks for it.
+    """
     if argv is None:
         argv = sys.argv[1:]
     answer = Answer(sys.stdout, warn=lambda message: say(f"warning: {message}"))
@@ -45,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], answer: Answer) -> None:
-    """Do what a command line asks for: a verb, ``--info``, or help, which is printed while it is parsed."""
+    """Do what a command line asks for: run a verb or ``--info``. Help is printed while it is parsed."""
     request = _parse(arguments, answer)
     if request is None:
         return
-    # Here, because it imports the settings: --help and --version do without them.
+    # Imported only here, because it imports the settings, which --help and --version do not need.
     from hydractl.cli.running import describe_files, run_verb
 
     if request.verb == INFO:
@@ -59,19 +62,22 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
-    """Return the request on the command line; None if it was only for help, the version or completion.
+    """Return the request on the command line; None if it only asked for help, the version or completion.
 
     Raises:
-        UsageError: it is no command of hydractl.
-        KeyboardInterrupt: Ctrl-C came meanwhile.
+        UsageError: this is not a command of hydractl.
+        KeyboardInterrupt: Ctrl-C was pressed during parsing.
     """
     first = ""
     if arguments:
         first = arguments[0]
+    # The shell asks for completions, or completion is to be installed.
     is_for_completion = _COMPLETING in os.environ or first in _COMPLETION
     if is_for_completion:
         _complete(arguments)
         return None
+
+    # The first word is an option of the program (help if there is none), a verb, or --info.
     if not arguments:
         first = "--help"
         arguments = [first]
@@ -79,25 +85,27 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     if not is_option and first not in VERBS:
         raise no_such_verb(first)
     if first == INFO:
-        # It looks like an option of the app and is a command with options of its own: after -- it is taken as one.
+        # --info looks like an option, but is a command with options of its own. After "--" Typer takes it as a command.
         arguments = ["--", *arguments]
     try:
         command = _command(first)
         result = command.main(args=arguments, prog_name="hydractl", standalone_mode=False, obj=answer)
     except typer.TyperException as error:
         raise parser_problem(error, first) from None
+
+    # A verb or --info returns a request; a callback that has printed something ends with a number.
     if isinstance(result, Request):
         return result
     if result == 0:  # help or version has been printed
         return None
-    if result == INTERRUPTED:  # Typer makes a number of Ctrl-C
+    if result == INTERRUPTED:  # Typer turns Ctrl-C into this number
         raise KeyboardInterrupt
     raise UsageError("no verb", hint="hydractl --help")
 
 
 @functools.cache
 def _command(first: str) -> Any:
-    """Build the command that parses the options of a verb and those of the app, by the first word of a command line."""
+    """Build the command that parses the options of the program, and those of the verb if the first word names one."""
     commands = []
     if first in (*VERBS, INFO):
         commands = [first]
@@ -105,7 +113,7 @@ def _command(first: str) -> Any:
 
 
 def _complete(arguments: list[str]) -> None:
-    """Typer's own completion: for the shell that asks, or its installation."""
+    """Run Typer's completion: answer the shell that asks, or install it."""
     command = typer.main.get_command(build_app(list(VERBS), completion=True))
     try:
         command.main(args=arguments, prog_name="hydractl", standalone_mode=False)
@@ -117,16 +125,17 @@ def _complete(arguments: list[str]) -> None:
 
 
 def build_app(commands: Sequence[str], *, completion: bool = False) -> typer.Typer:
-    """The Typer app, whose commands return a :class:`Request`; help goes to the :class:`Answer` of its context.
+    """Return the Typer app. Its commands return a :class:`Request`; the :class:`Answer` in its context prints help.
 
     Args:
-        commands: those that are needed; each takes time to build.
-        completion: with the options that install completion in a shell.
+        commands: the verbs to add, and perhaps ``--info``; each takes time to build.
+        completion: whether to add the options that install completion in a shell.
     """
     app = typer.Typer(
         add_completion=completion, add_help_option=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
 
+    # Typer calls these as soon as it has parsed the option.
     def show_help(context: typer.Context, parameter: typer.CallbackParam, value: bool) -> None:
         if value:
             context.obj.text(_help_of(context.info_name, short=parameter.name == "h"))
@@ -156,7 +165,7 @@ def build_app(commands: Sequence[str], *, completion: bool = False) -> typer.Typ
 
 
 def _help_of(command: str | None, *, short: bool) -> str:
-    """Return the help of a verb or ``--info``, or else that of the program, as wide as the terminal."""
+    """Return the help of a verb or of ``--info``, or else of the program, as wide as the terminal."""
     columns = shutil.get_terminal_size((80, 24)).columns
     if command in VERBS:
         return verb_help(command, columns, short=short)
@@ -167,9 +176,9 @@ def _help_of(command: str | None, *, short: bool) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM unwind the work as KeyboardInterrupt, and a second one end the process.
+    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM, and let a second one end the process.
 
-    The handlers of before are put back at the end. In a thread, which may not handle signals, nothing is changed.
+    At the end the earlier handlers are put back. In a thread nothing is changed, because a thread may not set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -177,7 +186,7 @@ def _interruptible() -> Iterator[None]:
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def interrupt(*_: Any) -> None:
-        """Raise KeyboardInterrupt, and leave the next signal to the system, which ends the process."""
+        """Raise KeyboardInterrupt, and restore the default handlers, so that the next signal ends the process."""
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt

@@ -1,8 +1,8 @@
-"""torch's compiler is imported when something is compiled, not by every verb.
+"""Import torch's compiler only when something is compiled, and not for every verb.
 
 ``import torch._dynamo`` takes about as long as ``import torch``, and nearly every verb would do it without compiling
-anything: torchvision asks for it while it is imported, timm too, and torch itself when shapes are computed without
-numbers. Almost all that they ask is to keep a function out of what is compiled.
+anything: torchvision and timm ask for it while they are imported, and torch itself when shapes are computed without
+numbers. Nearly always they only ask to exclude a function from compilation.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any
 _COMPILER = "torch._dynamo"
 _UTILS = "torch._dynamo.utils"
 _KEPT_BY_TORCH = "__dynamo_disable"
-"""The attribute of a function in which ``torch._compile`` keeps what the compiler made of it."""
+"""The attribute of a function in which ``torch._compile`` stores the compiler's wrapper of it."""
 
 
 def import_compiler_on_demand() -> None:
-    """Let ``torch._dynamo`` be imported when it is needed, in this process, from now on.
+    """Let ``torch._dynamo`` be imported only when it is needed, in this process, from now on.
 
-    A stand-in answers what can be answered while nothing is compiled. Asked for anything else, it imports the real one,
-    which takes its place, and passes the question on. Where the compiler is there already, nothing happens.
+    A stand-in is put into ``sys.modules``. It answers requests that need no compiler. For any other request it imports
+    the real module, which takes its place, and passes the request on. If the compiler is imported already, nothing
+    happens.
     """
     if _COMPILER in sys.modules:
         return
@@ -34,12 +35,13 @@ def import_compiler_on_demand() -> None:
 
 
 class _StandIn(ModuleType):
-    """Stands for a module of the compiler, and passes on every question that it cannot answer."""
+    """Takes the place of a module of the compiler, and imports the module when an attribute is asked for."""
 
     is_package = False
 
     def __getattr__(self, name: str) -> Any:
-        # Whoever looks through all modules asks for their files; whoever imports a part of a package, for its path.
+        # Code that goes through all modules asks for names such as __file__; that must not import the compiler. The
+        # import of a submodule asks for __path__; that must.
         imports_a_part = name == "__path__" and self.is_package
         if name.startswith("__") and not imports_a_part:
             raise AttributeError(f"module {self.__name__!r} is not imported yet")
@@ -48,18 +50,23 @@ class _StandIn(ModuleType):
 
 
 class _Compiler(_StandIn):
-    """Stands for ``torch._dynamo``."""
+    """Takes the place of ``torch._dynamo``."""
 
     is_package = True
 
     @staticmethod
     def graph_break(msg: str = "") -> None:
-        """End a graph that is being compiled: there is none. torch's optimisers ask for it in every step."""
+        """Do nothing: without a compiler there is no graph to end. torch's optimisers call this in every step."""
 
     def disable(
         self, fn: Callable[..., Any] | None = None, recursive: bool = True, **settings: Any
     ) -> Callable[..., Any]:
-        """Keep a function out of what is compiled, as ``torch._dynamo.disable``: which is asked once it is there."""
+        """Exclude a function from compilation, as ``torch._dynamo.disable`` does.
+
+        Returns:
+            A function that calls ``fn`` directly while the compiler is not imported. Afterwards each call lets the real
+            ``torch._dynamo.disable`` wrap ``fn``. Without ``fn``, a decorator.
+        """
         if fn is None:
             return functools.partial(self.disable, recursive=recursive, **settings)
         function = fn
@@ -71,26 +78,27 @@ class _Compiler(_StandIn):
             real: Any = sys.modules[_COMPILER]
             return real.disable(function, recursive, **settings)(*arguments, **options)
 
+        # torch stores ``call`` in the function; _real_module() removes it there.
         if hasattr(function, "__dict__"):
             _asked_about.append(function)
         return call
 
 
 class _CompilerUtils(_StandIn):
-    """Stands for ``torch._dynamo.utils``."""
+    """Takes the place of ``torch._dynamo.utils``."""
 
     @staticmethod
     def is_compile_supported(device_type: str) -> bool:
-        """Return whether torch can compile for a type of device, for which the compiler is imported."""
+        """Return whether torch can compile for a type of device; this imports the compiler."""
         supported: bool = _real_module(_UTILS).is_compile_supported(device_type)
         return supported
 
 
 _asked_about: list[Callable[..., Any]] = []
-"""The functions that were to be kept out of what is compiled before there was a compiler."""
+"""The functions that were excluded from compilation before the compiler was imported."""
 
 _importing = threading.RLock()
-"""Held while the compiler takes the place of its stand-in; the same thread asks again while it imports."""
+"""Held while the compiler replaces its stand-in; reentrant, since the import asks for the compiler again."""
 
 
 def _is_put_off() -> bool:
@@ -98,13 +106,13 @@ def _is_put_off() -> bool:
 
 
 def _real_module(name: str) -> Any:
-    """Return a module of the compiler itself, which is imported where a stand-in is in its place."""
+    """Return a real module of the compiler, by removing the stand-ins and importing it."""
     with _importing:
         for stand_in in (_COMPILER, _UTILS):
             if isinstance(sys.modules.get(stand_in), _StandIn):
                 del sys.modules[stand_in]
         importlib.import_module(_COMPILER)
-        # torch keeps what it was given for these functions: it has to ask the compiler itself.
+        # torch has stored our wrappers in these functions: remove them, so that it asks the real compiler.
         while _asked_about:
             vars(_asked_about.pop()).pop(_KEPT_BY_TORCH, None)
         return importlib.import_module(name)

@@ -18,12 +18,12 @@ from hydractl.log import Log, Progress
 if TYPE_CHECKING:
     from hydractl.cli.live import Bars
 
-# Control characters (C0, DEL, C1), marks that turn the direction of writing, line separators, lone surrogates: a
-# terminal may obey the first, a reader may be deceived by the others, and the last cannot be encoded.
+# Control characters (C0, DEL, C1), which a terminal may obey; marks of the direction of writing and line separators,
+# which may deceive a reader; lone surrogates, which cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
 _ROWS = 8
-_TIMED = "samples"  # the unit whose number a second is shown
+_TIMED = "samples"  # the only unit for which a speed (units per second) is shown
 _LEAST_WINDOW_S = 60.0
 _LEAST_MARKS = 8
 _MARK_EVERY_S = 1.0
@@ -53,7 +53,7 @@ def clean_document(value: Any) -> Any:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a person reads the stream on a terminal that can move its cursor."""
+    """Return whether a stream is a terminal that can move its cursor."""
     if stream is None:
         return False
     try:
@@ -65,20 +65,20 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def debugging() -> bool:
-    """Whether ``HYDRACTL_DEBUG`` asks for tracebacks."""
+    """Return whether ``HYDRACTL_DEBUG`` asks for tracebacks."""
     value = os.environ.get("HYDRACTL_DEBUG", "")
     return value not in ("", "0")
 
 
 def say(line: str) -> None:
-    """Write one line to standard error; a reader who has gone away is no reason to fail."""
+    """Write one line to standard error; it is no error if the reader has gone away."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(clean(line), file=sys.stderr, flush=True)
 
 
 def send_nowhere(stream: TextIO | None) -> None:
-    """Send what a stream still holds nowhere: the interpreter flushes at its exit, and would fail with 120."""
+    """Send what a stream has buffered to /dev/null; otherwise the interpreter's flush at exit would fail (code 120)."""
     if stream is not None:
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -87,7 +87,7 @@ def send_nowhere(stream: TextIO | None) -> None:
 
 
 def settle_log() -> None:
-    """The end of standard error: a full disk or a reader who has gone away does not change the exit code."""
+    """Flush standard error at the end; a full disk or a reader who has gone away does not change the exit code."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -96,7 +96,7 @@ def settle_log() -> None:
 
 
 class Stray(io.TextIOBase):
-    """Sends what libraries print to standard output while a verb runs to standard error: it is no answer."""
+    """A replacement of standard output while a verb runs: what libraries print goes to standard error."""
 
     def write(self, text: str) -> int:
         if sys.stderr is not None:
@@ -109,9 +109,9 @@ class ConsoleLog(Log):
     """The log of the command line.
 
     Args:
-        quiet: say nothing but warnings.
-        verbose: say details too.
-        clock: seconds, for tests.
+        quiet: write only warnings.
+        verbose: write details, too.
+        clock: returns the time in seconds; tests replace it.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class ConsoleLog(Log):
     def progress(
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
+        # Without progress to show, yield an object that shows nothing.
         nothing_to_do = total == 0
         if self.quiet or nothing_to_do:
             yield Progress()
@@ -148,7 +149,7 @@ class ConsoleLog(Log):
             task = _Task(self, bars, self._clock, description, total, unit, columns)
             try:
                 yield task
-            except BaseException:
+            except BaseException:  # the bars vanish, but the rows so far are still of use
                 task.keep_rows()
                 raise
             task.hide()
@@ -156,7 +157,7 @@ class ConsoleLog(Log):
 
     @contextlib.contextmanager
     def _open_bars(self) -> Iterator[Bars]:
-        """Yield the bars of all running tasks; the outermost task opens and closes them."""
+        """Yield the display of the bars of all running tasks; the outermost task opens and closes it."""
         if self._bars is not None:
             yield self._bars
             return
@@ -170,7 +171,7 @@ class ConsoleLog(Log):
                 self._bars = None
 
     def _line(self, message: str) -> None:
-        """Write a line, above the bars where there are any."""
+        """Write a line, above the bars if there are any."""
         if self._bars is None:
             say(message)
         else:
@@ -178,18 +179,18 @@ class ConsoleLog(Log):
 
 
 class _Task(Progress):
-    """One task: a bar where there is one, otherwise a line at most every few seconds, and a line at its end.
+    """One task on standard error: a bar on a terminal, else a line every few seconds; and a line at its end.
 
-    A row stands in a table above the bar; where there is no bar, it is a line.
+    Rows of results are shown in a table above the bar. Without a bar, each row is a line.
 
     Args:
         log: writes the lines.
-        bars: the display that its bar is in; None where standard error is no terminal.
-        clock: seconds.
+        bars: the display to put a bar in; None if standard error is not a terminal.
+        clock: returns the time in seconds.
         description: the name of the task.
-        total: how many units it has; None: not known yet.
+        total: how many units the task has; None if that is not known yet.
         unit: the name of a unit, in the plural.
-        columns: the names of the cells of its rows.
+        columns: the names of the columns of its rows.
     """
 
     def __init__(
@@ -202,6 +203,7 @@ class _Task(Progress):
         unit: str,
         columns: Sequence[str],
     ) -> None:
+        # What the task is.
         self._log = log
         self._bars = bars
         self._clock = clock
@@ -209,11 +211,14 @@ class _Task(Progress):
         self._total = total
         self._unit = clean(unit)
         self._columns = tuple(clean(column) for column in columns)
+
+        # How far it is.
         self._start = clock()
         self._last_line = self._start
         self._done = 0
         self._pace = Pace()
         self._rows: tuple[tuple[str, ...], ...] = ()
+
         if bars is not None:
             self._id = bars.add_task(
                 self._description,
@@ -232,23 +237,23 @@ class _Task(Progress):
             self._bars.remove_task(self._id)
 
     def keep_rows(self) -> None:
-        """Leave the rows that are shown on the terminal, which the end of the bars clears."""
+        """Write the shown rows as lines, because they vanish together with the bars."""
         if self._bars is not None:
             for cells in self._rows:
                 self._log.info(self._row_text(cells))
 
     def _row_text(self, cells: Sequence[str]) -> str:
-        """Return a row as a line, each cell behind the name of its column; empty cells are left out."""
-        parts = []
+        """Return a row as a line, with each cell after the name of its column; empty cells are left out."""
+        texts = []
         for name, cell in zip_longest(self._columns, cells, fillvalue=""):
             if cell:
                 named_cell = f"{name} {cell}"
-                parts.append(named_cell.strip())
-        row = "  ".join(parts)
-        return f"{self._description}: {row}"
+                texts.append(named_cell.strip())
+        named_cells = "  ".join(texts)
+        return f"{self._description}: {named_cells}"
 
     def _update_bar(self, **fields: Any) -> bool:
-        """Change the bar; return whether there is one."""
+        """Change the bar of the task; return whether it has a bar."""
         if self._bars is None:
             return False
         self._bars.update(self._id, **fields)
@@ -261,6 +266,8 @@ class _Task(Progress):
         has_bar = self._update_bar(advance=amount, note=clean(note))
         if has_bar:
             return
+
+        # Without a bar: write a line, unless the last one was written a moment ago.
         seconds_since_line = now - self._last_line
         if seconds_since_line < _LINE_EVERY_S:
             return
@@ -284,7 +291,7 @@ class _Task(Progress):
         self._update_bar(total=total)
 
     def finish(self) -> None:
-        """Write the line that stands at the end: what was done, in how many seconds."""
+        """Write the line at the end: what was done, and in how many seconds."""
         elapsed = self._clock() - self._start
         line = self._state(elapsed)
         is_timed = self._unit == _TIMED and self._done
@@ -294,7 +301,7 @@ class _Task(Progress):
         self._log.info(line)
 
     def _speed(self) -> str:
-        """Return recent samples per second; empty for tasks counted in other units."""
+        """Return the recent number of samples per second as text; empty for tasks that count other units."""
         if self._unit != _TIMED:
             return ""
         rate = self._pace.rate()
@@ -303,14 +310,19 @@ class _Task(Progress):
         return speed(rate, self._unit)
 
     def _time_left(self, now: float, words: str) -> str:
-        """Return ``words`` with the time from ``now`` to the end in them; empty where nothing tells."""
+        """Return the time that is left at ``now``, put into ``words``; empty if it cannot be estimated.
+
+        Args:
+            now: the time in seconds.
+            words: a text with ``{}`` in place of the time, e.g. ``about {} left``.
+        """
         seconds = self._pace.left(now, self._total)
         if seconds is None:
             return ""
         return words.format(duration(seconds))
 
     def _state(self, elapsed: float) -> str:
-        """Return what is done of how much, and in how many seconds."""
+        """Return how many units are done, of how many, and in how many seconds."""
         done = str(self._done)
         if self._total is not None:
             done += f"/{self._total}"
@@ -321,10 +333,12 @@ class _Task(Progress):
 
 
 class Pace:
-    """The speed of a task over the last half of its time, or the last minute where that is longer.
+    """The speed of a task over the last half of its running time, or over the last minute if that is longer.
 
-    What was done up to the first mark does not count: a resumed task starts with work that took no time. Long windows
-    even out steps of uneven length, and still forget a beginning that was faster or slower.
+    The units that were done up to the first mark do not count: a resumed task starts with units that took no time. A
+    long window evens out steps of uneven length, and still forgets a beginning that was faster or slower.
+
+    A mark is a pair: the time in seconds, and the number of units that were done then.
     """
 
     def __init__(self) -> None:
@@ -332,19 +346,19 @@ class Pace:
         self._start = 0.0
 
     def mark(self, now: float, done: int) -> None:
-        """Note that ``done`` units in all are done at ``now`` (seconds)."""
+        """Record that ``done`` units in all are done at the time ``now`` (seconds)."""
         marks = self._marks
         if not marks:
             self._start = now
 
-        # At most one mark a second: thousands would tell no more. The last one moves along until it is a second old.
+        # Keep at most one mark a second. Until the last mark is a second later than the one before, it is replaced.
         if len(marks) > 1:
             last_but_one, _ = marks[-2]
             if now - last_but_one < _MARK_EVERY_S:
                 marks.pop()
         marks.append((now, done))
 
-        # Forget the marks before the window, but for the last of them, where the window begins.
+        # Forget the marks before the window, except the last of them, at which the window begins.
         half_of_its_time = (now - self._start) / 2
         window_start = now - max(_LEAST_WINDOW_S, half_of_its_time)
         while len(marks) > _LEAST_MARKS:
@@ -354,7 +368,7 @@ class Pace:
             marks.popleft()
 
     def rate(self) -> float | None:
-        """Return units a second; None where nothing tells."""
+        """Return units per second over the window; None if the marks do not tell."""
         if len(self._marks) < 2:
             return None
         first_time, done_at_first = self._marks[0]
@@ -366,25 +380,25 @@ class Pace:
         return units / seconds
 
     def left(self, now: float, total: int | None) -> float | None:
-        """Return the seconds from ``now`` until ``total`` units are done; None where nothing tells."""
+        """Return the seconds from ``now`` until ``total`` units are done; None if that cannot be estimated."""
         rate = self.rate()
         if total is None or rate is None:
             return None
         last_time, done_at_last = self._marks[-1]
-        left_at_last = (total - done_at_last) / rate
-        since_last = now - last_time
-        return max(left_at_last - since_last, 0.0)
+        seconds_left_at_last = (total - done_at_last) / rate
+        seconds_since_last = now - last_time
+        return max(seconds_left_at_last - seconds_since_last, 0.0)
 
 
 def speed(rate: float, unit: str) -> str:
-    """Return a speed in words: ``7.6 samples/s`` below ten, ``1,234 samples/s`` above."""
+    """Return a speed as text, with a decimal below ten: ``7.6 samples/s``, ``1,234 samples/s``."""
     if rate < 10:
         return f"{rate:.1f} {unit}/s"
     return f"{rate:,.0f} {unit}/s"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words: seconds up to two minutes, ``H:MM:SS`` above."""
+    """Return a time as text: in seconds below two minutes, else as ``H:MM:SS``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     all_minutes, rest = divmod(round(seconds), 60)

@@ -25,14 +25,14 @@ from hydractl.settings.registry import VERBS
 INTERRUPTED = 130
 _INTERNAL = 1
 _MOST_PROBLEMS = 50
-_LONGEST = 2000  # characters of a line: what it quotes may be any value of any file
+_LONGEST = 2000  # characters of a line, which may quote any value of any file
 _STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}
-# How torch says it on a CPU and on Apple's GPUs; on CUDA it has an exception of its own.
+# What torch's messages contain if memory has run out on a CPU or on Apple's GPUs; for CUDA it has an exception.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 class Failure(NamedTuple):
-    """Message and exit code of a failed command."""
+    """The message and the exit code of a failed command."""
 
     exit_code: int
     message: str
@@ -41,16 +41,20 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return message and exit code for any exception that ends a command.
+    """Return the message and the exit code for any exception that ends a command.
 
-    What is no error of hydractl, no interruption and none that a person can mend is a defect of hydractl.
+    Errors of hydractl, interruptions, and errors that a person can mend have messages of their own. Any other exception
+    is reported as a defect of hydractl.
     """
+    # Errors of hydractl, and interruptions.
     if isinstance(error, HydraError):
         return Failure(error.exit_code, error.message, error.hint, error.problems)
     if isinstance(error, Interrupted):
         return Failure(INTERRUPTED, "interrupted", error.hint)
     if isinstance(error, KeyboardInterrupt):
         return Failure(INTERRUPTED, "interrupted")
+
+    # Errors that a person can mend: memory, storage, packages.
     if _is_out_of_memory(error):
         return Failure(_INTERNAL, "out of memory", "use a smaller --batch-size")
     if isinstance(error, OSError) and error.errno in _STORAGE:
@@ -60,14 +64,14 @@ def failure_of(error: BaseException) -> Failure:
         hint = "free some space or choose another folder with -o"
         return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
     if isinstance(error, ModuleNotFoundError) and error.name:
-        is_of_hydractl = error.name.startswith("hydractl")  # a file of it is gone
+        is_of_hydractl = error.name.startswith("hydractl")  # a missing file of hydractl itself is a defect
         if not is_of_hydractl:
             return _missing_module(error.name)
     return _defect(error)
 
 
 def _defect(error: BaseException) -> Failure:
-    """Return the failure of an exception that nobody expected: its kind, and the first line of its message."""
+    """Return the failure for an unexpected exception: its type, and the first line of its message."""
     description = type(error).__name__
     lines = str(error).strip().splitlines()
     if lines:
@@ -77,7 +81,7 @@ def _defect(error: BaseException) -> Failure:
 
 
 def _missing_module(module: str) -> Failure:
-    """Return the failure of a module that is not there: its package is not installed, or is of another version."""
+    """Return the failure for a module that cannot be found: its package is not installed, or has another version."""
     package = module.partition(".")[0]
     name = distribution_of(package)
     if module == package or importlib.util.find_spec(package) is None:
@@ -88,11 +92,11 @@ def _missing_module(module: str) -> Failure:
 
 
 def say_failure(failure: Failure, error: BaseException) -> None:
-    """Write what went wrong: one ``error:`` line, a line for each problem, and a ``hint:``.
+    """Write what went wrong: an ``error:`` line, a line for each problem, and a ``hint:``.
 
     Args:
-        failure: what is said.
-        error: the exception, whose traceback is shown before where ``HYDRACTL_DEBUG`` asks for it.
+        failure: what to write.
+        error: the exception; its traceback is written first if ``HYDRACTL_DEBUG`` asks for it.
     """
     if debugging():
         trace = "".join(traceback.format_exception(error))
@@ -111,7 +115,7 @@ def say_failure(failure: Failure, error: BaseException) -> None:
 
 
 def _without_middle(line: str) -> str:
-    """Return a line; a long one without its middle."""
+    """Return a line, without its middle if it is very long."""
     if len(line) <= _LONGEST:
         return line
     half = _LONGEST // 2
@@ -120,7 +124,7 @@ def _without_middle(line: str) -> str:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception of Python or of torch says that memory has run out."""
-    # torch is not imported here: its exception is known by its name.
+    # torch is not imported here, so its exception is recognised by its name.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if not isinstance(error, RuntimeError):
@@ -130,23 +134,24 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def no_such_verb(word: str) -> UsageError:
-    """Return the complaint about a word that stands where a verb is expected."""
+    """Return the error for a word in the place of a verb."""
     suggestion = _suggestion(word, None)
     return UsageError(f"no such verb: {word}{suggestion}", hint="hydractl --help")
 
 
 def parser_problem(error: typer.TyperException, first: str) -> UsageError:
-    """Return a complaint of the parser in hydractl's words: what is wrong, and what was probably meant.
+    """Return an error of the parser in hydractl's words: what is wrong, and what was probably meant.
 
     Args:
-        error: the complaint.
-        first: the first word of the command line; it is a verb, ``--info``, or an option of the program itself.
+        error: the error of the parser.
+        first: the first word of the command line: a verb, ``--info``, or an option of the program itself.
     """
     verb = None
     hint = "hydractl --help"
     if first in (*VERBS, INFO):
         verb = first
         hint = f"hydractl {verb} --help"
+    # Only the error about an unknown option has "possibilities".
     is_of_unknown_option = hasattr(error, "possibilities")
     if is_of_unknown_option:
         wrong = error.option_name  # type: ignore[attr-defined]
@@ -158,8 +163,8 @@ def parser_problem(error: typer.TyperException, first: str) -> UsageError:
 
 
 def _suggestion(word: str, verb: str | None) -> str:
-    """Return the end of the message about an unknown flag, or about a word that is no verb."""
-    # Here, because it reads the options of all verbs: --help and --version do without them.
+    """Return the end of the message about an unknown option, or about a word that is not a verb."""
+    # Imported only here, because it reads the options of all verbs, which --help and --version do not need.
     from hydractl.settings.suggestions import about_word
 
     return about_word(word, verb)

@@ -1,4 +1,4 @@
-"""The help texts, made from the declarations of the options and from the table of verbs."""
+"""The help texts, made from the declarations of the options and the table of verbs."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ _NOTE = (
     "a variable over the file."
 )
 _SHARED_GROUPS = "Input and output, Running, General"
-"""The groups that all verbs have: in this order, behind those of the verb."""
+"""The groups of options that all verbs have. They come in this order, after the groups of the verb."""
 _SHORT_EXAMPLES = 4
-"""Lines of examples in the short help: two with their comments."""
+"""Lines of examples in the short help: two examples with a comment each."""
 
 Row = tuple[str, str]
 
 
 def app_help(columns: int) -> str:
-    """``hydractl --help``."""
+    """Return ``hydractl --help``."""
     general = [
         ("    --info FILE...", "Describe any file that hydractl writes"),
         ("    --version", "Print the version"),
@@ -66,7 +66,7 @@ def app_help(columns: int) -> str:
 
 
 def info_help(columns: int) -> str:
-    """``hydractl --info --help``."""
+    """Return ``hydractl --info --help``."""
     rows = [
         ("FILE...", "Checkpoints, masks, scores, circuits, results"),
         ("    --json", "Print one JSON document: an object for one FILE, a list for several"),
@@ -76,22 +76,22 @@ def info_help(columns: int) -> str:
 
 
 def verb_help(name: str, columns: int, *, short: bool = False) -> str:
-    """Return ``hydractl VERB --help``, or what most people need of it.
+    """Return ``hydractl VERB --help``, or its short form.
 
     Args:
-        name: of the verb.
-        columns: how wide the terminal is.
-        short: the help of ``-h``: the most used options and the first examples.
+        name: the verb.
+        columns: the width of the terminal.
+        short: whether to return the help of ``-h``: the most used options and the first examples.
 
     Returns:
-        Usage, what the verb does, its options by group, and examples.
+        The usage, what the verb does, its options by group, and examples.
     """
-    # Here, because ``hydractl --help`` does without the settings.
+    # Imported only here, because ``hydractl --help`` does not need the settings.
     from hydractl.settings.verbs import SETTINGS, options_of_verb
 
     settings = SETTINGS[name]
     verb = VERBS[name]
-    # The verb's groups come first: they are not among the shared ones, so find gives -1 for them.
+    # Sort by the position of the group in _SHARED_GROUPS. The verb's own groups come first, since find() gives -1.
     options = sorted(options_of_verb(name), key=lambda option: _SHARED_GROUPS.find(option.group))
     usage = f"{name} {verb.usage}"
     about = verb.about or f"{verb.summary}."
@@ -99,6 +99,8 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
         groups = _groups_of_most_used(settings, options)
         examples = f"{_first_examples(verb)}\n\nall options: hydractl {name} --help\n"
         return _page(usage, about, groups, examples, columns)
+
+    # The whole help, with a note on options without a flag.
     note = _NOTE
     flagless = [option.key for option in options if option.flagless]
     if flagless:
@@ -117,12 +119,13 @@ def _groups_of_most_used(settings: type[Common], options: Sequence[Option]) -> d
 
 
 def _groups_of_all(settings: type[Common], options: Sequence[Option]) -> dict[str, list[Row]]:
-    """Return the lines of the whole help by heading: the MODEL, and all options in the order that they come in."""
+    """Return the lines of the whole help by heading: the MODEL, and all options in the given order."""
     groups = {"Arguments": [_model_row(settings)]}
     for option in options:
         if _is_listed(option):
             row = _option_row(option, short=False)
             groups.setdefault(option.group, []).append(row)
+    # The options for help are no declared options, and come last. A verb may add further lines to any group.
     last_group = options[-1].group
     groups[last_group] += [("-h", "Show the most used options"), ("    --help", "Show this help")]
     for heading, rows in settings.further_help().items():
@@ -131,25 +134,25 @@ def _groups_of_all(settings: type[Common], options: Sequence[Option]) -> dict[st
 
 
 def _is_listed(option: Option) -> bool:
-    """Return whether an option has a line of its own among the flags: MODEL, and what has no flag, have none."""
+    """Return whether an option has a line in the help; MODEL and options without a flag have none."""
     return option.name != "model" and not option.flagless
 
 
 def _first_examples(verb: Verb) -> str:
-    """Return the first examples of a verb, for the short help; the text of all begins with a new line."""
+    """Return the first examples of a verb, for the short help, with the empty line that its examples begin with."""
     lines = verb.examples.splitlines()
     return "\n".join(lines[: 1 + _SHORT_EXAMPLES])
 
 
 def _model_row(settings: type[Common]) -> Row:
-    """Return the line of help on the models of a verb: what they are called, and what they are."""
+    """Return the line of help about the models of a verb: their name in the usage, and what they are."""
     if settings.many_models:
         return settings.models_called, settings.models_help
     return "MODEL", "A checkpoint (.st), a published folder, or timm:NAME"
 
 
 def _option_row(option: Option, *, short: bool) -> Row:
-    """Return the line of help on an option: its flags with the place of its value, and what it means."""
+    """Return the line of help about an option: its flags with a placeholder for the value, and its meaning."""
     short_flag = "    "
     if option.short:
         short_flag = f"{option.short}, "
@@ -160,15 +163,15 @@ def _option_row(option: Option, *, short: bool) -> Row:
 def _page(
     usage: str, about: str, sections: dict[str, list[Row]], examples: str, columns: int, note: str | None = None
 ) -> str:
-    """Return a page of help, its parts apart by an empty line.
+    """Return a page of help, with an empty line between its parts.
 
     Args:
         usage: how the command is written, without ``hydractl``.
-        about: what it does.
+        about: what the command does.
         sections: rows of two columns, by heading.
-        examples: commands, kept as they are; empty for none.
-        columns: how wide the terminal is.
-        note: stands behind the sections.
+        examples: commands, which are printed unchanged; empty for no examples.
+        columns: the width of the terminal.
+        note: a paragraph after the sections; None for no note.
     """
     width = max(60, min(columns, _WIDEST))
     usage_indent = " " * (len("Usage: ") + 2)
@@ -181,17 +184,17 @@ def _page(
     if note is not None:
         parts.append(textwrap.fill(note, width, break_on_hyphens=False))
     if examples:
-        parts.append(f"Examples:{examples}")  # never wrapped: a command is there to be copied
+        parts.append(f"Examples:{examples}")  # not wrapped, so that commands can be copied
     return "\n\n".join(parts)
 
 
 def _section(title: str, rows: list[Row], width: int) -> str:
-    """Return a heading and two columns; the text of a row with a long left side begins on the next line."""
+    """Return a heading and rows of two columns; after a long left side the text begins on the next line."""
     lines = [f"{title}:"]
     margin = " " * _LEFT
     for left, right in rows:
         text_lines = textwrap.wrap(right, width - _LEFT, break_on_hyphens=False)
-        has_room_beside = len(left) + 4 <= _LEFT  # two spaces before it, and two behind it at least
+        has_room_beside = len(left) + 4 <= _LEFT  # with two spaces before it, and at least two after it
         if has_room_beside:
             first_line = text_lines.pop(0)
             padded = left.ljust(_LEFT - 2)

@@ -1,4 +1,4 @@
-"""Live display on a terminal: a bar for each running task, and the last rows of a task above the bars."""
+"""The live display on a terminal: a bar for each running task, and above the bars the last rows of each task."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ANY_WIDTH = 10**4
 
 
 class Bars(Progress):
-    """The bars of all running tasks, the innermost at the bottom.
+    """The bars of all running tasks; the innermost task is at the bottom.
 
-    A task is added with the fields ``unit``, ``note``, ``columns`` and ``rows`` (its last rows), and two functions
-    without arguments that give texts: ``speed``, and ``left``, the time it still takes.
+    A task is added with the fields ``unit``, ``note``, ``columns`` (names), ``rows`` (its last rows), and two functions
+    without arguments that return texts: ``speed``, and ``left`` (the time that is left).
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,11 @@ class Bars(Progress):
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield a table of the last rows of each task, and below them the bars.
+        """Yield a table of the last rows of each task, and below the tables the bars.
 
-        Where the terminal is low the tables give way, those of the outer tasks first, never the bars.
+        If the terminal is too low, tables are cut or left out, those of the outer tasks first; the bars always stay.
         """
+        # Give the lines that the bars leave to the tables, from the innermost task outwards.
         tasks = self.tasks
         lines_of_bars = len(tasks)
         lines_left = self._screen.height - lines_of_bars - 1
@@ -51,13 +52,13 @@ class Bars(Progress):
             rows_that_fit = min(len(rows), lines_left - heading_lines)
             if rows_that_fit > 0:
                 last_rows = rows[-rows_that_fit:]
-                tables.insert(0, _rows_table(columns, last_rows))
+                tables.insert(0, _rows_table(columns, last_rows))  # outer tasks are above inner ones
                 lines_left -= rows_that_fit + heading_lines
         yield from tables
         yield self._bars_that_fit(tasks)
 
     def _bars_that_fit(self, tasks: Sequence[Task]) -> Table:
-        """Return the bars with as much beside them as a line holds: whole columns go, words are not cut."""
+        """Return the bars with as many columns beside them as fit into a line; whole columns are left out."""
         without_limit = self._screen.options.update(width=_ANY_WIDTH)
         table = Table()
         for layout in self._layouts:  # from the widest
@@ -70,13 +71,14 @@ class Bars(Progress):
 
 
 def _layouts() -> Iterator[tuple[ProgressColumn, ...]]:
-    """Yield the columns beside the title of a task, from the widest choice to the narrowest: how much is done."""
+    """Yield layouts for the line of a task, from the widest to the narrowest; each is a tuple of columns."""
     title = TextColumn("{task.description}", markup=False)
     count = MofNCompleteColumn(table_column=Column(no_wrap=True))
     unit = TextColumn("{task.fields[unit]}", markup=False)
     speed = _CurrentText("speed", "progress.data.speed", Column(no_wrap=True))
     left = _CurrentText("left", "progress.remaining", Column(no_wrap=True))
     note = TextColumn("{task.fields[note]}", markup=False)
+    # First make the bar shorter, then leave out the note, the bar, the speed and the time left.
     for width in _BAR_WIDTHS:
         yield title, BarColumn(width), count, unit, speed, left, note
     shortest_bar = BarColumn(_BAR_WIDTHS[-1])
@@ -87,12 +89,12 @@ def _layouts() -> Iterator[tuple[ProgressColumn, ...]]:
 
 
 class _CurrentText(ProgressColumn):
-    """A text that changes between one advance and the next, too; empty at the end.
+    """A column whose text also changes between two advances of a task; it is empty when the task has ended.
 
     Args:
-        field: of the task, which holds a function that returns the text.
-        style: of rich's theme.
-        column: how the text is set.
+        field: the field of the task that holds a function that returns the text.
+        style: a style of rich's theme.
+        column: how the column is formatted.
     """
 
     def __init__(self, field: str, style: str, column: Column) -> None:
@@ -109,11 +111,11 @@ class _CurrentText(ProgressColumn):
 
 
 def _rows_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table of rows of one line each: what is too long for the terminal is cut.
+    """Return a table with one line for each row; lines too long for the terminal are cut.
 
     Args:
         columns: the names of the columns; empty for a table without a heading.
-        rows: the cells of each row. Columns of numbers are set to the right, those with any letter to the left.
+        rows: the cells of each row. Columns with letters are aligned to the left, others (numbers) to the right.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns))
     cells_by_column = list(zip_longest(*rows, fillvalue=""))

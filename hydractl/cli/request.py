@@ -1,4 +1,4 @@
-"""What a command line asks for, once it is split into words: which verb, and what its options are given."""
+"""The request of a command line after parsing: which verb, and which values its options have."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from hydractl.settings.option import Raw
 
 INFO = "--info"
-"""Not a verb, but a command with arguments of its own."""
+"""A command that is not a verb, but has arguments of its own."""
 
 
 class Request(NamedTuple):
-    """A parsed command line: a verb (or ``--info``) and the values by option; None is "not given"."""
+    """A parsed command line: a verb (or ``--info``) and the values by option; None means "not given"."""
 
     verb: str
     given: Mapping[str, Raw | None]

@@ -1,7 +1,7 @@
-"""One verb from its options to its answer: its Typer command, settings, log, and what it gives.
+"""One verb from its options to its answer: its Typer command, its settings, its log, and how the answer is printed.
 
-Typer splits the command line and knows which options there are; every value stays text (None: not given), to be read
-by the same parser as the environment and ``hydra.yaml``.
+Typer splits the command line and knows which options exist. Every value stays a text (None: not given), so that the
+same parser reads it as reads the environment and ``hydra.yaml``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ from hydractl.verbs.outcome import Outcome
 
 
 def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
-    """Return a function with one parameter for each option of a verb (or ``--info``), which Typer turns into a command.
+    """Return a function with one parameter for each option of a verb (or ``--info``); Typer makes a command from it.
 
     Args:
-        verb: its name.
+        verb: the name of the verb.
         help_options: Typer's declarations of the options that only show help, by parameter.
+
+    Returns:
+        A function from the values of all options to a :class:`Request`.
     """
+    # The parameters: those of --info, or the options of the verb; and the options that show help.
     options: Sequence[Option] = ()
     if verb == INFO:
         files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
@@ -52,7 +56,8 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
     for name, declared in help_options.items():
         parameters.append(_keyword(name, bool, declared))
 
-    # No docstring: Typer would show it as the help of the command. Every option is passed, most of them as None.
+    # This function has no docstring, because Typer would show it as the help of the command. Typer passes every
+    # option, most of them as None.
     def request(**values: Any) -> Request:
         for name in help_options:
             del values[name]
@@ -63,14 +68,14 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
                 values[option.name] = _single_value(option, texts, verb)
         return Request(verb, values)
 
-    # Typer reads the parameters of a function from these two.
+    # Typer reads the parameters of a function from these two attributes.
     request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     request.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return request
 
 
 def _single_value(option: Option, values: list[str], verb: str) -> str | None:
-    """Return the value of an option that takes one; None where it was not given.
+    """Return the value of an option that takes one value; None if it was not given.
 
     Raises:
         UsageError: it was given several times with different values.
@@ -85,7 +90,7 @@ def _single_value(option: Option, values: list[str], verb: str) -> str | None:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Return an option as the parameter of a function, by which Typer parses it; its value stays text."""
+    """Return an option as a function parameter, from which Typer makes an option of the command with a text value."""
     if option.name == "model":
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
     is_switch = option.type is bool
@@ -94,7 +99,8 @@ def _parameter(option: Option) -> inspect.Parameter:
         flags = [f"{option.flag}/--no-{option.flag[2:]}"]
     if option.short:
         flags.append(option.short)
-    # A list of every option with a value: of one that takes a single value, Typer would keep the last in silence.
+    # Every option with a value is declared as a list. Otherwise, if an option is repeated, Typer would silently keep
+    # the last value; _single_value() complains instead.
     annotation: Any = list[str] | None
     if is_switch:
         annotation = bool | None
@@ -104,7 +110,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """Return a keyword-only parameter; its default is Typer's declaration of it."""
+    """Return a keyword-only parameter whose default is Typer's declaration of it."""
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -117,11 +123,12 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def run_verb(request: Request, answer: Answer) -> None:
-    """Run a verb and give its answer.
+    """Run a verb and print its answer.
 
     Raises:
-        HydraError: as the verb, with the source of every value in its words that was given by no flag.
+        HydraError: the error of the verb; its message names the source of each value that no flag gave.
     """
+    # Read the settings, and check the installation.
     settings = merge(SETTINGS[request.verb], request.given, os.environ, Path())
     log = ConsoleLog(quiet=settings.quiet, verbose=settings.verbose)
     for line in unknown_variables(os.environ):
@@ -129,7 +136,9 @@ def run_verb(request: Request, answer: Answer) -> None:
     _log_options(settings, log)
     _check_versions()
     if "WORLD_SIZE" in os.environ:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported; errors say it all
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # torch reads it at import; exceptions say enough
+
+    # Import the verb, and run it. Rows are computed while they are printed, so they are printed here.
     import_compiler_on_demand()
     verb = importlib.import_module(module_of(request.verb))
     inputs = inputs_of(settings)
@@ -147,11 +156,11 @@ def run_verb(request: Request, answer: Answer) -> None:
 
 
 _MOST_SHOWN = 20
-"""Samples that a table for a person shows; a file or a pipe has all."""
+"""How many samples a table for a person shows; a file or a pipe gets all."""
 
 
 def _give_lines(outcome: Outcome, lines: Iterator[dict[str, object]], settings: Common, answer: Answer) -> None:
-    """Print rows as they are computed; for a person at a terminal, keep the first ones for the table behind them."""
+    """Print rows as they are computed; at a terminal, only keep the first ones in the document, for its table."""
     if _prints_rows(settings, answer):
         answer.lines(lines)
         return
@@ -163,12 +172,12 @@ def _give_lines(outcome: Outcome, lines: Iterator[dict[str, object]], settings: 
 
 
 def _prints_rows(settings: Common, answer: Answer) -> bool:
-    """Return whether rows go to standard output as lines of JSON: to a file or a pipe, or where ``-o -`` says so."""
+    """Return whether rows are printed as lines of JSON: if the output is a file or a pipe, or with ``-o -``."""
     return settings.to_stdout or not answer.to_terminal
 
 
 def _log_options(settings: Common, log: ConsoleLog) -> None:
-    """Log every option with its value and where that came from."""
+    """Log every option with its value and the source of the value."""
     for option in options_of(type(settings)):
         value = getattr(settings, option.name)
         if value in (None, []):
@@ -180,26 +189,28 @@ def _log_options(settings: Common, log: ConsoleLog) -> None:
 
 
 def _check_versions() -> None:
-    """Refuse libraries older than hydractl declares: they would fail later, and say something else."""
-    from packaging.version import Version  # no help waits for it
+    """Refuse libraries older than hydractl declares, because they would fail later with a misleading message."""
+    from packaging.version import Version  # imported only here, so that --help need not wait for it
 
-    declared = _metadata_fields("hydractl", r"^Requires-Dist: *([^;\n]+)$")  # not the extras: those have conditions
-    for requirement in declared:  # none if hydractl runs from its source
-        name, _, least = requirement.partition(">=")
-        for version in _metadata_fields(name, r"^Version: *(\S+)"):  # none: its import says so where it is needed
-            if Version(version) < Version(least):
+    # Requirements of extras have a condition behind a semicolon, and do not match. If hydractl runs from its source, it
+    # has no metadata, and nothing is checked. A library that is missing is reported when it is imported.
+    declared = _metadata_fields("hydractl", r"^Requires-Dist: *([^;\n]+)$")
+    for requirement in declared:
+        name, _, oldest_version = requirement.partition(">=")
+        for version in _metadata_fields(name, r"^Version: *(\S+)"):
+            if Version(version) < Version(oldest_version):
                 message = f"{name} {version} is installed, and hydractl needs {requirement}"
                 raise UsageError(message, hint=f"pip install '{requirement}'")
 
 
 def _metadata_fields(name: str, pattern: str) -> list[str]:
-    """Return what a pattern finds in the headers of a distribution's metadata, its group of each match.
+    """Return what a pattern finds in the headers of a distribution's metadata: the group of each match.
 
-    Parsing them all, README included, would take ten times as long.
+    Parsing all metadata, with the README, would take ten times as long.
 
     Args:
-        name: of the distribution; nothing is found for one that is not installed.
-        pattern: of a whole line, with one group.
+        name: the name of the distribution; the result is empty if it is not installed.
+        pattern: a regular expression for a whole line, with one group.
     """
     try:
         distribution = metadata.distribution(name)
@@ -211,13 +222,13 @@ def _metadata_fields(name: str, pattern: str) -> list[str]:
 
 
 def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -> None:
-    """Print the answer of a verb, and fail where a ``--require`` did not hold.
+    """Print the answer of a verb, and fail if a ``--require`` is not met.
 
-    Standard output has one of these: the rows, which were printed when they were computed; the document as JSON; for a
-    script the paths of the files; for a person a table. The files are named in the log unless they are the output.
+    Standard output gets one of these: rows (already printed while they were computed); the document as JSON; for a
+    script, the paths of the files; for a person, a table. The log names the files unless they are the output.
 
     Raises:
-        RequirementError: after printing, if a ``--require`` did not hold.
+        RequirementError: a ``--require`` is not met; raised after printing.
     """
     has_printed_rows = outcome.lines is not None and _prints_rows(settings, answer)
     as_json = settings.json or outcome.print_document
@@ -237,16 +248,16 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
 
 
 def _log_files(outcome: Outcome, log: ConsoleLog) -> None:
-    """Say which files were written."""
+    """Log which files were written."""
     for path in outcome.files:
         log.info(f"wrote {path}")
 
 
 def _check_requirements(outcome: Outcome) -> None:
-    """Fail where a ``--require`` did not hold.
+    """Fail if a ``--require`` is not met.
 
     Raises:
-        RequirementError: naming each.
+        RequirementError: naming each requirement that is not met.
     """
     unmet = outcome.unmet
     if len(unmet) == 1:
@@ -257,19 +268,19 @@ def _check_requirements(outcome: Outcome) -> None:
 
 
 def describe_files(request: Request, answer: Answer) -> None:
-    """Print for ``--info`` what each file is, and how far the heads of several overlap.
+    """Print for ``--info`` what each file holds, and how far the heads of several files overlap.
 
     Raises:
         UsageError: no file is named.
-        HydraError: what is wrong with a single file.
-        InputError: after the others are printed, what is wrong with each of several that are no such files.
+        HydraError: a single file is named, and it cannot be described.
+        InputError: several files are named, and some cannot be described; raised after the others are printed.
     """
     files = request.given["files"]
     if not isinstance(files, list) or not files:
         raise UsageError("--info needs a FILE", hint="hydractl --info --help")
     from hydractl.verbs.info import compare, describe
 
-    # Describe each.
+    # Describe each file.
     infos = []
     errors: list[HydraError] = []
     for file in files:
@@ -302,7 +313,7 @@ def describe_files(request: Request, answer: Answer) -> None:
 
 @contextlib.contextmanager
 def _library_warnings(log: ConsoleLog) -> Iterator[None]:
-    """Log Python warnings as details: they are for programmers. What a person must know, a verb says itself."""
+    """Log Python warnings as details: they are for programmers. What a person must know, verbs log themselves."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         kind = category.__name__

@@ -1,4 +1,4 @@
-"""Texts that are written after one option and have several parts: sets of data, conditions on figures, OOD scores.
+"""Parsers for the values of single options that have several parts: data sets, conditions on figures, OOD scores.
 
-A function that reads such a text raises ValueError with the rest of a sentence that starts with the name of the option.
+For a wrong value they raise ValueError with a message that completes a sentence beginning with the name of the option.
 """

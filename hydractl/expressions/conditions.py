@@ -1,4 +1,4 @@
-"""Conditions on figures: ``--require`` of an answer, ``--subject-to`` of a search."""
+"""Conditions on figures: the values of ``--require`` for an answer, and of ``--subject-to`` for a search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Requirement(NamedTuple):
 
     Attributes:
         text: the requirement as it was written.
-        row: the name of the row that it applies to, or None for every row.
+        row: the name of the row that it applies to; None for every row.
         key: the dotted path of the value in a row, for example ``ood_avg.auroc``.
         sign: one of ``>= <= > < ==``.
         value: the number to compare with.
@@ -40,10 +40,10 @@ class Requirement(NamedTuple):
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Read ``[NAME:]KEY>=NUMBER``, with any of the signs.
+    """Parse ``[NAME:]KEY>=NUMBER``, with any of the signs.
 
     Raises:
-        ValueError: the text is not of this form.
+        ValueError: the text does not have this form.
     """
     stripped = text.strip()
     match = _REQUIREMENT.fullmatch(stripped)
@@ -63,8 +63,8 @@ class Constraint(NamedTuple):
 
     Attributes:
         key: the name of an objective.
-        number: the lowest score that is allowed; or, with ``below_base``, the largest distance below that of the base.
-        below_base: whether the limit is relative to the score of the base.
+        number: the lowest allowed score; with ``below_base``, how far below the score of the base it may be.
+        below_base: whether the limit is relative to the score of the base (the model before any removal).
     """
 
     key: str
@@ -73,7 +73,7 @@ class Constraint(NamedTuple):
 
 
 def parse_constraint(text: str) -> Constraint:
-    """Read ``KEY>=NUMBER``, ``KEY>=base`` or ``KEY>=base-NUMBER``.
+    """Parse ``KEY>=NUMBER``, ``KEY>=base`` or ``KEY>=base-NUMBER``.
 
     Raises:
         ValueError: the text has none of these forms.
@@ -88,6 +88,6 @@ def parse_constraint(text: str) -> Constraint:
         digits = match["below"] or "0"
     try:
         number = Fraction(digits)
-    except ValueError:  # the expression also lets through dots alone, or several of them
+    except ValueError:  # the regular expression also matches dots alone, or several dots
         raise ValueError(problem) from None
     return Constraint(match["key"], number, below_base)

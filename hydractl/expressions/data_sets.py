@@ -1,4 +1,4 @@
-"""The names of data sets, suites and corruptions, as they are written after an option."""
+"""The names of data sets, suites and corruptions in the values of options."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _OFFICIAL = "official"
 FROST = "frost"
 """The corruption that needs photographs."""
 PHOTOGRAPHS = "{}; those of ImageNet-C are ImageNet-C/create_c/frost*.* of https://github.com/hendrycks/robustness"
-"""The hint where photographs come from; the place is for a text that says how to name their folder."""
+"""The hint where photographs come from; ``{}`` is replaced by how to name their folder."""
 
 
 def setting_value(text: str) -> str:
-    """Return a value as it stands in the query of a SPEC, with ``%`` and ``&`` escaped."""
+    """Return a value for the query of a SPEC, with ``%`` and ``&`` escaped."""
     without_percent = text.replace("%", "%25")
     return without_percent.replace("&", "%26")
 
 
 def with_setting(spec: str, setting: str) -> str:
-    """Return a SPEC of data with one more ``key=value`` in its query."""
+    """Return a SPEC with one more ``key=value`` in its query."""
     mark = "?"
     if "?" in spec:  # it has a query already
         mark = "&"
@@ -74,10 +74,10 @@ class OodSet(NamedTuple):
 
 
 def parse_ood_set(text: str) -> OodSet:
-    """Read ``NAME[:near|far]=SPEC``.
+    """Parse ``NAME[:near|far]=SPEC``.
 
     Raises:
-        ValueError: the text is not of this form.
+        ValueError: the text does not have this form.
     """
     name_and_group, _, written_spec = text.partition("=")
     name, colon, written_group = name_and_group.partition(":")
@@ -93,10 +93,10 @@ def parse_ood_set(text: str) -> OodSet:
 
 
 def parse_ood_val(text: str) -> OodSet:
-    """Read ``NAME=SPEC``, or ``auto`` alone.
+    """Parse ``NAME=SPEC``, or ``auto`` alone.
 
     Raises:
-        ValueError: as :func:`parse_ood_set`.
+        ValueError: see :func:`parse_ood_set`.
     """
     if text == AUTO:
         return OodSet(AUTO, None, AUTO)
@@ -109,7 +109,7 @@ class SuiteChoice(NamedTuple):
     Attributes:
         name: one of :data:`OOD_SUITES`.
         sets: the names of the sets to test, in the order written; () for all sets.
-        partial: whether to go on without the sets whose data are missing.
+        partial: whether sets without data are skipped, rather than an error.
         official: whether to test every set that the benchmark itself tests.
     """
 
@@ -120,17 +120,17 @@ class SuiteChoice(NamedTuple):
 
 
 def parse_ood_suite(text: str) -> SuiteChoice:
-    """Read ``NAME``, ``NAME:partial``, ``NAME:official`` or ``NAME:SET,SET,...``.
+    """Parse ``NAME``, ``NAME:partial``, ``NAME:official`` or ``NAME:SET,SET,...``.
 
     Raises:
-        ValueError: the suite is unknown, or the words behind its name contradict each other.
+        ValueError: the suite is unknown, or the words after its name contradict each other.
     """
     name, colon, listed_words = text.strip().partition(":")
     if name not in OOD_SUITES:
         known = ", ".join(OOD_SUITES)
         raise ValueError(f"must be one of {known}, not {name!r}")
 
-    # The words behind the name: names of sets, partial and official.
+    # Split the words after the name: names of sets, "partial" and "official".
     words = []
     if colon:
         words = [word.strip() for word in listed_words.split(",")]

@@ -1,4 +1,4 @@
-"""Which OOD scores ``--ood-score`` asks for, of all rows or of one."""
+"""The OOD scores that ``--ood-score`` asks for, for all rows or for one row."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hydractl.errors import did_you_mean
 from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
 
 ALL_SCORES = "all"
-"""The word of ``--ood-score`` for every score there is."""
+"""The word that stands for every score in ``--ood-score``."""
 
 
 class ScoreChoice(NamedTuple):
     """One ``--ood-score``.
 
     Attributes:
-        row: the name of the row that it applies to, or None for every row.
+        row: the name of the row that it applies to; None for every row.
         names: the names of scores: one for a single row; any number, or ``all`` alone, for every row.
     """
 
@@ -24,10 +24,10 @@ class ScoreChoice(NamedTuple):
 
 
 def parse_ood_score(text: str) -> ScoreChoice:
-    """Read ``NAME,...``, ``all`` or ``ROW=NAME``.
+    """Parse ``NAME,...``, ``all`` or ``ROW=NAME``.
 
     Raises:
-        ValueError: a score is unknown, or the text is not of these forms.
+        ValueError: a score is unknown, or the text has none of these forms.
     """
     row, equals, listed_names = text.rpartition("=")
     is_of_one_row = bool(equals)

@@ -1,4 +1,4 @@
-"""The service over HTTP: what is asked for under which path, and with which status it is answered."""
+"""The service over HTTP: the paths, what they answer, and the status of each answer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hydractl.serving.service import ModelService
 
 _MOST_TOP = 1000
 _CLIENT_GONE = 499
-"""The status that a request is counted under whose client did not wait; nobody receives it."""
+"""The status that is counted for a request whose client has gone away; nobody receives it."""
 
 _NO_TELEMETRY: dict[str, Any] = {
     "telemetry": {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 }
-"""FastAPI would tell an OpenTelemetry provider of the process about every request; older versions do not know it."""
+"""FastAPI would report every request to an OpenTelemetry provider in this process; older versions ignore this."""
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The body or the query cannot be read"},
@@ -39,20 +39,21 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     422: {"description": "An input is no image that can be decoded, or the model has no answer for it"},
     503: {"description": "Too many requests are waiting, or the answer took too long"},
 }
-"""What a request for a prediction may be refused with: ``{"error": what is wrong, "input": which one}``."""
+"""The statuses of refused predictions; the body is ``{"error": what is wrong, "input": the index of the input}``."""
 
 
 def application(service: ModelService) -> ASGIApp:
-    """Return the ASGI application of a service."""
+    """Return the ASGI application of a service, with its four paths: predictions, health, the model, and metrics."""
     app = FastAPI(
         title="hydractl serve",
         version=__version__,
         lifespan=lambda _: _running(service),
-        docs_url=None,  # these two pages load scripts from elsewhere
+        docs_url=None,  # the two pages of documentation load scripts from other servers
         redoc_url=None,
         **_NO_TELEMETRY,
     )
 
+    # The functions of the paths have no docstrings, because FastAPI would show them to clients.
     async def predict(
         request: Request,
         top: Annotated[int, Query(ge=0, le=_MOST_TOP)] = 0,
@@ -90,14 +91,17 @@ def application(service: ModelService) -> ASGIApp:
 
 @contextlib.asynccontextmanager
 async def _running(service: ModelService) -> AsyncIterator[None]:
-    """Let the service answer while the server runs."""
+    """Let the service answer requests while the server runs."""
     service.start()
     yield
     await service.stop()
 
 
 class _Exchange:
-    """One request for a prediction, and its answer."""
+    """One request for a prediction, and its answer.
+
+    The time limit runs from the creation of this object, when the head of the request has been read.
+    """
 
     def __init__(self, service: ModelService, request: Request) -> None:
         self._service = service
@@ -109,13 +113,17 @@ class _Exchange:
         self._body = Body(request.receive, waits_for_leave=expected == "100-continue")
 
     async def answer(self, form: LineForm) -> Response:
-        """Return the answer, whatever it is."""
+        """Return the answer: predictions, a refusal, or an error of the service. It raises nothing.
+
+        Args:
+            form: the optional parts of each row that the client asks for.
+        """
         try:
             return await self._prediction_response(form)
         except RequestRefused as refusal:
             await self._discard_rest_of_body()
             return _refusal_response(refusal, keeps_open=self._body.complete)
-        except Disconnected:
+        except Disconnected:  # nobody receives this answer; its status is counted
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
             self._service.log.warn(f"a request failed: {type(error).__name__}")
@@ -129,8 +137,8 @@ class _Exchange:
         """Return the rows of all inputs.
 
         Raises:
-            RequestRefused: there is no such answer.
-            Disconnected: the client went away.
+            RequestRefused: the request cannot be answered.
+            Disconnected: the client has gone away.
         """
         self._service.enter()
         try:
@@ -141,11 +149,11 @@ class _Exchange:
         return _json_response({"predictions": rows})
 
     async def _read_body(self) -> bytes:
-        """Return the body.
+        """Return the body of the request.
 
         Raises:
-            RequestRefused: it is too large or too slow.
-            Disconnected: the client went away.
+            RequestRefused: the body is too large, or comes too slowly.
+            Disconnected: the client has gone away.
         """
         limits = self._service.limits
         try:
@@ -155,13 +163,14 @@ class _Exchange:
             raise RequestRefused(408, f"the body was not here within {limits.max_seconds:g} seconds") from None
 
     async def _rows_in_time(self, body: bytes, form: LineForm) -> list[PredictionRow]:
-        """Return the rows, unless the client goes away or time is up before they are there.
+        """Return the rows, unless the client goes away or the time is up before they are computed.
 
         Raises:
-            RequestRefused: there are none, or they come too late.
-            Disconnected: the client went away.
+            RequestRefused: an input has no answer, or the rows come too late.
+            Disconnected: the client has gone away.
         """
         content_type = self._headers.get("content-type", "")
+        # Compute the rows, and at the same time watch whether the client goes away.
         work = self._loop.create_task(self._service.rows_of(body, content_type, form))
         client_gone = self._loop.create_task(self._body.disconnected())
         try:
@@ -176,18 +185,18 @@ class _Exchange:
         finally:
             work.cancel()
             client_gone.cancel()
-            # Both end at once; what they raise has been seen, or is of no use any more.
+            # Wait for both to end, which they do at once. Their exceptions were raised above, or no longer matter.
             await asyncio.gather(work, client_gone, return_exceptions=True)
 
     async def _discard_rest_of_body(self) -> None:
-        """Let the client send what it is sending, within its time: only then does it listen."""
+        """Read and drop the rest of the body in the time that is left: a client that sends does not read its answer."""
         with contextlib.suppress(TimeoutError, Disconnected):
             async with asyncio.timeout_at(self._deadline):
                 await self._body.discard(self._service.limits.max_body)
 
 
 def _declared_size(headers: Mapping[str, str]) -> int | None:
-    """Return the bytes that a body has by its head; None where it does not say."""
+    """Return the size of the body in bytes that the head of the request declares; None if it declares none."""
     text = headers.get("content-length", "")
     if not text.isdecimal():
         return None
@@ -195,17 +204,17 @@ def _declared_size(headers: Mapping[str, str]) -> int | None:
 
 
 def _json_response(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a document as an answer."""
+    """Return a JSON document as a response."""
     content = json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8")
     return Response(content, status, dict(headers or {}), media_type="application/json")
 
 
 def _refusal_response(refusal: RequestRefused, *, keeps_open: bool) -> Response:
-    """Return a refusal as an answer.
+    """Return a refusal as a response.
 
     Args:
         refusal: what is wrong.
-        keeps_open: whether the connection can be used again: the whole request has been read.
+        keeps_open: whether the connection can be used again, because the whole request has been read.
     """
     headers = {}
     if refusal.retry:
@@ -219,7 +228,7 @@ def _refusal_response(refusal: RequestRefused, *, keeps_open: bool) -> Response:
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
-    """Answer a request for a path or with a method that there is not."""
+    """Answer a request for a path, or with a method, that does not exist."""
     assert isinstance(error, HTTPException)
     words = {404: "there is no such path", 405: "there is no such method at this path"}
     said = words.get(error.status_code, "this is no request")
@@ -227,13 +236,13 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
 
 
 async def _wrong_query(request: Request, error: Exception) -> Response:
-    """Answer a request whose query cannot be read."""
+    """Answer a request whose query cannot be parsed."""
     said = f"top is a whole number from 0 to {_MOST_TOP}, and members is true or false"
     return _json_response({"error": said}, 400)
 
 
 class _Counted:
-    """An application whose answers are counted by their status."""
+    """An ASGI application around ``app`` that counts its answers by status."""
 
     def __init__(self, app: ASGIApp, service: ModelService) -> None:
         self._app = app

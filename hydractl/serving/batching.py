@@ -1,4 +1,4 @@
-"""Inputs of several requests in one forward pass: whatever waits, up to a size, after a few milliseconds."""
+"""Inputs of several requests in one forward pass: those that wait are run together after a few milliseconds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _Waiting(Generic[InputT, AnswerT]):
 
     Attributes:
         content: the input.
-        weight: how much of a batch it fills beside its place.
-        since: when it came, by the clock of the loop.
-        answer: to be set.
+        weight: how much of the weight limit of a batch it uses, e.g. bytes of text.
+        since: when it came, by the clock of the event loop.
+        answer: the future that gets its answer; it is done already if the client has gone away.
     """
 
     content: InputT
@@ -31,15 +31,15 @@ class _Waiting(Generic[InputT, AnswerT]):
 
 
 class Batcher(Generic[InputT, AnswerT]):
-    """Runs inputs in batches, one batch at a time, in a thread of its own.
+    """Runs inputs in batches, one batch at a time, in one thread.
 
-    A batch that fails is run again input by input, so that an error belongs to the input that causes it. Inputs whose
-    client no longer waits are left out.
+    If a batch fails, its inputs are run again one by one, so that only the input at fault gets the error. Inputs whose
+    client has gone away are left out.
 
     Args:
-        run: from the inputs of a batch to an answer for each; it is called in one thread.
-        size: inputs of a batch at most.
-        weight: of all inputs of a batch, at most; an input that weighs more runs alone.
+        run: returns an answer for each input of a batch; it is always called in the same thread.
+        size: the largest number of inputs in a batch.
+        weight: the largest total weight of the inputs in a batch; an input that weighs more runs alone.
         wait: seconds that the first input of a batch waits for others.
     """
 
@@ -58,7 +58,7 @@ class Batcher(Generic[InputT, AnswerT]):
 
     @property
     def waiting(self) -> int:
-        """How many inputs wait for a batch, and their clients for them."""
+        """The number of inputs that wait for a batch and whose client is still there."""
         return sum(not waiting.answer.done() for waiting in self._queue)
 
     @property
@@ -67,18 +67,18 @@ class Batcher(Generic[InputT, AnswerT]):
         return self._loop_task is not None and not self._loop_task.done()
 
     def start(self) -> None:
-        """Begin to answer; called in the loop."""
+        """Begin to answer; must be called in the event loop."""
         self._loop_task = asyncio.get_running_loop().create_task(self._answer_batches())
 
     async def stop(self) -> None:
-        """End behind the batch that runs; nobody waits for an answer any more."""
+        """End after the batch that is running now; inputs that still wait get no answer."""
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.wait([self._loop_task])
         self._thread.shutdown(cancel_futures=True)
 
     def submit(self, content: InputT, weight: int = 0) -> asyncio.Future[AnswerT]:
-        """Put one input into the queue; the future has its answer, or the error of running it alone."""
+        """Put one input into the queue; the returned future gets its answer, or the error of running it alone."""
         self._forget_first()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
@@ -87,7 +87,7 @@ class Batcher(Generic[InputT, AnswerT]):
         return answer
 
     async def _answer_batches(self) -> None:
-        """Run batch after batch, for ever."""
+        """Run one batch after another, forever."""
         loop = asyncio.get_running_loop()
         while True:
             await self._until_due()
@@ -98,7 +98,7 @@ class Batcher(Generic[InputT, AnswerT]):
             results = await loop.run_in_executor(self._thread, self._run_batch, contents)
             self.batches += 1
             for waiting, result in zip(batch, results, strict=True):
-                if waiting.answer.done():  # its client has gone
+                if waiting.answer.done():  # the client has gone away
                     continue
                 if isinstance(result, _Failed):
                     waiting.answer.set_exception(result.error)
@@ -106,7 +106,7 @@ class Batcher(Generic[InputT, AnswerT]):
                     waiting.answer.set_result(result)
 
     async def _until_due(self) -> None:
-        """Return when a batch is full, or its first input has waited long enough for others."""
+        """Return when there are inputs for a full batch, or when the first input has waited long enough for others."""
         loop = asyncio.get_running_loop()
         while True:
             self._arrived.clear()
@@ -114,6 +114,8 @@ class Batcher(Generic[InputT, AnswerT]):
             if not self._queue:
                 await self._arrived.wait()
                 continue
+
+            # A batch is due. Otherwise wait for the next input, but only until one is due.
             if len(self._queue) >= self._size:
                 return
             first = self._queue[0]
@@ -128,14 +130,17 @@ class Batcher(Generic[InputT, AnswerT]):
                 return
 
     def _forget_first(self) -> None:
-        """Take the first inputs out of the queue whose clients have gone: so it does not grow while the model hangs."""
+        """Remove inputs from the front of the queue whose clients have gone away.
+
+        This keeps the queue from growing while the model hangs.
+        """
         while self._queue and self._queue[0].answer.done():
             self._queue.popleft()
 
     def _next_batch(self) -> list[_Waiting[InputT, AnswerT]]:
-        """Take the next inputs out of the queue, in their order: as many as size and weight of a batch allow.
+        """Take the next inputs out of the queue, in order: as many as the limits of size and weight allow.
 
-        Those whose client has gone are taken out as well and left out of the batch, which may be empty.
+        Inputs whose client has gone away are taken out too, but left out of the batch; so it may be empty.
         """
         batch: list[_Waiting[InputT, AnswerT]] = []
         weight = 0
@@ -152,7 +157,7 @@ class Batcher(Generic[InputT, AnswerT]):
         return batch
 
     def _run_batch(self, contents: Sequence[InputT]) -> list[AnswerT | _Failed]:
-        """Run a batch, in the thread, and return the answer to each input; where it fails, run each input alone."""
+        """Return the answer to each input of a batch, in the thread; if the batch fails, run each input alone."""
         try:
             return list(self._run(contents))
         except Exception as error:
@@ -166,10 +171,10 @@ class Batcher(Generic[InputT, AnswerT]):
 
 @dataclass(frozen=True)
 class _Failed:
-    """What an input without an answer has instead.
+    """The result of an input without an answer.
 
     Attributes:
-        error: of running it alone.
+        error: the error of running the input alone.
     """
 
     error: Exception

@@ -1,4 +1,4 @@
-"""The body of a request: read within a size and a time, and taken apart as data."""
+"""The body of a request: read within limits of size and time, and parsed as data."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from hydractl.jsonio import parse_json
 from hydractl.serving.limits import Disconnected, RequestRefused
 
 _MOST_DISCARDED = 4
-"""How many times the largest body is read of a larger one and thrown away, so that its client hears the answer."""
+"""Of a body that is too large, this many times the limit is read and dropped, so that its client reads the answer."""
 
 _NO_JSON = 'the body is no JSON object like {"texts": ["a text", ["a text", "its pair"]]}'
 _NO_MULTIPART = "the body is not multipart/form-data, or it is cut off"
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-"""The messages of one request, as ASGI has them."""
+"""Returns the next ASGI message of one request."""
 
 
 class Body:
-    """The body of one request, which is read once.
+    """The body of one request, which can be read once.
 
     Args:
-        receive: gives the messages of the request.
-        waits_for_leave: whether the client sends its body only when it is asked to (``Expect: 100-continue``).
+        receive: returns the next message of the request.
+        waits_for_leave: whether the client sends its body only after it is asked for it (``Expect: 100-continue``).
+
+    Attributes:
+        complete: whether the whole body has been read.
     """
 
     def __init__(self, receive: Receive, *, waits_for_leave: bool) -> None:
@@ -40,12 +43,12 @@ class Body:
         """Return the whole body.
 
         Args:
-            most: bytes that it may have.
-            declared: how many it has by its head; None where it does not say.
+            most: the largest allowed number of bytes.
+            declared: the number of bytes that the head of the request declares; None if it declares none.
 
         Raises:
-            RequestRefused: it has more, or its head says so.
-            Disconnected: the client went away.
+            RequestRefused: the body is larger, or is declared to be larger.
+            Disconnected: the client has gone away.
         """
         too_large = RequestRefused(413, f"the body has more than {most:,} bytes")
         if declared is not None and declared > most:
@@ -61,12 +64,16 @@ class Body:
         return b"".join(chunks)
 
     async def discard(self, most: int) -> None:
-        """Throw away what has not been read, up to a few times the largest body.
+        """Read and drop the rest of the body, up to a few times the largest body.
 
-        A client that is still sending does not listen: an answer and a closed connection would be an error to it.
+        A client that is still sending does not read. To such a client an answer and a closed connection would be an
+        error.
+
+        Args:
+            most: the largest allowed number of bytes of a body.
 
         Raises:
-            Disconnected: the client went away.
+            Disconnected: the client has gone away.
         """
         if self._waits_for_leave and not self._asked:
             return
@@ -76,17 +83,17 @@ class Body:
             size += len(chunk)
 
     async def disconnected(self) -> None:
-        """Return when the client has gone away; to be asked behind the end of the body."""
+        """Return when the client has gone away; call it only after the whole body has been read."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return
 
     async def _next_chunk(self) -> bytes:
-        """Return the next part of the body, and note whether it is the last.
+        """Return the next part of the body; set ``complete`` if it is the last.
 
         Raises:
-            Disconnected: the client went away.
+            Disconnected: the client has gone away.
         """
         self._asked = True
         message = await self._receive()
@@ -98,15 +105,15 @@ class Body:
 
 
 def form_parts(body: bytes, content_type: str, most: int) -> list[bytes]:
-    """Return the contents of the parts of a ``multipart/form-data`` body, whatever their names are.
+    """Return the contents of the parts of a ``multipart/form-data`` body; their names are ignored.
 
     Args:
-        body: all of it.
-        content_type: as the head of the request says it, with the boundary.
-        most: parts that it may have.
+        body: the whole body.
+        content_type: the value of ``Content-Type``, with the boundary.
+        most: the largest allowed number of parts.
 
     Raises:
-        RequestRefused: it has more, or is no such body.
+        RequestRefused: there are more parts, or the body is not of this type, or it is cut off.
     """
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -115,7 +122,7 @@ def form_parts(body: bytes, content_type: str, most: int) -> list[bytes]:
     parts: list[bytearray] = []
     has_end = False
 
-    # The parser calls these as it meets the beginning of a part, some of its bytes, and the last boundary.
+    # The parser calls these at the beginning of a part, for some bytes of it, and at the last boundary.
     def on_part_begin() -> None:
         if len(parts) == most:
             raise RequestRefused(413, f"a request has at most {most} inputs")
@@ -146,11 +153,11 @@ def texts_of(body: bytes, most_inputs: int, most_bytes: int) -> list[str | tuple
 
     Args:
         body: ``{"texts": [...]}`` in UTF-8.
-        most_inputs: texts and pairs that it may have.
-        most_bytes: of all texts together, in UTF-8.
+        most_inputs: the largest allowed number of texts and pairs.
+        most_bytes: the largest allowed number of bytes of all texts together, in UTF-8.
 
     Raises:
-        RequestRefused: it is no such body, or has more.
+        RequestRefused: the body does not have this form, or exceeds a limit.
     """
     entries = _entries_of(body)
     if len(entries) > most_inputs:
@@ -167,10 +174,10 @@ def texts_of(body: bytes, most_inputs: int, most_bytes: int) -> list[str | tuple
 
 
 def _entries_of(body: bytes) -> list[object]:
-    """Return the list that a body holds under ``texts``, its only key.
+    """Return the list under ``texts``, which must be the only key of the body.
 
     Raises:
-        RequestRefused: it is no such body.
+        RequestRefused: the body does not have this form.
     """
     try:
         document = parse_json(body, "the body")
@@ -185,10 +192,10 @@ def _entries_of(body: bytes) -> list[object]:
 
 
 def _text_of(entry: object, position: int) -> str | tuple[str, str]:
-    """Return one entry of ``texts``.
+    """Return one entry of ``texts`` as a text or a pair of texts.
 
     Raises:
-        RequestRefused: it is neither a text nor a pair of texts.
+        RequestRefused: it is neither.
     """
     if isinstance(entry, str):
         return entry
@@ -200,7 +207,7 @@ def _text_of(entry: object, position: int) -> str | tuple[str, str]:
 
 
 def size_of_text(text: str | tuple[str, str]) -> int:
-    """Return the bytes of a text, or of a pair of texts, in UTF-8."""
+    """Return the number of bytes of a text, or of a pair of texts, in UTF-8."""
     if isinstance(text, str):
         return len(text.encode("utf-8"))
     first, second = text

@@ -18,11 +18,11 @@ from hydractl.serving.limits import RequestRefused, ServiceLimits
 
 @dataclass(frozen=True)
 class PreparedInput:
-    """One input that a batch can take.
+    """One input that is ready for a batch.
 
     Attributes:
-        content: what :meth:`InputKind.joined` takes.
-        weight: how much of a batch it fills beside its place: bytes of text; 0 for an image.
+        content: the input in the form that :meth:`InputKind.joined` takes.
+        weight: how much of the weight limit of a batch it uses: bytes of text; 0 for an image.
     """
 
     content: Any
@@ -30,34 +30,34 @@ class PreparedInput:
 
 
 class InputKind(Protocol):
-    """One kind of inputs.
+    """One kind of inputs, from the body of a request to a batch.
 
     Attributes:
-        content_types: of the bodies that hold such inputs, for the description of the service.
+        content_types: the types of the bodies that hold such inputs, for the description of the service.
     """
 
     content_types: Sequence[str]
 
     def inputs_of(self, body: bytes, content_type: str) -> list[Any]:
-        """Return the inputs of a body, as they are.
+        """Return the inputs of a body, not yet decoded.
 
         Raises:
-            RequestRefused: the body holds none of this kind, or more than the limits allow.
+            RequestRefused: the body holds no inputs of this kind, or more than the limits allow.
         """
 
     def prepared(self, raw: Any, position: int) -> PreparedInput:
-        """Return one input, ready for a batch. It runs in several threads, and by itself.
+        """Return one input, ready for a batch. It is called in several threads.
 
         Args:
-            raw: one of :meth:`inputs_of`.
-            position: which one.
+            raw: an input that :meth:`inputs_of` returned.
+            position: its index in the body, for messages.
 
         Raises:
-            RequestRefused: it cannot be read.
+            RequestRefused: the input cannot be decoded.
         """
 
     def joined(self, contents: Sequence[Any]) -> Any:
-        """Return the batch of some inputs as the model takes it. It runs in the thread of the model."""
+        """Return several prepared inputs as one batch for the model. It is called in the thread of the model."""
 
 
 def kind_of_inputs(model: HydraModel, limits: ServiceLimits) -> InputKind:
@@ -70,8 +70,8 @@ def kind_of_inputs(model: HydraModel, limits: ServiceLimits) -> InputKind:
 class ImageInputs:
     """Images: each part of a form, or the whole body.
 
-    They are decoded as ``predict`` decodes a file, and brought to the size of the model at once: no more decoded images
-    are in memory than there are threads.
+    They are decoded in the same way as ``predict`` decodes a file, and immediately resized for the model. So there are
+    never more decoded images in memory than threads.
     """
 
     content_types: Sequence[str] = ("multipart/form-data", "image/*", "application/octet-stream")
@@ -97,7 +97,7 @@ class ImageInputs:
             raise RequestRefused(413, too_many, position) from None
         except MemoryError:
             raise
-        # A damaged file makes the decoders raise nearly anything, in words that quote it.
+        # For a damaged file the decoders may raise nearly any error, whose text may quote the file.
         except Exception:
             raise RequestRefused(422, f"input {position} is no image that can be decoded", position) from None
 
@@ -105,7 +105,7 @@ class ImageInputs:
         first = contents[0]
         if isinstance(first, Tensor):
             return torch.cat(list(contents))
-        # A model that looks at the shape of each image takes several tensors by name.
+        # Models that use the shape of each image take several tensors by name.
         batch = {}
         for name in first:
             batch[name] = torch.cat([content[name] for content in contents])
@@ -115,8 +115,8 @@ class ImageInputs:
 class TextInputs:
     """Texts, or pairs of texts, in a JSON body.
 
-    A tokenizer cannot be called by two threads, and pads to the longest text of a batch: texts become tokens where they
-    become a batch.
+    A tokenizer cannot be called by two threads, and pads texts to the longest text of a batch. So texts are tokenized
+    only when they are joined to a batch.
     """
 
     content_types: Sequence[str] = ("application/json",)
@@ -138,19 +138,20 @@ class TextInputs:
 
 
 def media_type_of(content_type: str) -> str:
-    """Return the type that a head names, without its parameters, in lower case."""
+    """Return the type in a ``Content-Type``, without its parameters, in lower case."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def _unsupported(start: str, content_types: Sequence[str]) -> RequestRefused:
-    """Return the refusal of a body of another type."""
+    """Return the refusal of a body with another content type."""
     return RequestRefused(415, f"{start} {' or '.join(content_types)}")
 
 
 def refusal_of(error: Exception, position: int) -> RequestRefused:
-    """Return what a client hears of an input that the model itself fails at, when it runs alone.
+    """Return the refusal for an input at which the model itself fails, when it runs alone.
 
-    An error of hydractl is one of the input: a text without tokens, numbers that overflow. Its words may quote it.
+    An error of hydractl is due to the input: a text without tokens, or numbers that overflow. Its message is not sent,
+    because it may quote the input.
     """
     if isinstance(error, HydraError):
         return RequestRefused(422, f"the model has no answer for input {position}", position)

@@ -1,4 +1,4 @@
-"""What the service takes of a client, and how it says no."""
+"""The limits of what the service accepts, and the exceptions of requests without an answer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ BYTES_OF_A_KILOBYTE = 1_000
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """The limits of one request, and of all requests at a time.
+    """The limits of one request, and of all requests at the same time.
 
     Attributes:
-        max_body: bytes of the body of a request.
-        max_inputs: inputs of a request.
+        max_body: bytes in the body of a request.
+        max_inputs: inputs in a request.
         max_pixels: pixels of an image.
-        max_text: bytes of all texts of a request, in UTF-8.
-        max_seconds: from the head of a request to its answer, reading included.
-        max_requests: requests that are read, decoded or waiting at a time.
+        max_text: bytes of all texts in a request, in UTF-8.
+        max_seconds: seconds from the head of a request to its answer, with the time to read the body.
+        max_requests: requests that are being read, decoded or waiting at the same time.
     """
 
     max_body: int = 16 * BYTES_OF_A_MEBIBYTE
@@ -30,7 +30,7 @@ class ServiceLimits:
     max_requests: int = 64
 
     def to_json(self) -> dict[str, float]:
-        """Return the limits in the units of the attributes."""
+        """Return the limits, in the units of the attributes."""
         return {
             "body_bytes": self.max_body,
             "inputs": self.max_inputs,
@@ -45,10 +45,10 @@ class RequestRefused(Exception):
     """A request that gets no prediction.
 
     Args:
-        status: of HTTP.
-        message: what is wrong, in words that quote nothing of the request.
-        position: which input is meant, from 0; None for the whole request.
-        retry: whether the same request may be answered a moment later.
+        status: the HTTP status of the answer.
+        message: what is wrong; it must not quote the request.
+        position: the index of the input at fault; None for the whole request.
+        retry: whether the same request may succeed a moment later.
     """
 
     def __init__(self, status: int, message: str, position: int | None = None, *, retry: bool = False) -> None:
@@ -60,4 +60,4 @@ class RequestRefused(Exception):
 
 
 class Disconnected(Exception):
-    """The client went away before its answer."""
+    """The client has gone away before its answer."""

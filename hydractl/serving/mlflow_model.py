@@ -1,6 +1,6 @@
-"""A checkpoint as a model of MLflow: a folder that ``mlflow models serve`` answers from with the rows of ``predict``.
+"""A checkpoint as an MLflow model: a folder from which ``mlflow models serve`` answers with the rows of ``predict``.
 
-The folder holds no pickle: this module is its loader, and the checkpoint its data.
+The folder holds no pickle: MLflow loads it with this module, and the checkpoint is its data.
 https://mlflow.org/docs/latest/ml/model/#storage-format
 """
 
@@ -34,30 +34,32 @@ CHECKPOINT = "model.st"
 IMAGE_COLUMN = "image"
 TEXT_COLUMN = "text"
 PAIR_COLUMN = "text_b"
-"""The columns of the inputs: bytes of image files; texts, and the second of a pair where there are pairs."""
+"""The columns of the inputs: bytes of image files; texts; for pairs of texts, the second text."""
 
 BATCH_SIZE = 64
-"""Samples that are computed together."""
+"""The largest number of samples that are computed together."""
 
 MOST_PIXELS = 25_000_000
-"""Pixels of an image, by its header, before it is decoded."""
+"""The largest number of pixels of an image, by its header."""
 
 _NOT_SHOWN = ("id", "label")
-"""What rows of unlabelled inputs say nothing by."""
+"""The keys of a row that have no meaning for inputs without a name or a label."""
 
 
 def write_mlflow_model(source: Source, folder: Path) -> None:
-    """Write a model into an empty folder, the same bytes for the same model and the same version of Python.
+    """Write a model into an empty folder. The same model and the same version of Python give the same bytes.
 
     Args:
         source: the model.
-        folder: which is there.
+        folder: an empty folder.
     """
-    # What lies beside the weights in a file, such as what its OOD score was fitted to, goes with them.
+    # Write the checkpoint, with the tensors that it stores beside the weights, such as fitted statistics of OOD scores.
     tensors = with_tensors(source.tensors, beside(source.tensors))
     description = replace(source.description, layout="sliced")
     with open(folder / CHECKPOINT, "wb") as handle:
         write_tensors(handle, tensors, description.to_json())
+
+    # Write the files that MLflow reads.
     model = {
         "flavors": {
             "python_function": {
@@ -84,7 +86,7 @@ def _write_yaml(path: Path, document: Mapping[str, object]) -> None:
 
 
 def _input_columns(source: Source) -> list[dict[str, object]]:
-    """Return the columns of the inputs, in MLflow's words: texts and perhaps their pairs, or bytes of images."""
+    """Return the columns of the inputs in MLflow's form: texts and optionally their pairs, or bytes of images."""
     if source.description.reads == "text":
         return [
             {"type": "string", "name": TEXT_COLUMN, "required": True},
@@ -94,7 +96,7 @@ def _input_columns(source: Source) -> list[dict[str, object]]:
 
 
 def _output_columns(source: Source) -> list[dict[str, object]]:
-    """Return the columns of the answers, in MLflow's words; flags and sets where calibrate made what they need."""
+    """Return the columns of the answers in MLflow's form; flags and sets only if calibrate has stored their basis."""
     class_type = "long"
     if source.description.labels:
         class_type = "string"
@@ -113,26 +115,26 @@ def _output_columns(source: Source) -> list[dict[str, object]]:
 
 
 def _load_pyfunc(path: str) -> MlflowModel:
-    """Open the checkpoint of a folder; MLflow calls this by its name."""
+    """Open the checkpoint of a folder; MLflow calls this function by its name."""
     source = open_source(path)
     return MlflowModel(build_model(source, "auto"))
 
 
 class MlflowModel:
-    """A model as MLflow calls it."""
+    """A model with the interface that MLflow calls."""
 
     def __init__(self, model: HydraModel) -> None:
         self._model = model
 
     def predict(self, inputs: pandas.DataFrame, params: Mapping[str, Any] | None = None) -> pandas.DataFrame:
-        """Return the rows of predict for a table of inputs.
+        """Return the rows of ``predict`` for a table of inputs.
 
         Args:
-            inputs: the columns of the signature.
-            params: there are none.
+            inputs: a table with the columns of the signature.
+            params: not used.
 
         Raises:
-            InputError: an image cannot be decoded or has too many pixels, or the table has other columns.
+            InputError: an image cannot be decoded or has too many pixels, or the table lacks a column.
         """
         try:
             import pandas
@@ -142,16 +144,16 @@ class MlflowModel:
         rows = []
         for start in range(0, len(samples), BATCH_SIZE):
             batch = []
-            for place, sample in enumerate(samples[start : start + BATCH_SIZE], start):
-                batch.append(self._decoded(sample, place))
+            for position, sample in enumerate(samples[start : start + BATCH_SIZE], start):
+                batch.append(self._decoded(sample, position))
             rows += self._predicted_rows(batch)
         return pandas.DataFrame(rows)
 
     def _samples(self, inputs: pandas.DataFrame) -> list[Any]:
-        """Return the inputs of a table, as they are: images, texts, or pairs of texts where there is a second one.
+        """Return the inputs of a table, not yet decoded: images, texts, or pairs of texts in rows with a second text.
 
         Raises:
-            InputError: it has other columns.
+            InputError: the table lacks the column of the inputs.
         """
         column = IMAGE_COLUMN
         if self._reads_texts:
@@ -174,10 +176,10 @@ class MlflowModel:
         return self._model.description.reads == "text"
 
     def _decoded(self, sample: Any, position: int) -> Any:
-        """Return a sample as the model preprocesses it: an image is decoded.
+        """Return a sample in the form that the model preprocesses; images are decoded.
 
         Raises:
-            InputError: it cannot be.
+            InputError: the image cannot be decoded, or has too many pixels.
         """
         if self._reads_texts:
             return sample
@@ -185,14 +187,14 @@ class MlflowModel:
             return decoded_image(bytes(sample), MOST_PIXELS)
         except MemoryError:
             raise
-        # A damaged file makes the decoders raise nearly anything, in words that quote it.
+        # For a damaged file the decoders may raise nearly any error, whose text may quote the file.
         except Exception:
             raise InputError(
                 f"input {position} is no image that can be decoded, or has more than {MOST_PIXELS:,} pixels"
             ) from None
 
     def _predicted_rows(self, batch: Sequence[Any]) -> list[dict[str, Any]]:
-        """Predict samples, and return a row for each without what unlabelled inputs say nothing by."""
+        """Predict samples; return a row for each, without keys that mean nothing for unnamed, unlabelled inputs."""
         inputs = move(self._model.preprocess(list(batch)), self._model.device, self._model.dtype)
         with torch.inference_mode():
             prediction = self._model.predict(inputs)

@@ -1,4 +1,4 @@
-"""The service at an address: a socket, a server that keeps to the limits, and an end that drops no answer."""
+"""The HTTP server: a socket, a server with time limits, and an end that drops no answer."""
 
 from __future__ import annotations
 
@@ -17,36 +17,41 @@ from hydractl.serving.application import application
 from hydractl.serving.service import ModelService
 
 MOST_CONNECTIONS = 512
-"""Connections at a time; a further one is closed at once."""
+"""The largest number of connections at the same time; a further connection is closed at once."""
 
 _SECONDS_TO_END = 1
-"""How much longer than a request may take the server waits for the last ones when it ends."""
+"""When it ends, the server waits for the last requests as long as a request may take, and this many seconds longer."""
 
 
 class HttpServer:
     """Serves one model at one address.
 
+    Creating it opens the socket; :meth:`run` answers.
+
     Attributes:
-        url: where it is.
+        url: the URL of the service.
 
     Args:
         service: the model.
-        host: the address.
-        port: of the address; 0 for a free one.
+        host: the address to listen at.
+        port: the port; 0 for any free port.
 
     Raises:
         OutputError: another process uses the port.
-        UsageError: this machine has no such address, or does not give the port.
+        UsageError: this machine does not have the address, or does not allow the port.
     """
 
     def __init__(self, service: ModelService, host: str, port: int) -> None:
         self._service = service
         self._socket = _listening_socket(host, port)
+
+        # The real port, and an address of IPv6 in brackets.
         port_here = self._socket.getsockname()[1]
         host_in_url = host
-        if ":" in host:  # an address of IPv6
+        if ":" in host:
             host_in_url = f"[{host}]"
         self.url = f"http://{host_in_url}:{port_here}"
+
         seconds = service.limits.max_seconds
         config = uvicorn.Config(
             application(service),
@@ -61,16 +66,16 @@ class HttpServer:
             server_header=False,
             timeout_graceful_shutdown=math.ceil(seconds) + _SECONDS_TO_END,
         )
-        # Whatever there is to say of a request is in its answer; these two would quote it.
+        # These two loggers would quote requests. What is wrong with a request is in its answer.
         for name in ("uvicorn.error", "python_multipart"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM, or :meth:`stop`; requests that have begun get their answers.
+        """Serve until SIGINT, SIGTERM or :meth:`stop`; requests that have begun still get their answers.
 
         Raises:
-            KeyboardInterrupt: for SIGINT, and for SIGTERM where that raises it, behind the last answer.
+            KeyboardInterrupt: after the last answer, for SIGINT, and for SIGTERM if its handler raises it.
         """
         try:
             self._server.run(sockets=[self._socket])
@@ -78,7 +83,7 @@ class HttpServer:
             self._socket.close()
 
     def stop(self) -> None:
-        """End; called in any thread."""
+        """Let :meth:`run` end; may be called in any thread."""
         self._server.should_exit = True
 
 
@@ -87,7 +92,7 @@ def _listening_socket(host: str, port: int) -> socket.socket:
 
     Raises:
         OutputError: another process uses the port.
-        UsageError: this machine has no such address, or does not give the port.
+        UsageError: this machine does not have the address, or does not allow the port.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -103,18 +108,19 @@ def _listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _limited_protocol(seconds: float) -> type[H11Protocol]:
-    """Return the server's protocol with a limit of time for everything that it has none for itself.
+    """Return uvicorn's HTTP protocol with time limits that it does not have itself.
 
     Args:
-        seconds: from the beginning of a connection, and from an answer, to the next whole head of a request; and for a
-            client to take its answer.
+        seconds: the limit for three things: from the opening of a connection to the first whole head of a request; from
+            an answer to the next whole head; and for the client to take an answer.
     """
 
     class LimitedProtocol(H11Protocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._limit: asyncio.TimerHandle | None = None  # of the client's next head
-            self._unread: asyncio.TimerHandle | None = None  # of an answer that the client does not take
+            # Timers that abort the connection when they run out.
+            self._limit: asyncio.TimerHandle | None = None  # until the client has sent the next head
+            self._unread: asyncio.TimerHandle | None = None  # until the client has taken its answer
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -125,15 +131,15 @@ def _limited_protocol(seconds: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._lift_limit()
-            super().connection_lost(exc)  # which resumes writing
+            super().connection_lost(exc)  # calls resume_writing(), which stops the other timer
 
         def pause_writing(self) -> None:
-            """Begin to count when the client does not take what was sent to it; the answer waits for it."""
+            """Start the timer for an answer that the client does not take; sending pauses meanwhile."""
             super().pause_writing()
             self._unread = self.loop.call_later(seconds, self.transport.abort)
 
         def resume_writing(self) -> None:
-            """The client has taken enough of it."""
+            """Stop the timer, since the client has taken enough of the answer."""
             super().resume_writing()
             if self._unread is not None:
                 self._unread.cancel()
@@ -148,12 +154,12 @@ def _limited_protocol(seconds: float) -> type[H11Protocol]:
             self._limit_idleness()
 
         def _limit_idleness(self) -> None:
-            """Begin to count where no request is being answered; a request has a limit of its own."""
+            """Start the timer for the next head, unless a request is being answered, which has a limit of its own."""
             is_answering = self.cycle is not None and not self.cycle.response_complete
             if is_answering:
                 self._lift_limit()
             elif self._limit is None:
-                # abort, for close would wait for a client that does not read.
+                # abort(), because close() would wait for a client that does not read.
                 self._limit = self.loop.call_later(seconds, self.transport.abort)
 
         def _lift_limit(self) -> None:

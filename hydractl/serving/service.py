@@ -1,4 +1,4 @@
-"""One loaded model that answers many requests at a time, without a word of HTTP."""
+"""One loaded model that answers many requests at the same time. Nothing here knows of HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hydractl.serving.limits import RequestRefused, ServiceLimits
 from hydractl.serving.watching import RequestCounts, model_families
 
 _MOST_THREADS = 4
-"""Threads that decode images: each holds one image of the largest size at most."""
+"""The number of threads that decode images; each holds at most one image of the largest size."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class ModelService:
     """A model that answers requests.
 
     Attributes:
-        record: what is said of the model.
-        limits: of a request.
-        counts: of requests.
-        watch: of inputs: counts them, and compares them with the reference of the checkpoint.
+        record: the description of the model for clients.
+        limits: the limits of requests.
+        counts: counts requests.
+        watch: counts inputs, and compares them with the reference of the checkpoint.
 
     Args:
         model: the model, with its weights.
-        record: what is said of it.
-        limits: of a request.
-        batch_size: inputs that run together, at most.
+        record: the description of the model for clients.
+        limits: the limits of requests.
+        batch_size: the largest number of inputs that run together.
         wait: seconds that an input waits for others.
-        log: hears of failures that are no client's fault.
-        reference: ID samples that inputs are compared with; None for none.
-        on_window: is handed each comparison, every thousand inputs.
+        log: receives failures that are not the fault of a client.
+        reference: ID samples that inputs are compared with; None for no comparison.
+        on_window: called with each comparison, which is made every thousand inputs.
     """
 
     def __init__(
@@ -86,27 +86,27 @@ class ModelService:
         )
         self._in_hand = 0
 
-    # --- its life -----------------------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Predict random inputs once: what a model lacks shows before anybody asks, and the first answer is no slower.
+        """Predict random inputs once, so that the first answer is not slower, and a broken model fails at once.
 
         Raises:
-            InputError: the checkpoint lacks what its score was fitted to.
+            InputError: the checkpoint lacks the statistics that its OOD score needs.
         """
         inputs = self.model.example_inputs(1)
         try:
             with torch.inference_mode():
                 self.model.predict(inputs)
-        except NonFiniteError:  # of random inputs this says nothing
+        except NonFiniteError:  # for random inputs this is no error
             self.log.detail("the model's outputs for random inputs are not finite")
 
     def start(self) -> None:
-        """Begin to answer; called in the loop that the requests run in."""
+        """Begin to answer; must be called in the event loop of the requests."""
         self._batcher.start()
 
     async def stop(self) -> None:
-        """End, behind the last answer."""
+        """End after the last answer."""
         await self._batcher.stop()
         self._decoders.shutdown(cancel_futures=True)
 
@@ -118,34 +118,39 @@ class ModelService:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Take one request in hand.
+        """Count one more request in hand; :meth:`leave` must follow.
 
         Raises:
-            RequestRefused: there are as many as there may be.
+            RequestRefused: as many requests as the limit allows are in hand already.
         """
         if self._in_hand >= self.limits.max_requests:
             raise RequestRefused(503, "too many requests are waiting; ask again in a moment", retry=True)
         self._in_hand += 1
 
     def leave(self) -> None:
-        """Let go of one request."""
+        """Count one request less in hand."""
         self._in_hand -= 1
 
     async def rows_of(self, body: bytes, content_type: str, form: LineForm) -> list[PredictionRow]:
-        """Return the rows of all inputs of a body, in their order.
+        """Return the rows of all inputs in a body, in their order.
 
-        The inputs are decoded by several threads, then queue for batches that they share with those of other requests.
+        Several threads decode the inputs. Then the inputs queue for batches, which they share with inputs of other
+        requests.
 
         Raises:
-            RequestRefused: the body, or one of its inputs, has no answer.
+            RequestRefused: the body, or one of its inputs, cannot be answered.
         """
         loop = asyncio.get_running_loop()
         raw_inputs = await loop.run_in_executor(self._decoders, self.kind.inputs_of, body, content_type)
         if not raw_inputs:
             raise RequestRefused(400, "the request has no input")
+
+        # Decode all inputs in threads.
         preparations = []
         for position, raw in enumerate(raw_inputs):
             preparations.append(loop.run_in_executor(self._decoders, self.kind.prepared, raw, position))
+
+        # Queue each input, then wait for the answers in order.
         answers: list[asyncio.Future[PredictionRow]] = []
         try:
             for prepared in await asyncio.gather(*preparations):
@@ -155,7 +160,7 @@ class ModelService:
             for position, answer in enumerate(answers):
                 rows.append(await self._row_or_refusal(answer, position))
         finally:
-            # Of a request that ends early nothing is computed any more.
+            # If the request ends early, nothing of it is computed any more.
             for preparation in preparations:
                 _let_go(preparation)
             for answer in answers:
@@ -164,10 +169,10 @@ class ModelService:
         return rows
 
     async def _row_or_refusal(self, answer: asyncio.Future[PredictionRow], position: int) -> PredictionRow:
-        """Return the row of one input, named by its position.
+        """Return the row of one input, with its position as ``id``.
 
         Raises:
-            RequestRefused: the model has no answer for it.
+            RequestRefused: the model has no answer for the input.
         """
         try:
             row = await answer
@@ -179,9 +184,9 @@ class ModelService:
         return {**row, "id": str(position)}
 
     def _count_inputs(self, rows: Sequence[PredictionRow]) -> None:
-        """Count the answers to one request, and hand on each window that is full with them.
+        """Count the answers to one request, and pass each completed window to ``on_window``.
 
-        It is called in the loop of the requests, so that one is counted at a time.
+        It is called in the event loop, so requests are counted one at a time.
         """
         for row in rows:
             window = self.watch.add(row["ood_score"], row.get("is_ood"), row["predicted"], row["confidence"])
@@ -189,7 +194,7 @@ class ModelService:
                 self._on_window(window)
 
     def _predict_batch(self, batch: Sequence[_AskedInput]) -> list[PredictionRow]:
-        """Predict a batch, and return the row of each input in the form that its client asks for.
+        """Predict a batch; return the row of each input in the form that its client asks for.
 
         It is called in the thread of the model.
         """
@@ -197,22 +202,22 @@ class ModelService:
         inputs = move(self.kind.joined(contents), self.model.device, self.model.dtype)
         with torch.inference_mode():
             prediction = self.model.predict(inputs)
-        # Whoever asks for more than others in the same batch gets it, and nobody else.
+        # Make the rows of the batch once for each form that is asked for, and take from them the row of each input.
         rows_by_form: dict[LineForm, list[PredictionRow]] = {}
         no_names = [""] * len(batch)
         no_labels = [None] * len(batch)
         rows = []
-        for place, asked in enumerate(batch):
+        for index, asked in enumerate(batch):
             form = asked.form
             if form not in rows_by_form:
                 rows_by_form[form] = prediction_rows(prediction, no_names, no_labels, form)
-            rows.append(rows_by_form[form][place])
+            rows.append(rows_by_form[form][index])
         return rows
 
-    # --- what it tells of itself --------------------------------------------------------------------------------------
+    # --- about the service --------------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, object]:
-        """Return what a client may want to know of the model, as JSON."""
+        """Return what a client may want to know about the model, as JSON."""
         return {
             **self.record.to_json(),
             "arch": self.model.description.arch,
@@ -246,7 +251,7 @@ class ModelService:
 
 
 def _let_go(future: asyncio.Future[Any]) -> None:
-    """Cancel what nobody waits for; an error that it ended with is no news."""
+    """Cancel a future that nobody waits for, and mark its error as seen, if it has one."""
     future.cancel()
     if not future.cancelled() and future.done():
         future.exception()

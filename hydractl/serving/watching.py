@@ -1,4 +1,4 @@
-"""What the service counts of its requests and its model, beside what a watch counts of its inputs."""
+"""Counters of the service about its requests and its model; a watch counts the inputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hydractl.report.prometheus import MetricFamily, MetricSample
 from hydractl.report.watch_words import figures_in_words, place_of
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""The upper ends of the buckets of the time of a request."""
+"""The upper ends of the buckets in the histogram of request times, in seconds."""
 
 
 def model_families(model: PredictingModelRecord) -> Iterator[MetricFamily]:
-    """Yield what tells one model from another, and its threshold."""
+    """Yield the metrics that identify the model, and its threshold."""
     facts = {"name": model.name, "sha256": model.sha256, "ood_score": model.ood_score}
     yield MetricFamily("model_info", "gauge", "The model that answers.", [MetricSample(1, facts)])
     if model.threshold is not None:
@@ -32,20 +32,20 @@ class RequestCounts:
 
     def __init__(self) -> None:
         self._by_status: Counter[int] = Counter()
-        self._by_bucket = [0] * (len(_SECONDS) + 1)  # one more, for what took longer than the last end
+        self._by_bucket = [0] * (len(_SECONDS) + 1)  # the last bucket is for times above the last end
         self._seconds = 0.0
 
     @property
     def requests(self) -> int:
-        """How many requests had an answer."""
+        """The number of requests that got an answer."""
         return self._by_status.total()
 
     def add_status(self, status: int) -> None:
-        """Count an answer."""
+        """Count an answer by its status."""
         self._by_status[status] += 1
 
     def add_seconds(self, seconds: float) -> None:
-        """Count the time of one request for a prediction, answered or refused."""
+        """Count the time of one request for a prediction, whether it was answered or refused."""
         bucket = 0
         while bucket < len(_SECONDS) and seconds > _SECONDS[bucket]:
             bucket += 1
@@ -53,9 +53,9 @@ class RequestCounts:
         self._seconds += seconds
 
     def families(self) -> Iterator[MetricFamily]:
-        """Yield the requests by status, and the histogram of their seconds as Prometheus has it.
+        """Yield the requests by status, and the histogram of their seconds in the form of Prometheus.
 
-        A bucket of such a histogram counts all requests up to its end, those of lower buckets included.
+        There a bucket counts all requests up to its end, with the requests of lower buckets.
         """
         by_status = []
         for status, count in sorted(self._by_status.items()):
@@ -75,11 +75,11 @@ class RequestCounts:
 
 
 class WindowLog:
-    """Says how windows of inputs compare with the reference, and keeps them as lines of JSON.
+    """Logs how windows of inputs compare with the reference, and appends them to a file as lines of JSON.
 
     Args:
-        path: the file that lines are appended to; None for none.
-        log: hears of each window: of one with an alarm as a warning.
+        path: the file to append to; None for no file.
+        log: receives a line for each window, as a warning if the window has an alarm.
 
     Raises:
         OutputError: the file cannot be written.
@@ -96,7 +96,7 @@ class WindowLog:
             raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
     def add(self, window: WatchedWindowRecord) -> None:
-        """Say how a window compares, and append it to the file; a service goes on where that cannot be written."""
+        """Log how a window compares, and append it to the file; if that cannot be written, only log a warning."""
         words = f"{place_of(window)}: {window.advice}"
         if window.verdict == "alarm":
             self._log.warn(f"{words}; {figures_in_words(window)}")

@@ -1,4 +1,7 @@
-"""A study from predictions to its answer: choose on validation data, compare on test data, put it into words."""
+"""A study from predictions to its answer: choose on validation data, compare on test data, put the result into words.
+
+ID data are in-distribution ("inside" in names), OOD data are not ("outside").
+"""
 
 from __future__ import annotations
 
@@ -66,19 +69,19 @@ FOOTNOTE = (
     "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
 )
 _BARELY = 0.1
-"""If a search raises its AUROC by less than this, heads hardly matter to it."""
+"""If a search raises the AUROC of its objective by less than this, heads hardly matter for the objective."""
 _LITTLE_MI = 0.01
 """Members with less mutual information than this, in nats, hardly differ."""
 
 
 @dataclass(frozen=True)
 class ValidatedRow:
-    """One row, measured on the validation data.
+    """One row (a model or ensemble of the study), measured on the validation data.
 
     Attributes:
         row: the row.
         calibration: its fitted temperature.
-        measured: its samples under every score.
+        measured: its samples with every OOD score.
         candidates: the row with each of its scores.
     """
 
@@ -96,12 +99,12 @@ class ValidatedRow:
 
 @dataclass(frozen=True)
 class _Decided:
-    """The choice on the validation data, and what it rests on.
+    """The choice on the validation data, and the figures behind it.
 
     Attributes:
         evidence: the figures of all candidates.
         choice: the choice.
-        stability: how often resamples lead to the same choice.
+        stability: how often resamples of the data lead to the same choice.
     """
 
     evidence: Evidence
@@ -110,25 +113,28 @@ class _Decided:
 
     @property
     def voting_sets(self) -> tuple[int, ...]:
-        """The indices of the OOD validation sets with a vote."""
+        """The indices, in ``evidence.sets``, of the OOD validation sets with a vote."""
         sets = self.evidence.sets
         indices = [sets.index(name) for name in self.choice.telling]
         return tuple(indices)
 
-    def mean(self, place: int) -> float:
-        """Return the mean AUROC of a candidate over the sets with a vote."""
-        return self.evidence.mean(place, self.voting_sets, reading=0)
+    def mean(self, index: int) -> float:
+        """Return the mean AUROC of the candidate at ``index`` over the OOD validation sets with a vote."""
+        return self.evidence.mean(index, self.voting_sets, reading=0)
 
 
 class Study:
-    """The decisions of a study: :meth:`choose` on validation data, then :meth:`test` on test data, then the answer.
+    """The decisions of a study.
+
+    Call :meth:`choose` with validation data first, then :meth:`test` with test data, and then :meth:`answer`. Most
+    properties need the results of an earlier call; they say of which.
 
     Args:
         rows: the rows, the single model first.
-        max_drop: the accuracy that may be lost.
+        max_drop: the accuracy that may be lost, as a share of the samples.
         rounds: the number of resamples of the bootstrap.
         seed: the seed of the resamples.
-        log: where progress is shown.
+        log: receives the progress.
     """
 
     def __init__(self, rows: Sequence[Row], max_drop: float, rounds: int, seed: int, log: Log) -> None:
@@ -138,11 +144,11 @@ class Study:
         self._seed = seed
         self._log = log
 
-        # From choose().
+        # Results of choose().
         self._results: dict[str, ValidatedRow] = {}  # by row
         self._decision: _Decided | None = None
 
-        # From test().
+        # Results of test().
         self._tests: dict[str, MeasuredRow] = {}  # by row
         self._uncalibrated_single: MeasuredRow | None = None
         self._facts: Facts | None = None
@@ -150,29 +156,29 @@ class Study:
 
     @property
     def _decided(self) -> _Decided:
-        """The choice on the validation data, which :meth:`choose` has made."""
+        """The choice on the validation data; needs :meth:`choose`."""
         assert self._decision is not None  # choose() has been called
         return self._decision
 
     @property
     def _single_uncalibrated(self) -> MeasuredRow:
-        """The single model as it is, without a temperature, on the test data."""
+        """The single model without a temperature, on the test data; needs :meth:`test`."""
         assert self._uncalibrated_single is not None  # test() has been called
         return self._uncalibrated_single
 
     @property
     def _tested(self) -> Facts:
-        """The comparisons on the test data."""
+        """The comparisons on the test data, which the verdict is based on; needs :meth:`test`."""
         assert self._facts is not None  # test() has been called
         return self._facts
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def choose(self, predictions: Mapping[str, Path]) -> None:
-        """Choose a row and a score, on validation data alone.
+        """Choose a row and a score, on validation data alone. The results are stored in this object.
 
         Args:
-            predictions: the file of each row's predictions on the validation data, by row.
+            predictions: by row, the file of its predictions on the validation data.
         """
         candidates: list[Candidate] = []
         with self._log.progress("choosing", len(self._rows), "rows") as progress:
@@ -186,24 +192,28 @@ class Study:
             self._log.warn(sentence)
         evidence = Evidence(candidates)
         choice = choose_candidate(evidence, self._max_drop)
-        share_of_resamples = stability(evidence, self._max_drop, choice)
-        self._decision = _Decided(evidence, choice, share_of_resamples)
+        stability_of_choice = stability(evidence, self._max_drop, choice)
+        self._decision = _Decided(evidence, choice, stability_of_choice)
 
     def _measure_on_validation(self, row: Row, path: Path) -> ValidatedRow:
-        """Measure a row from the file of its predictions on the validation data."""
+        """Measure a row from the file of its predictions on the validation data.
+
+        Returns:
+            The row with its fitted temperature, and one candidate for each of its scores.
+        """
         calibration = fitted_temperature(path)
         measured = measure_row(path, calibration)
-        inside = measured.accuracy_and_nll(self._rounds, self._seed)
+        accuracy_and_nll = measured.accuracy_and_nll(self._rounds, self._seed)
         aurocs = measured.aurocs(measured.scores, self._rounds, self._seed)
         candidates = []
-        for score, outside in aurocs.items():
+        for score, aurocs_of_score in aurocs.items():
             candidate = Candidate(
                 row=row.name,
                 score=score,
                 members=measured.members,
                 macs=measured.macs,
-                inside=inside,
-                outside=outside,
+                inside=accuracy_and_nll,
+                outside=aurocs_of_score,
                 eligible=row.stored,
             )
             candidates.append(candidate)
@@ -211,38 +221,38 @@ class Study:
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """Every row with every score."""
+        """Every row with every score of it; needs :meth:`choose`."""
         return self._decided.evidence.candidates
 
-    def _rung_of_candidate(self, place: int) -> Rung:
-        """Return the row and the score of a candidate."""
-        candidate = self.candidates[place]
+    def _rung_of_candidate(self, index: int) -> Rung:
+        """Return the row and the score of the candidate at ``index``."""
+        candidate = self.candidates[index]
         return Rung(candidate.row, candidate.score)
 
     @property
     def ladder(self) -> list[Rung]:
-        """The choice, and below it the rungs that test data may step down to."""
+        """The choice, and below it the rungs (rows with a score) that test data may lead to; needs :meth:`choose`."""
         choice = self._decided.choice
         chosen = self._rung_of_candidate(choice.chosen)
-        single_with_its_own_score = self._rung_of_candidate(choice.own_places[SINGLE])
+        single_with_its_own_score = self._rung_of_candidate(choice.own_candidates[SINGLE])
         single_with_msp = Rung(SINGLE, REFERENCE)
         return ladder(chosen, single_with_its_own_score, single_with_msp)
 
     @property
     def scores(self) -> dict[str, str]:
-        """The own score of each row, by row."""
+        """By row, the score that suits the row best (see :func:`index_under_own_score`); needs :meth:`choose`."""
         scores = {}
-        for row, place in self._decided.choice.own_places.items():
-            scores[row] = self.candidates[place].score
+        for row, index in self._decided.choice.own_candidates.items():
+            scores[row] = self.candidates[index].score
         return scores
 
     @property
     def common_score(self) -> str:
-        """The score under which all rows are compared: that of the single model."""
+        """The score under which all rows are compared: the single model's own score."""
         return self.scores[SINGLE]
 
     def temperature(self, row: str) -> float:
-        """Return the temperature of a row, fitted on the validation data."""
+        """Return the temperature of a row, fitted to the validation data."""
         calibration = self._results[row].calibration
         assert calibration.temperature is not None  # it was fitted as a temperature
         return calibration.temperature
@@ -252,25 +262,25 @@ class Study:
         return self._results[name].row
 
     def rivals_of(self, rung: Rung) -> list[str]:
-        """Return the scores of the single model that a rung is compared with on the test data.
+        """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
 
-        They are fixed beforehand: MSP, the score of the rung, the own score of the single model, and the scores that
-        validation data cannot tell from the latter. The rung is not compared with itself.
+        They are fixed before any test sample is read: MSP, the score of the rung, the single model's own score, and
+        scores that the validation data cannot tell from the latter. A rung is not compared with itself.
         """
         fixed = {REFERENCE, rung.score, self.common_score}
-        for place in self._decided.choice.rivals:
-            fixed.add(self.candidates[place].score)
+        for index in self._decided.choice.rivals:
+            fixed.add(self.candidates[index].score)
         if rung.row == SINGLE:
             fixed.remove(rung.score)
         scores_of_single = self._results[SINGLE].measured.scores
         return [score for score in scores_of_single if score in fixed]
 
     def choice_document(self) -> dict[str, object]:
-        """Return the JSON document of the choice (``hydractl.study-choice/2``), from validation data alone."""
+        """Return the JSON document of the choice (``hydractl.study-choice/2``), which needs only validation data."""
         choice = self._decided.choice
         taken = self.candidates[choice.chosen]
         rungs = [asdict(rung) for rung in self.ladder]
-        places = range(len(self.candidates))
+        indices = range(len(self.candidates))
         return {
             "schema": "hydractl.study-choice/2",
             "rule": self._rule,
@@ -282,15 +292,15 @@ class Study:
             "rivals": self.rivals_of(self._rung_of_candidate(choice.chosen)),
             "ladder": rungs,
             "stability": asdict(self._decided.stability),
-            "candidates": [self._candidate_document(place) for place in places],
+            "candidates": [self._candidate_document(index) for index in indices],
         }
 
-    def _candidate_document(self, place: int) -> dict[str, object]:
-        """Return the entry of a candidate in the document of the choice."""
-        candidate = self.candidates[place]
+    def _candidate_document(self, index: int) -> dict[str, object]:
+        """Return the entry of the candidate at ``index`` in the document of the choice."""
+        candidate = self.candidates[index]
         mean_auroc = None
         if self._decided.voting_sets:
-            mean_auroc = self._decided.mean(place)
+            mean_auroc = self._decided.mean(index)
         return {
             "row": candidate.row,
             "score": candidate.score,
@@ -300,12 +310,12 @@ class Study:
             "nll": candidate.nll,
             "auroc": mean_auroc,
             "sets": dict(candidate.outside.values),
-            "reason": self._decided.choice.reasons[place],
+            "reason": self._decided.choice.reasons[index],
         }
 
     @property
     def _rule(self) -> str:
-        """The rule of the choice, in words."""
+        """The rule of the choice in words, with its limits filled in."""
         return RULE.format(
             drop=self._max_drop,
             nll=NLL_TOLERANCE,
@@ -316,13 +326,14 @@ class Study:
     # --- testing ------------------------------------------------------------------------------------------------------
 
     def test(self, predictions: Mapping[str, Path]) -> None:
-        """Compare the choice on the test data, and step down the ladder if they say so.
+        """Compare the choice on the test data, and step down the ladder if it is no better than the rung below.
 
-        A rung of the ladder is a row with an OOD score: the choice, the single model with its own score, the single
-        model with MSP.
+        A rung of the ladder is a row with an OOD score. The rungs are the choice, the single model with its own score,
+        and the single model with MSP. The results are stored in this object: ``_tests``, ``_uncalibrated_single``,
+        ``_facts`` and ``_mistakes``.
 
         Args:
-            predictions: the file of each row's predictions on the test data, by row.
+            predictions: by row, the file of its predictions on the test data.
         """
         # Measure all rows.
         for name, validated in self._results.items():
@@ -330,48 +341,48 @@ class Study:
         self._uncalibrated_single = measure_row(predictions[SINGLE], None)
         single = self._tests[SINGLE]
 
-        # Step down the ladder, as long as a rung is no better than the next one.
+        # Step down the ladder as long as a rung is no better than the next one.
         rungs = self.ladder
-        figures = []
+        figures_of_rungs = []
         for rung in rungs:
             measured = self._tests[rung.row]
-            figures.append(self._measured_on_resamples(measured, rung))
-        steps = []
-        for upper, lower in itertools.pairwise(figures):
-            steps.append(self._findings(upper, lower))
-        ends = end_of([step[AUROC] for step in steps])
-        final_rung = rungs[ends]
-        final_figures = figures[ends]
+            figures_of_rungs.append(self._measured_on_resamples(measured, rung))
+        differences_to_next = []
+        for upper, lower in itertools.pairwise(figures_of_rungs):
+            differences_to_next.append(self._findings(upper, lower))
+        final_index = end_of([step[AUROC] for step in differences_to_next])
+        final_rung = rungs[final_index]
+        final_figures = figures_of_rungs[final_index]
 
-        # Compare all rungs with the single model under each of its scores, which cost nothing.
-        free_scores = single.aurocs(single.scores, self._rounds, self._seed)
-        against_single = [self._against_single(rung, free_scores) for rung in rungs]
+        # Compare all rungs with the single model under each of its scores ("free": they cost no further computation).
+        aurocs_of_single = single.aurocs(single.scores, self._rounds, self._seed)
+        against_single = [self._against_single(rung, aurocs_of_single) for rung in rungs]
 
         # Compare the final rung with its hardest rival in every metric and on every set.
-        hardest: dict[str, Finding] = {}
-        sets: dict[str, Finding] = {}
-        hardest_score = against_single[ends].hardest
+        findings_against_hardest: dict[str, Finding] = {}
+        findings_by_set: dict[str, Finding] = {}
+        hardest_score = against_single[final_index].hardest
         if hardest_score is not None:
             rival = Rung(SINGLE, hardest_score)
             rival_figures = self._measured_on_resamples(single, rival)
-            hardest = self._findings(final_figures, rival_figures)
-            sets = self._findings_by_set(final_rung, rival)
+            findings_against_hardest = self._findings(final_figures, rival_figures)
+            findings_by_set = self._findings_by_set(final_rung, rival)
 
-        # And with the single model as it is.
+        # Compare it with the single model as it is: MSP, and no temperature.
         baseline_figures = self._measured_on_resamples(self._single_uncalibrated, Rung(SINGLE, REFERENCE))
-        baseline = self._findings(final_figures, baseline_figures)
+        findings_against_baseline = self._findings(final_figures, baseline_figures)
 
-        # A choice of the single model is explained, if it was one.
+        # If the choice was the single model, explain why no other row was taken.
         has_vote = bool(self._decided.choice.telling)
-        why: list[str] = []
+        reasons_for_single: list[str] = []
         if rungs[0].row == SINGLE and has_vote:
-            why = self._why_no_other_row()
+            reasons_for_single = self._why_no_other_row()
 
-        # Which score finds the mistakes of the final row.
-        called = "the single model" if final_rung.row == SINGLE else final_rung.row
+        # Find the score to trust for mistakes of the final row.
+        name_in_sentence = "the single model" if final_rung.row == SINGLE else final_rung.row
         self._mistakes = mistakes_of(
             final_rung.row,
-            called,
+            name_in_sentence,
             self._results[final_rung.row].measured,
             self._tests[final_rung.row],
             self._rounds,
@@ -379,34 +390,34 @@ class Study:
         )
         self._facts = Facts(
             ladder=rungs,
-            steps=steps,
-            ends=ends,
+            differences_to_next=differences_to_next,
+            final_index=final_index,
             against_single=against_single,
-            hardest=hardest,
-            sets=sets,
-            baseline=baseline,
-            n=self._smallest_test_set,
+            against_hardest=findings_against_hardest,
+            by_test_set=findings_by_set,
+            against_baseline=findings_against_baseline,
+            smallest_test_set=self._smallest_test_set,
             labelled=self._single_uncalibrated.inside.labels is not None,
-            told=has_vote,
-            others=len(self._rows) > 1,
-            why=why,
+            has_vote=has_vote,
+            has_other_rows=len(self._rows) > 1,
+            reasons_for_single=reasons_for_single,
             doubts=self._sentences_of_doubt(final_rung),
             mistakes="" if self._mistakes is None else self._mistakes.line,
         )
 
     @property
     def used(self) -> Rung:
-        """The row and the score to use, where the verdict ends."""
+        """The final rung: the row and the score to use; needs :meth:`test`."""
         return self._tested.rung
 
     @property
     def stepped_down(self) -> bool:
-        """Whether the test data changed what is used."""
-        return self._tested.ends > 0
+        """Whether the test data changed which row or score is used."""
+        return self._tested.final_index > 0
 
     @property
     def note(self) -> str:
-        """The sentence in card and provenance of ``best.st`` on how it was chosen; empty for a choice that was kept."""
+        """The sentence about the choice in ``best.st`` and its card, if test data changed it; else empty."""
         if not self.stepped_down:
             return ""
         chosen = self.ladder[0]
@@ -416,10 +427,10 @@ class Study:
         )
 
     def options_of_table(self) -> dict[str, str | list[str]]:
-        """Return the options of ``eval`` for the table of all rows.
+        """Return the options of ``eval`` for the table of all rows, with the temperature of each row.
 
-        All rows are under the score of the single model, with their own scores beside it and with their temperatures.
-        If a row does not have that score, that row is under its own score, and there are no scores beside.
+        Usually every row has the score of the single model, with other common scores beside it. But if any row does not
+        have that score, each row gets one score: the single model's if it has it, else its own.
         """
         rows = list(self._results)
         temperatures = [f"{row}={self.temperature(row)!r}" for row in rows]
@@ -431,25 +442,25 @@ class Study:
         return {"ood_score": scores, "temperature": temperatures}
 
     def _scores_of_all_rows(self) -> list[str]:
-        """Return the scores for the table that every row has: that of the single model, MSP, and the own scores."""
+        """Return the scores for the table: the single model's, MSP and the rows' own, if all rows have them."""
         wanted = [self.common_score, REFERENCE]
         wanted += self.scores.values()
         scores = []
-        for score in dict.fromkeys(wanted):  # each once, in this order
+        for score in dict.fromkeys(wanted):  # without repetition, in this order
             rows_have_it = [score in measured.scores for measured in self._tests.values()]
             if all(rows_have_it):
                 scores.append(score)
         return scores
 
     def _score_in_table(self, row: str) -> str:
-        """Return the score of the single model if a row has it, else the row's own score."""
+        """Return the score of the single model if the row has it, else the row's own score."""
         if self.common_score in self._tests[row].scores:
             return self.common_score
         return self.scores[row]
 
     @property
     def _smallest_test_set(self) -> int:
-        """The number of samples of the smallest test set."""
+        """The number of samples of the smallest test set, ID or OOD."""
         single = self._tests[SINGLE]
         sizes = [len(single.inside)]
         for samples in single.outside.values():
@@ -457,11 +468,11 @@ class Study:
         return min(sizes)
 
     def _measured_on_resamples(self, measured: MeasuredRow, rung: Rung) -> Resampled:
-        """Return the metrics that the verdict judges, on the test data and on their resamples, and show progress.
+        """Return the metrics that the verdict judges, on the test data and on their resamples, with progress.
 
         Args:
-            measured: the row.
-            rung: the row and the score that it is measured under.
+            measured: the row, measured on the test data.
+            rung: the score to measure it under, and the name of the row for the progress.
         """
         title = f"intervals of {rung.row}, {rung.score}"
         rounds = self._rounds
@@ -469,7 +480,7 @@ class Study:
             return measured.resampled(rung.score, rounds, self._seed, advance=progress.advance)
 
     def _findings(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
-        """Return the findings for the paired differences "figures minus other", by metric."""
+        """Return the findings for the paired differences ``figures`` minus ``other``, by metric."""
         differences = paired_differences(other, figures)
         return judge_all(differences, self._smallest_test_set)
 
@@ -478,7 +489,10 @@ class Study:
 
         Args:
             rung: a row and the score that it is used with.
-            free_scores: the AUROC of the single model against each test set, by score.
+            free_scores: by score, the AUROC of the single model against each test set.
+
+        Returns:
+            The differences (rung minus single model) in two groups: scores that were fixed before, and all others.
         """
         mean_of_rung = mean_over_sets(self._aurocs(rung), AUROC)
         fixed_beforehand = self.rivals_of(rung)
@@ -498,13 +512,13 @@ class Study:
         return AgainstSingle(rivals, others)
 
     def _aurocs(self, rung: Rung) -> Resampled:
-        """Return the AUROC of a row with a score against each test set, on the test data and on their resamples."""
+        """Return the AUROC of a rung against each OOD test set, on the test data and on their resamples."""
         measured = self._tests[rung.row]
         by_score = measured.aurocs([rung.score], self._rounds, self._seed)
         return by_score[rung.score]
 
     def _findings_by_set(self, rung: Rung, rival: Rung) -> dict[str, Finding]:
-        """Return the findings for the difference of AUROC on each test set, by the name of the set."""
+        """Return, by the name of each test set, the finding for the AUROC of ``rung`` minus that of ``rival``."""
         aurocs_of_rung = self._aurocs(rung)
         aurocs_of_rival = self._aurocs(rival)
         differences = paired_differences(aurocs_of_rival, aurocs_of_rung)
@@ -529,7 +543,7 @@ class Study:
         return sentences
 
     def _doubts_of_guessing(self) -> list[str]:
-        """Return the doubts about rows that only guess on the validation data."""
+        """Return the doubts about rows whose accuracy on the validation data is no better than guessing."""
         right = {}
         for name, validated in self._results.items():
             right[name] = int(validated.measured.inside.correct.sum())
@@ -538,7 +552,7 @@ class Study:
         return doubts.of_guessing(right, SINGLE, labels)
 
     def _doubts_of_labelled(self, row: str) -> list[str]:
-        """Return the doubts that labels of the test data can raise, about the row to use."""
+        """Return the doubts about the row to use that need labels of the test data: accuracy, and temperature."""
         validation = self._results[SINGLE].measured.inside
         test = self._single_uncalibrated.inside
         sentences = doubts.of_accuracies(
@@ -557,41 +571,42 @@ class Study:
         return sentences
 
     def _why_no_other_row(self) -> list[str]:
-        """Return the sentences on why no other row was taken: the search, the members, the limits and the best row."""
+        """Return the reasons why no other row was taken, as sentences; the last one is on the best other row."""
         others = [validated for name, validated in self._results.items() if name != SINGLE]
         if not others:
             return []
 
-        # The search hardly found anything.
+        # Reason 1: the search found hardly anything.
         lines = _sentence_on_search(others)
 
-        # The members of all ensembles hardly differ.
+        # Reason 2: the members of all ensembles hardly differ.
         mi_of_ensembles = [validated.mean_mi for validated in others if validated.measured.members > 1]
         highest_mi = max(mi_of_ensembles, default=math.inf)
         if highest_mi < _LITTLE_MI:
             lines.append(f"Members hardly differ: their mutual information on ID data is at most {highest_mi:.2g}.")
 
-        # All rows lose too much accuracy.
+        # Reason 3: all other rows lose too much accuracy.
         names = [validated.row.name for validated in others]
         limits = [self._decided.choice.limits[name] for name in names]
         if all(limit.startswith("accuracy") for limit in limits):
             lines.append("Every other row loses more accuracy on validation data than --max-drop allows.")
 
+        # And why the best of them was not taken.
         lines += self._why_not_the_best_other_row(names)
         return lines
 
     def _why_not_the_best_other_row(self, rows: Sequence[str]) -> list[str]:
-        """Return the sentence on the best of the other rows under the score of the single model; none without one."""
+        """Return a sentence on the best of these rows under the single model's score; empty if none has that score."""
         decided = self._decided
-        places = [decided.evidence.place_under(row, self.common_score) for row in rows]
-        places_with_score = [place for place in places if place is not None]
-        if not places_with_score:
+        indices = [decided.evidence.index_under(row, self.common_score) for row in rows]
+        indices_with_score = [index for index in indices if index is not None]
+        if not indices_with_score:
             return []
 
-        best = max(places_with_score, key=decided.mean)
+        best = max(indices_with_score, key=decided.mean)
         name = self.candidates[best].row
         auroc = number(decided.mean(best))
-        single = decided.choice.own_places[SINGLE]
+        single = decided.choice.own_candidates[SINGLE]
         auroc_of_single = number(decided.mean(single))
         reason = decided.choice.reasons[best]
         return [
@@ -604,11 +619,11 @@ class Study:
     def answer(
         self, name: str, sha256: str, steps: Sequence[Sequence[str]], threshold: ThresholdRecord | None
     ) -> StudyAnswer:
-        """Return the document ``hydractl.study/2``, which has no times and no dates.
+        """Return the document ``hydractl.study/2``. It holds no times and no dates, so it can be reproduced.
 
         Args:
             name, sha256: the name and the hash of the studied model.
-            steps: the words of each command.
+            steps: the command line of each step.
             threshold: the threshold of ``best.st``; None without one.
         """
         rung = self._tested.rung
@@ -642,26 +657,26 @@ class Study:
         )
 
     def _verdict_record(self, use: Use) -> VerdictRecord:
-        """Return the verdict in words, and the comparisons that it rests on."""
-        tested = self._tested
-        in_words = verdict(tested, use)
-        against_single = tested.against_single[tested.ends]
+        """Return the verdict in words, and the comparisons behind it."""
+        facts = self._tested
+        in_words = verdict(facts, use)
+        against_single = facts.against_single[facts.final_index]
         return VerdictRecord(
             answer=in_words.answer,
             lines=list(in_words.lines),
-            doubts=list(tested.doubts),
+            doubts=list(facts.doubts),
             footnote=FOOTNOTE,
             hardest=against_single.hardest,
             rivals=_by_name(against_single.rivals),
             afterwards=_by_name(against_single.better_afterwards),
-            sets=_by_name(tested.sets),
-            against_hardest=_finding_records(tested.hardest),
-            against_baseline=_finding_records(tested.baseline),
+            sets=_by_name(facts.by_test_set),
+            against_hardest=_finding_records(facts.against_hardest),
+            against_baseline=_finding_records(facts.against_baseline),
             mistakes=None if self._mistakes is None else self._mistakes.record(),
         )
 
     def _choice_record(self) -> ChoiceRecord:
-        """Return the choice on the validation data."""
+        """Return the record of the choice on the validation data."""
         choice = self._decided.choice
         chosen = self._rung_of_candidate(choice.chosen)
         shares = self._decided.stability
@@ -675,18 +690,18 @@ class Study:
         )
 
     def _ladder_records(self) -> list[LadderRungRecord]:
-        """Return the rungs of the ladder (rows with a score), each with its differences to the next one."""
-        tested = self._tested
+        """Return the rungs of the ladder (rows with a score), each with its differences to the next rung."""
+        facts = self._tested
         records = []
-        for place, rung in enumerate(tested.ladder):
+        for index, rung in enumerate(facts.ladder):
             against_next: list[FindingRecord] = []
-            if place < len(tested.steps):
-                against_next = _finding_records(tested.steps[place])
+            if index < len(facts.differences_to_next):
+                against_next = _finding_records(facts.differences_to_next[index])
             records.append(LadderRungRecord(row=rung.row, score=rung.score, against_next=against_next))
         return records
 
     def _price_of_row(self, row: str) -> Price:
-        """Return the price of a row."""
+        """Return the cost of a row as ratios to the single model."""
         measured = self._tests[row]
         single = self._tests[SINGLE]
         return Price(
@@ -695,23 +710,26 @@ class Study:
         )
 
     def _row_record(self, name: str) -> StudyRowRecord:
-        """Return the figures of one row on the validation data and on the test data."""
+        """Return the figures of one row on the validation data and on the test data, under its own score.
+
+        With ``common``, also its OOD detection under the score of the single model, if it has that score.
+        """
         validated = self._results[name]
         measured = self._tests[name]
         choice = self._decided.choice
-        candidate = self.candidates[choice.own_places[name]]
+        candidate = self.candidates[choice.own_candidates[name]]
 
         aurocs = {}
-        for under_score in validated.candidates:
-            aurocs[under_score.score] = dict(under_score.outside.values)
+        for candidate_of_score in validated.candidates:
+            aurocs[candidate_of_score.score] = dict(candidate_of_score.outside.values)
         validation = ValidationRecord(
             accuracy=candidate.accuracy, nll=candidate.nll, mi=validated.mean_mi, auroc=aurocs
         )
 
-        under_common = None
+        detection_under_common_score = None
         if self.common_score in measured.scores:
             block = measured.block(self.common_score)
-            under_common = DetectedRecord.from_json(_entries_of_detection(block))
+            detection_under_common_score = DetectedRecord.from_json(_entries_of_detection(block))
         return StudyRowRecord(
             name=name,
             chosen=name == self._rung_of_candidate(choice.chosen).row,
@@ -725,7 +743,7 @@ class Study:
             search=_search_gain(validated.row),
             validation=validation,
             test=TestedRecord.from_json(measured.block(candidate.score)),
-            common=under_common,
+            common=detection_under_common_score,
         )
 
 
@@ -736,7 +754,7 @@ def _finding_records(findings: Mapping[str, Finding]) -> list[FindingRecord]:
 
 
 def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
-    """Return the records of findings, under the same names."""
+    """Return the records of findings by the same names."""
     records = {}
     for name, finding in findings.items():
         records[name] = FindingRecord(
@@ -746,13 +764,13 @@ def _by_name(findings: Mapping[str, Finding]) -> dict[str, FindingRecord]:
 
 
 def _entries_of_detection(block: Mapping[str, object]) -> dict[str, object]:
-    """Return the entries of a row's metrics that depend on the OOD score, with the name of that score."""
+    """Return those entries of a row's metrics that depend on the OOD score, with the name of the score."""
     keys = ("errors", "ood", "near_avg", "far_avg", "ood_avg", "ood_score")
     return {key: block[key] for key in keys if key in block}  # without labels there are no errors
 
 
 def _ratio(value: int | None, base: int | None) -> float | None:
-    """Return a ratio; None if one of the numbers is not known or if the base is 0."""
+    """Return ``value / base``; None if one of them is not known or ``base`` is 0."""
     if value is None:
         return None
     if not base:
@@ -761,18 +779,21 @@ def _ratio(value: int | None, base: int | None) -> float | None:
 
 
 def _search_gain(row: Row) -> SearchGainRecord | None:
-    """Return what the search measured before and after the removals of a row; None for a row without a circuit."""
+    """Return the figures that the search measured before and after the removals of a row; None without a circuit."""
     if row.circuit is None:
         return None
     path, removed_heads = row.circuit
     document = read_json_file(str(path))
     before = document["base"]
-    after = document["removed"][removed_heads - 1]  # the step that removed the last of them
+    after = document["removed"][removed_heads - 1]  # the step that removed the last of these heads
     return SearchGainRecord(removed=removed_heads, before=_search_state(before), after=_search_state(after))
 
 
 def _search_state(step: Mapping[str, Any]) -> SearchStateRecord:
-    """Return what a search measured at one of its steps, from the counts that it has written down."""
+    """Return the figures of a search at one of its steps, from the counts that the circuit file holds.
+
+    The AUROC is the Mann-Whitney U divided by the number of pairs of an ID and an OOD sample.
+    """
     n_id = step["n_id"]
     twice_u = step["two_u"]  # twice the Mann-Whitney U; None if the objective has no AUROC
     auroc = None
@@ -792,7 +813,7 @@ def _auroc_gain(search: SearchGainRecord) -> float | None:
 
 
 def _sentence_on_search(results: Sequence[ValidatedRow]) -> list[str]:
-    """Return a sentence if even the search that gained most hardly raised its AUROC; else none."""
+    """Return a sentence if even the most successful search hardly raised its AUROC; else empty."""
     best: SearchGainRecord | None = None
     highest_gain = -math.inf
     for validated in results:
@@ -802,7 +823,7 @@ def _sentence_on_search(results: Sequence[ValidatedRow]) -> list[str]:
         gain = _auroc_gain(search)
         if gain is None:
             continue
-        if gain >= highest_gain:  # the last of equals
+        if gain >= highest_gain:  # of equal gains, the last one counts
             best = search
             highest_gain = gain
     if best is None or highest_gain >= _BARELY:

@@ -12,7 +12,7 @@ temperature, the single model too. All differences are paired: they are measured
    A row is admissible if it is so under that score, if its accuracy is at most a limit below that of the single model,
    and if its NLL is at most :data:`NLL_TOLERANCE` above it. The single model always is.
 4. **The cheapest suitable row is taken**: the cheapest admissible row such that no dearer one is better by more than
-   the margin, significantly. The price is mult-adds, then members, then the place in the table.
+   the margin, significantly. The price is mult-adds, then members, then the order in the table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hydractl.studies.words import ACCURACY, AUROC_MARGIN, NLL
 SINGLE = "single"
 REFERENCE = "msp"
 NLL_TOLERANCE = 0.02
-"""How much a row's NLL may lie above that of the single model, in nats."""
+"""How much the NLL of a row may be above that of the single model, in nats."""
 BLIND = 0.6
 """A set has a vote only if the interval of an AUROC of the single model lies above this value."""
 _ROUNDING = 1e-9
@@ -45,10 +45,10 @@ class Candidate:
     Attributes:
         row, score: the names of both.
         members: the number of members of the row.
-        macs: the mult-adds of one sample; None if they are not known, which makes it dearer than any known row.
+        macs: the mult-adds of one sample; None if they are not known, which counts as more than any number.
         inside: accuracy and NLL on the ID data, after temperature scaling, with their resamples.
         outside: the AUROC against each OOD set, by its name, with its resamples.
-        eligible: whether it may be taken; a candidate that may not is only compared.
+        eligible: whether it may be chosen; otherwise it is only compared.
     """
 
     row: str
@@ -78,14 +78,14 @@ class Candidate:
 
 
 def _value(resampled: Resampled, key: str) -> float:
-    """Return a figure on the data themselves."""
+    """Return a figure on the data themselves, e.g. for the key ``id.accuracy``."""
     value = resampled.values[key]
     assert value is not None  # validation data have labels, and OOD samples
     return value
 
 
 def _readings(resampled: Resampled, key: str) -> Floats:
-    """Return a figure on the data, then in every round of the bootstrap, [1 + rounds]."""
+    """Return a figure on the data, followed by its value in every round of the bootstrap, [1 + rounds]."""
     on_data = _value(resampled, key)
     in_rounds = resampled.rounds[key]
     return np.concatenate([[on_data], in_rounds])
@@ -99,7 +99,7 @@ def _aurocs(candidate: Candidate, sets: Sequence[str]) -> Floats:
 
 @dataclass(frozen=True)
 class AurocDifference:
-    """A paired difference of mean AUROC and the ends of its 95 % interval."""
+    """A paired difference of mean AUROC, and the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -110,14 +110,14 @@ class Evidence:
     """The figures of all candidates on the validation data and on every resample of them.
 
     A decision is made from one reading. Reading 0 is the data themselves. Reading r is round r of the bootstrap: its
-    figures are those of the resample; its intervals are those of the data, moved along with the figures. So a decision
-    can be repeated on a resample without a second bootstrap inside the first.
+    figures are those of the resample. Its intervals have the width of the intervals on the data, and move along with
+    the figures. So a decision can be repeated on a resample without a second bootstrap inside the first.
 
-    Sets are given by their indices in ``sets``, and candidates by their indices ("places") in ``candidates``.
+    In all methods, ``sets`` are indices in :attr:`sets`, and ``index`` and ``other`` are indices in :attr:`candidates`.
 
     Args:
-        candidates: all candidates in the order of the table, those of one row next to each other; the reference is
-            among them.
+        candidates: all candidates in the order of the table, with those of one row next to each other. The reference
+            (the single model with MSP) is among them.
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
@@ -133,7 +133,7 @@ class Evidence:
         self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
         self._accuracies = np.stack(accuracies)  # [candidates, readings]
         self._nlls = np.stack(nlls)  # [candidates, readings]
-        # Kept after they were computed: means by their sets, ends of intervals by both candidates and the sets.
+        # Caches: means by the sets they are over; ends of intervals by both candidates and the sets.
         self._means: dict[tuple[int, ...], Floats] = {}
         self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
 
@@ -145,91 +145,91 @@ class Evidence:
 
     @cached_property
     def rows(self) -> dict[str, list[int]]:
-        """The places of the candidates of each row, by row."""
-        places: dict[str, list[int]] = {}
-        for place, candidate in enumerate(self.candidates):
-            places.setdefault(candidate.row, []).append(place)
-        return places
+        """By row, the indices of its candidates."""
+        indices: dict[str, list[int]] = {}
+        for index, candidate in enumerate(self.candidates):
+            indices.setdefault(candidate.row, []).append(index)
+        return indices
 
-    def place_under(self, row: str, score: str) -> int | None:
-        """Return the place of the candidate of a row with a score; None if the row does not have that score."""
-        for place in self.rows[row]:
-            if self.candidates[place].score == score:
-                return place
+    def index_under(self, row: str, score: str) -> int | None:
+        """Return the index of the candidate of a row with a score; None if the row does not have that score."""
+        for index in self.rows[row]:
+            if self.candidates[index].score == score:
+                return index
         return None
 
     @cached_property
     def reference(self) -> int:
-        """The place of the single model with MSP."""
-        place = self.place_under(SINGLE, REFERENCE)
-        assert place is not None  # it is among the candidates
-        return place
+        """The index of the single model with MSP."""
+        index = self.index_under(SINGLE, REFERENCE)
+        assert index is not None  # the class requires it among the candidates
+        return index
 
     def voting_sets(self, reading: int) -> tuple[int, ...]:
-        """Return the sets with a vote: those that a score of the single model separates from the ID samples."""
+        """Return the sets with a vote: those that some score of the single model separates from the ID samples."""
         aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]
-        lower_ends = aurocs_of_single + self._auroc_spreads
+        lower_ends = aurocs_of_single + self._auroc_spreads  # [scores, sets]
         highest_lower_ends = lower_ends.max(axis=0)  # [sets]
         sets = np.flatnonzero(highest_lower_ends > BLIND)
         return tuple(sets.tolist())
 
     @cached_property
     def _auroc_spreads(self) -> Floats:
-        """The lower end of the interval of each AUROC of the single model minus its value, [scores, sets]."""
+        """For each AUROC of the single model, the lower end of its interval minus its value, [scores, sets]."""
         aurocs = self._aurocs[self.rows[SINGLE]]  # [scores, sets, readings]
         on_data = aurocs[..., 0]
         in_rounds = aurocs[..., 1:]
         lower_ends: Floats = np.quantile(in_rounds, 0.025, axis=-1)
         return lower_ends - on_data
 
-    def accuracy(self, place: int, reading: int) -> float:
-        """Return the accuracy of a candidate."""
-        accuracy = self._accuracies[place, reading]
+    def accuracy(self, index: int, reading: int) -> float:
+        """Return the accuracy of a candidate in a reading."""
+        accuracy = self._accuracies[index, reading]
         return float(accuracy)
 
-    def nll(self, place: int, reading: int) -> float:
-        """Return the NLL of a candidate, in nats."""
-        nll = self._nlls[place, reading]
+    def nll(self, index: int, reading: int) -> float:
+        """Return the NLL of a candidate in a reading, in nats."""
+        nll = self._nlls[index, reading]
         return float(nll)
 
-    def mean(self, place: int, sets: tuple[int, ...], reading: int) -> float:
-        """Return the mean AUROC of a candidate over some sets; 0 without sets."""
+    def mean(self, index: int, sets: tuple[int, ...], reading: int) -> float:
+        """Return the mean AUROC of a candidate over ``sets`` in a reading; 0 without sets."""
         if not sets:
             return 0.0
         means = self._mean_aurocs(sets)
-        return float(means[place, reading])
+        return float(means[index, reading])
 
     def _mean_aurocs(self, sets: tuple[int, ...]) -> Floats:
-        """Return the mean AUROC over some sets, [candidates, readings]; the means of each choice of sets are kept."""
+        """Return the mean AUROC over ``sets``, [candidates, readings]; it is computed once for each choice of sets."""
         if sets not in self._means:
             aurocs = self._aurocs[:, list(sets)]  # [candidates, sets, readings]
             self._means[sets] = aurocs.mean(axis=1)
         return self._means[sets]
 
-    def difference(self, place: int, other: int, sets: tuple[int, ...], reading: int) -> AurocDifference:
-        """Return the mean AUROC of one candidate over some sets minus that of another one, with its 95 % interval.
+    def difference(self, index: int, other: int, sets: tuple[int, ...], reading: int) -> AurocDifference:
+        """Return the mean AUROC of one candidate over some sets minus that of another, with its 95 % interval.
 
         The interval has the width that it has on the data, and moves along with the difference of the reading.
 
         Args:
-            place: the index of the candidate.
-            other: the index of the other one, whose mean is subtracted.
+            index: the index of the candidate.
+            other: the index of the other candidate, whose mean is subtracted.
             sets: the indices of the OOD sets that the means are over.
-            reading: the data themselves, 0, or the number of a round of the bootstrap.
+            reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        key = (place, other, sets)
+        key = (index, other, sets)
         if key not in self._spreads:
-            self._spreads[key] = self._spread_of_difference(place, other, sets)
+            self._spreads[key] = self._spread_of_difference(index, other, sets)
         to_low, to_high = self._spreads[key]
-        mean = self.mean(place, sets, reading)
+        mean = self.mean(index, sets, reading)
         mean_of_other = self.mean(other, sets, reading)
         value = mean - mean_of_other
         return AurocDifference(value, low=value + to_low, high=value + to_high)
 
-    def _spread_of_difference(self, place: int, other: int, sets: tuple[int, ...]) -> tuple[float, float]:
+    def _spread_of_difference(self, index: int, other: int, sets: tuple[int, ...]) -> tuple[float, float]:
         """Return both ends of the 95 % interval of a difference, each minus the difference on the data."""
         aurocs = self._mean_aurocs(sets)
-        differences = aurocs[place] - aurocs[other]  # [readings]
+        differences = aurocs[index] - aurocs[other]  # [readings]
         on_data = differences[0]
         in_rounds = differences[1:]
         low, high = np.quantile(in_rounds, [0.025, 0.975])
@@ -241,10 +241,11 @@ class ReadingDecision:
     """The decision that one reading of the evidence leads to.
 
     Attributes:
-        voting_sets: the sets that have a vote.
-        compared: the place of each row under the score of the single model, without the rows that it harms.
+        voting_sets: the indices of the OOD validation sets that have a vote.
+        compared: by row, the index of its candidate with the score of the single model. Rows for which that candidate
+            does harm, or does not exist, are left out.
         admissible: the rows that may be taken, cheapest first.
-        chosen: the place of the candidate that is taken.
+        chosen: the index of the candidate that is taken.
     """
 
     voting_sets: tuple[int, ...]
@@ -257,7 +258,7 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
     """Apply the rule of this module to one reading of the evidence: the data themselves, or a round of the bootstrap.
 
     All rows are compared under the score of the single model. The cheapest row that does no harm and may be taken is
-    chosen, unless a dearer one of these is clearly better.
+    chosen, unless a dearer row of this kind is clearly better.
 
     Args:
         evidence: the figures of all candidates.
@@ -266,126 +267,126 @@ def decide(evidence: Evidence, max_drop: float, reading: int = 0) -> ReadingDeci
     """
     voting_sets = evidence.voting_sets(reading)
 
-    # Rows without harm, under the score of the single model.
-    place_of_single = place_under_own_score(evidence, SINGLE, voting_sets, reading)
-    common_score = evidence.candidates[place_of_single].score
+    # Find the rows that do no harm under the score of the single model.
+    index_of_single = index_under_own_score(evidence, SINGLE, voting_sets, reading)
+    common_score = evidence.candidates[index_of_single].score
     compared = {}
     for row in evidence.rows:
-        place = evidence.place_under(row, common_score)
-        if place is None:
+        index = evidence.index_under(row, common_score)
+        if index is None:
             continue
-        if harm_done_by(evidence, place, voting_sets, reading):
+        if harm_done_by(evidence, index, voting_sets, reading):
             continue
-        compared[row] = place
+        compared[row] = index
 
-    # Those of them that may be taken, cheapest first.
+    # Keep the rows that may be taken, and sort them by cost, cheapest first.
     admissible = []
-    for row, place in compared.items():
-        if not why_not_eligible(evidence, place, max_drop, reading):
+    for row, index in compared.items():
+        if not why_not_eligible(evidence, index, max_drop, reading):
             admissible.append(row)
 
     def price(row: str) -> tuple[float, int]:
-        place = compared[row]
-        return evidence.candidates[place].price
+        index = compared[row]
+        return evidence.candidates[index].price
 
-    admissible.sort(key=price)  # stable: rows of one price stay in the order of the table
+    admissible.sort(key=price)  # stable: rows of the same price stay in the order of the table
 
-    # The first that no dearer one is clearly better than.
+    # Take the first row for which no dearer row is clearly better.
     for number_of_cheaper, row in enumerate(admissible):
-        place = compared[row]
+        index = compared[row]
         dearer_rows = admissible[number_of_cheaper + 1 :]
         dearer = [compared[dearer_row] for dearer_row in dearer_rows]
-        better = _first_clearly_better(evidence, place, dearer, voting_sets, reading)
+        better = _first_clearly_better(evidence, index, dearer, voting_sets, reading)
         if better is None:
-            return ReadingDecision(voting_sets, compared, admissible, place)
+            return ReadingDecision(voting_sets, compared, admissible, index)
     raise AssertionError("the single model is always admissible")
 
 
 def _first_clearly_better(
-    evidence: Evidence, place: int, others: Sequence[int], voting_sets: tuple[int, ...], reading: int
+    evidence: Evidence, index: int, others: Sequence[int], voting_sets: tuple[int, ...], reading: int
 ) -> int | None:
-    """Return the place of the first of some other candidates that is clearly better; None if none of them is.
+    """Return the index of the first of some other candidates that is clearly better; None if none of them is.
 
     Args:
         evidence: the figures of all candidates.
-        place: the index of the candidate that they are compared with.
-        others: the indices of the others.
+        index: the index of the candidate to compare with.
+        others: the indices of the other candidates.
         voting_sets: the indices of the OOD validation sets with a vote.
-        reading: the data themselves, 0, or the number of a round of the bootstrap.
+        reading: 0 for the data themselves, else the number of a round of the bootstrap.
     """
     for other in others:
-        if clearly_better(evidence, other, place, voting_sets, reading):
+        if clearly_better(evidence, other, index, voting_sets, reading):
             return other
     return None
 
 
-def place_under_own_score(evidence: Evidence, row: str, voting_sets: tuple[int, ...], reading: int = 0) -> int:
-    """Return the place of the candidate with a row's admissible score of highest mean AUROC, the first of equals.
+def index_under_own_score(evidence: Evidence, row: str, voting_sets: tuple[int, ...], reading: int = 0) -> int:
+    """Return the index of a row's candidate with its own score: the admissible score with the highest mean AUROC.
 
-    A row without an admissible score has its first one. Candidates are told by their indices, their "places".
+    Of equal scores the first counts. A row without an admissible score has its first score as its own.
     """
-    places = evidence.rows[row]
-    admissible = [place for place in places if not harm_done_by(evidence, place, voting_sets, reading)]
+    indices = evidence.rows[row]
+    admissible = [index for index in indices if not harm_done_by(evidence, index, voting_sets, reading)]
     if not admissible:
-        return places[0]
+        return indices[0]
 
-    def mean_auroc(place: int) -> float:
-        return evidence.mean(place, voting_sets, reading)
+    def mean_auroc(index: int) -> float:
+        return evidence.mean(index, voting_sets, reading)
 
     return max(admissible, key=mean_auroc)
 
 
-def harm_done_by(evidence: Evidence, place: int, voting_sets: tuple[int, ...], reading: int) -> str:
+def harm_done_by(evidence: Evidence, index: int, voting_sets: tuple[int, ...], reading: int) -> str:
     """Return the reason why a candidate cannot safely replace the single model with MSP; empty if it can.
 
-    It can if its AUROC is on none of the sets with a vote lower by more than the margin, or significantly, and its mean
-    over these sets significantly higher.
+    It can if two conditions hold. On no set with a vote is its AUROC lower by more than the margin, or significantly
+    lower. And its mean AUROC over these sets is significantly higher.
 
     Args:
         evidence: the figures of all candidates.
-        place: the index of the candidate.
+        index: the index of the candidate.
         voting_sets: the indices of the OOD validation sets with a vote.
-        reading: the data themselves, 0, or the number of a round of the bootstrap.
+        reading: 0 for the data themselves, else the number of a round of the bootstrap.
     """
     reference = evidence.reference
-    if place == reference:
+    if index == reference:
         return ""
     if not voting_sets:
         return "no OOD validation set tells anything"
 
-    for index in voting_sets:
-        gain = evidence.difference(place, reference, (index,), reading)
+    for set_index in voting_sets:
+        gain = evidence.difference(index, reference, (set_index,), reading)
         is_large_loss = gain.value < -AUROC_MARGIN - _ROUNDING
         is_significant_loss = gain.high < 0
         if is_large_loss or is_significant_loss:
-            return f"AUROC on {evidence.sets[index]} below that of the single model with MSP ({gain.value:+.4f})"
+            return f"AUROC on {evidence.sets[set_index]} below that of the single model with MSP ({gain.value:+.4f})"
 
-    mean_gain = evidence.difference(place, reference, voting_sets, reading)
+    mean_gain = evidence.difference(index, reference, voting_sets, reading)
     if mean_gain.low <= 0:
         return f"mean AUROC not significantly above that of the single model with MSP ({mean_gain.value:+.4f})"
     return ""
 
 
-def why_not_eligible(evidence: Evidence, place: int, max_drop: float, reading: int) -> str:
+def why_not_eligible(evidence: Evidence, index: int, max_drop: float, reading: int) -> str:
     """Return the reason why a row may not be taken, whatever its score; empty if it may.
 
     Args:
         evidence: the figures of all candidates.
-        place: the index of a candidate of the row.
+        index: the index of a candidate of the row.
         max_drop: how much accuracy a row may lose against the single model.
-        reading: the data themselves, 0, or the number of a round of the bootstrap.
+        reading: 0 for the data themselves, else the number of a round of the bootstrap.
     """
-    candidate = evidence.candidates[place]
+    candidate = evidence.candidates[index]
     if candidate.row == SINGLE:
         return ""
 
-    accuracy = evidence.accuracy(place, reading)
+    accuracy = evidence.accuracy(index, reading)
     single_accuracy = evidence.accuracy(evidence.reference, reading)
     loss = single_accuracy - accuracy
     if loss > max_drop + _ROUNDING:
         return f"accuracy {accuracy:.4f}, lower than {single_accuracy:.4f} by more than {max_drop:g}"
 
-    nll = evidence.nll(place, reading)
+    nll = evidence.nll(index, reading)
     single_nll = evidence.nll(evidence.reference, reading)
     if nll - single_nll > NLL_TOLERANCE:
         return f"NLL {nll:.4f}, higher than {single_nll:.4f} by more than {NLL_TOLERANCE:g}"
@@ -395,14 +396,14 @@ def why_not_eligible(evidence: Evidence, place: int, max_drop: float, reading: i
     return ""
 
 
-def clearly_better(evidence: Evidence, place: int, other: int, voting_sets: tuple[int, ...], reading: int) -> bool:
-    """Return whether the mean AUROC of a candidate is above that of another by more than the margin, significantly.
+def clearly_better(evidence: Evidence, index: int, other: int, voting_sets: tuple[int, ...], reading: int) -> bool:
+    """Return whether the mean AUROC of ``index`` is above that of ``other`` by more than the margin, and significantly.
 
-    The mean is over the sets with a vote; without any, no candidate is better.
+    The mean is over the sets with a vote; without such sets, no candidate is better.
     """
     if not voting_sets:
         return False
-    gain = evidence.difference(place, other, voting_sets, reading)
+    gain = evidence.difference(index, other, voting_sets, reading)
     is_large = gain.value > AUROC_MARGIN + _ROUNDING
     is_significant = gain.low > 0
     return is_large and is_significant
@@ -413,16 +414,16 @@ class StudyChoice:
     """The decisions made before any test sample is read.
 
     Attributes:
-        chosen: the place of the candidate that is taken.
-        own_places: the place of each row under its own score, by row; see :func:`place_under_own_score`.
+        chosen: the index of the candidate that is taken.
+        own_candidates: by row, the index of its candidate with its own score; see :func:`index_under_own_score`.
         telling, blind: the names of the OOD validation sets with and without a vote.
-        rivals: the places of the admissible scores of the single model that are not significantly below its best one.
+        rivals: the indices of the single model's admissible candidates that are not significantly below its best one.
         reasons: why each candidate was not taken, in the order of the candidates; empty for the chosen one.
-        limits: the reason why each row may not be taken, whatever its score, by row; empty if it may.
+        limits: by row, the reason why it may not be taken, whatever its score; empty if it may.
     """
 
     chosen: int
-    own_places: dict[str, int]
+    own_candidates: dict[str, int]
     telling: list[str]
     blind: list[str]
     rivals: list[int]
@@ -434,33 +435,35 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
     """Apply the rule of this module to the data themselves, and tell why each other candidate was not taken."""
     decision = decide(evidence, max_drop)
     voting_sets = decision.voting_sets
-    own_places = {row: place_under_own_score(evidence, row, voting_sets) for row in evidence.rows}
+    own_candidates = {row: index_under_own_score(evidence, row, voting_sets) for row in evidence.rows}
 
-    # Scores of the single model that may be as good as its best one.
+    # Find the scores of the single model that may be as good as its best one.
     rivals = []
-    for place in evidence.rows[SINGLE]:
-        if place == evidence.reference:
+    for index in evidence.rows[SINGLE]:
+        if index == evidence.reference:
             continue
-        if harm_done_by(evidence, place, voting_sets, 0):
+        if harm_done_by(evidence, index, voting_sets, 0):
             continue
-        to_best = evidence.difference(place, own_places[SINGLE], voting_sets, 0)
+        to_best = evidence.difference(index, own_candidates[SINGLE], voting_sets, 0)
         if to_best.high >= 0:
-            rivals.append(place)
+            rivals.append(index)
 
+    # Split the sets into those with a vote and those without.
     telling_names = []
     blind_names = []
-    for index, name in enumerate(evidence.sets):
-        if index in voting_sets:
+    for set_index, name in enumerate(evidence.sets):
+        if set_index in voting_sets:
             telling_names.append(name)
         else:
             blind_names.append(name)
 
-    places = range(len(evidence.candidates))
-    reasons = [_why_not_taken(evidence, decision, place, max_drop) for place in places]
-    limits = {row: why_not_eligible(evidence, place, max_drop, 0) for row, place in own_places.items()}
+    # Explain the choice.
+    indices = range(len(evidence.candidates))
+    reasons = [_why_not_taken(evidence, decision, index, max_drop) for index in indices]
+    limits = {row: why_not_eligible(evidence, index, max_drop, 0) for row, index in own_candidates.items()}
     return StudyChoice(
         chosen=decision.chosen,
-        own_places=own_places,
+        own_candidates=own_candidates,
         telling=telling_names,
         blind=blind_names,
         rivals=rivals,
@@ -469,45 +472,45 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
     )
 
 
-def _why_not_taken(evidence: Evidence, decision: ReadingDecision, place: int, max_drop: float) -> str:
-    """Return the first reason why a candidate was not taken; empty for the one that was.
+def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, max_drop: float) -> str:
+    """Return the first reason why a candidate was not taken; empty for the chosen candidate.
 
-    In the order of the rule: harm, a score other than that of the comparison, a limit of the row, a better dearer row,
-    and at last a chosen row that costs no more.
+    The reasons come in the order of the rule: harm; another score than that of the comparison; a limit of the row; a
+    dearer row that is better; a chosen row that costs no more.
     """
-    if place == decision.chosen:
+    if index == decision.chosen:
         return ""
-    harm_done = harm_done_by(evidence, place, decision.voting_sets, 0)
+    harm_done = harm_done_by(evidence, index, decision.voting_sets, 0)
     if harm_done:
         return harm_done
-    candidate = evidence.candidates[place]
+    candidate = evidence.candidates[index]
     chosen = evidence.candidates[decision.chosen]
     if candidate.score != chosen.score:
         return f"rows are compared under {chosen.score}, the score of the single model"
-    limit = why_not_eligible(evidence, place, max_drop, 0)
+    limit = why_not_eligible(evidence, index, max_drop, 0)
     if limit:
         return limit
 
-    # Both rows are admissible, which are sorted by their price.
+    # The row is admissible, like the chosen one. These rows are sorted by price, so the rank tells which is cheaper.
     rank = decision.admissible.index(candidate.row)
     rank_of_chosen = decision.admissible.index(chosen.row)
     if rank < rank_of_chosen:
         dearer_rows = decision.admissible[rank + 1 :]
-        return _better_row(evidence, decision, place, dearer_rows)
+        return _better_row(evidence, decision, index, dearer_rows)
     price = "which costs less"
     if candidate.price == chosen.price:
         price = "of the same cost"
     return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row}, {price}"
 
 
-def _better_row(evidence: Evidence, decision: ReadingDecision, place: int, dearer_rows: Sequence[str]) -> str:
-    """Name the first of some dearer rows that is clearly better than a candidate, with its gain."""
-    dearer = [decision.compared[row] for row in dearer_rows]
-    better = _first_clearly_better(evidence, place, dearer, decision.voting_sets, 0)
-    if better is None:
+def _better_row(evidence: Evidence, decision: ReadingDecision, index: int, dearer_rows: Sequence[str]) -> str:
+    """Return the name of the first of some dearer rows that is clearly better than a candidate, with its gain."""
+    dearer_indices = [decision.compared[row] for row in dearer_rows]
+    better_index = _first_clearly_better(evidence, index, dearer_indices, decision.voting_sets, 0)
+    if better_index is None:
         raise AssertionError("a cheaper row is left only for a better one")
-    gain = evidence.difference(better, place, decision.voting_sets, 0)
-    row = evidence.candidates[better].row
+    gain = evidence.difference(better_index, index, decision.voting_sets, 0)
+    row = evidence.candidates[better_index].row
     return f"{row} is better ({gain.value:+.4f})"
 
 
@@ -520,7 +523,7 @@ class Stability:
 
 
 def stability(evidence: Evidence, max_drop: float, choice: StudyChoice) -> Stability:
-    """Return how often the rounds of the bootstrap lead to the same choice as the data.
+    """Return how often the rounds of the bootstrap lead to the same row and the same score as the data.
 
     Args:
         evidence: the figures of all candidates on the data and in every round.

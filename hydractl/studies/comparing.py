@@ -1,7 +1,8 @@
 """Comparisons of a choice on the test data: its hardest rival, the free scores, and the ladder that it heads.
 
-Everything that a choice is compared with is fixed before any test sample is read. Test data can only move the verdict
-down the ladder: from the choice to the single model with its own score, and from there to the single model with MSP.
+A free score is another OOD score of the single model: it costs no further computation. Everything that a choice is
+compared with is fixed before any test sample is read. Test data can only move the verdict down the ladder: from the
+choice to the single model with its own score, and from there to the single model with MSP.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from hydractl.studies.words import CANNOT_TELL, GAINS, Finding
 
 @dataclass(frozen=True)
 class Rung:
-    """A row with an OOD score."""
+    """A row with an OOD score, as a rung of the ladder."""
 
     row: str
     score: str
 
 
 def ladder(chosen: Rung, own_rung: Rung, reference: Rung) -> list[Rung]:
-    """Return the choice, the single model with its own score and the single model with MSP, each once."""
+    """Return the choice, the single model with its own score, and the single model with MSP, without repetition."""
     rungs = [chosen, own_rung, reference]
     without_repeats = dict.fromkeys(rungs)
     return list(without_repeats)
@@ -30,17 +31,17 @@ def ladder(chosen: Rung, own_rung: Rung, reference: Rung) -> list[Rung]:
 def end_of(steps: Sequence[Finding]) -> int:
     """Return the index of the rung where the verdict ends.
 
-    A rung is kept if it is better than the next one or if the data cannot tell; it is left if the two do not differ
-    or if the rung is worse.
+    A rung is kept if it is better than the next one, or if the data cannot tell. Otherwise (no difference, or worse)
+    the next rung is looked at.
 
     Args:
         steps: the difference of each rung, except the last, to the next one.
     """
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         if step.kind in GAINS:
-            return place
+            return index
         if step.kind == CANNOT_TELL:
-            return place
+            return index
     return len(steps)
 
 
@@ -58,12 +59,12 @@ class AgainstSingle:
 
     @property
     def hardest(self) -> str | None:
-        """The rival score with the lowest lower end of the interval, the first of equals; None without rivals."""
+        """The rival score with the lowest lower end of its interval, the first of equals; None without rivals."""
         if not self.rivals:
             return None
 
         def lower_end(score: str) -> float:
-            """Return the lower end of the interval against a rival."""
+            """Return the lower end of the interval of the difference to a rival score."""
             low, _ = self.rivals[score].ci
             return low
 
@@ -71,7 +72,7 @@ class AgainstSingle:
 
     @property
     def better_afterwards(self) -> dict[str, Finding]:
-        """The differences to the other scores that did significantly better, the largest lead first, by score."""
+        """By score, the differences to those of :attr:`others` that did significantly better, largest lead first."""
         ahead = []
         for score, finding in self.others.items():
             _, high = finding.ci

@@ -1,4 +1,7 @@
-"""Reasons why a verdict is less certain than its intervals say: one sentence each, none without a reason."""
+"""Reasons why a verdict is less certain than its intervals say.
+
+Each function returns a list with one sentence, or an empty list if there is no such reason.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from hydractl.studies.choosing import BLIND, Stability
 from hydractl.studies.words import NLL
 
 OFTEN = 0.2
-"""The share of resamples that may lead to another choice before the choice is called doubtful."""
+"""If more than this share of the resamples lead to another choice, the choice is called doubtful."""
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
-    """Return a sentence on the OOD validation sets that had no vote; none if all had one.
+    """Return a sentence on the OOD validation sets that had no vote; empty if all had one.
 
     Args:
         telling, blind: the names of the sets with and without a vote.
@@ -40,15 +43,15 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
 
 
 def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]) -> list[str]:
-    """Say which rows only guess on the validation data, where the single model does not.
+    """Return a sentence on the rows that only guess on the validation data, if the single model does better than that.
 
     Args:
-        right: the correct predictions of each row, by row.
-        single: the name of the single model among them.
-        labels: of the validation data, ``[N]``, N > 0.
+        right: by row, the number of correct predictions.
+        single: the name of the single model in ``right``.
+        labels: the labels of the validation data, ``[N]``, N > 0.
     """
     if not is_above_guessing(right[single], labels):
-        return []  # so few samples, or so hard ones, tell nothing about a row
+        return []  # the samples are too few or too hard to tell anything about a row
     guessing = []
     for row, count in right.items():
         if not is_above_guessing(count, labels):
@@ -66,7 +69,7 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
     """Return a sentence if the single model is significantly more accurate on validation data than on test data.
 
     Args:
-        right, n: the correct predictions and the samples of the single model on the validation data.
+        right, n: its correct predictions and the number of samples, on the validation data.
         test_right, test_n: the same on the test data.
     """
     low, high = share_difference_interval(right, n, test_right, test_n)
@@ -92,7 +95,7 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     """
     if temperature is None:
         return []
-    if temperature >= 1:  # it makes predictions more careful, not sharper
+    if temperature >= 1:  # such a temperature makes predictions more careful, not sharper
         return []
     change = paired_differences(raw, calibrated)[NLL]
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty

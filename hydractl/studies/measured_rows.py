@@ -1,4 +1,4 @@
-"""Rows of a study, measured from stored predictions: the samples of each set under every OOD score."""
+"""Rows of a study, measured from stored predictions: the samples of each data set with every OOD score."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class MeasuredRow:
         members: the number of members.
         macs, params: the mult-adds of one sample and the parameters; None if they are not known.
         inside: the ID samples with all their OOD scores; a score that the row does not have is None.
-        outside: the same for each OOD set, by its name.
-        groups: ``near``, ``far`` or None for each OOD set, by its name.
+        outside: by the name of each OOD set, its samples in the same form.
+        groups: by the name of each OOD set, ``near``, ``far`` or None.
     """
 
     source: Predictions
@@ -53,7 +53,7 @@ class MeasuredRow:
         return names
 
     def _samples_under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
-        """Return the ID samples and those of each OOD set with this score as their only one."""
+        """Return the ID samples, and by name those of each OOD set, with ``score`` as their only score."""
         inside = _with_score_alone(self.inside, score)
         outside = {}
         for name, samples in self.outside.items():
@@ -61,7 +61,7 @@ class MeasuredRow:
         return inside, outside
 
     def block(self, score: str) -> dict[str, object]:
-        """Return every metric under this score, as in a row of an eval."""
+        """Return every metric under ``score``, in the form of a row of an eval."""
         inside, outside = self._samples_under(score)
         metrics = row_blocks(inside, outside, self.groups)
         return {**metrics, "ood_score": score}
@@ -69,7 +69,7 @@ class MeasuredRow:
     def resampled(
         self, score: str, rounds: int, seed: int, advance: Callable[[int], None] = lambda rounds: None
     ) -> Resampled:
-        """Return the metrics that a verdict judges, under this score, on the data and on their resamples.
+        """Return the metrics that a verdict judges, under ``score``, on the data and on their resamples.
 
         Args:
             score: the OOD score.
@@ -85,7 +85,7 @@ class MeasuredRow:
         return resample(inside, outside, self.groups, rounds=rounds, seed=seed, names=names, advance=advance)
 
     def aurocs(self, scores: Sequence[str], rounds: int, seed: int) -> dict[str, Resampled]:
-        """Return the AUROC against each OOD set, by its name, for each score, on the data and on their resamples."""
+        """Return, by score, the AUROC against each OOD set (by its name), on the data and on their resamples."""
         id_scores = _values_of(self.inside, scores)
         ood_scores = {}
         for name, samples in self.outside.items():
@@ -93,23 +93,23 @@ class MeasuredRow:
         return resample_aurocs(id_scores, ood_scores, rounds=rounds, seed=seed)
 
     def errors_resampled(self, score: str, rounds: int, seed: int) -> Resampled:
-        """Return ``errors.auroc``, of wrong answers by a score, on the labelled ID data and on their resamples."""
+        """Return the AUROC with which a score finds wrong answers (``errors.auroc``), on ID data and resamples."""
         inside, _ = self._samples_under(score)
         return resample(inside, {}, {}, rounds=rounds, seed=seed, names={"auroc"})
 
     def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
-        """Return accuracy and NLL of the labelled ID samples, on the data and on their resamples."""
+        """Return accuracy and NLL on the labelled ID data, and on their resamples."""
         return resample_id(self.inside, rounds=rounds, seed=seed)
 
 
 def _with_score_alone(samples: Samples, score: str) -> Samples:
-    """Return the samples with one of their scores as the leading one, and without the others."""
+    """Return the samples with ``score`` as their leading score, and without other scores."""
     values = samples.scores[score]
     return replace(samples, score=values, scores={}, leading=score)
 
 
 def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
-    """Return the values of some scores, ``[N]`` each, by score; the samples have all of them."""
+    """Return the values of some scores, ``[N]`` each, by score; the samples must have all of them."""
     values = {}
     for score in scores:
         values_of_score = samples.scores[score]
@@ -119,12 +119,12 @@ def _values_of(samples: Samples, scores: Sequence[str]) -> dict[str, Floats]:
 
 
 def fitted_temperature(path: Path) -> Calibration:
-    """Return the temperature that fits best to the labels of the first set of a predictions file."""
+    """Return the temperature that fits best to the labels of the first data set in a predictions file."""
     predictions = read_predictions(path)
-    data_set = _read_set(predictions, 0)
-    assert data_set.labels is not None  # the validation data of a study have labels
-    log_probs = pooled_log_probs(data_set.logits)
-    return fit_calibration("temperature", log_probs, data_set.labels)
+    first_set = _read_set(predictions, 0)
+    assert first_set.labels is not None  # the validation data of a study have labels
+    log_probs = pooled_log_probs(first_set.logits)
+    return fit_calibration("temperature", log_probs, first_set.labels)
 
 
 def measure_row(
@@ -134,14 +134,15 @@ def measure_row(
 
     Args:
         row: the predictions, or their file.
-        calibration: applied to the probabilities; None for none.
-        roles: the roles of the ID set, of which there is exactly one, and of the OOD sets; other sets are ignored.
+        calibration: the calibration to apply to the probabilities; None for none.
+        roles: the role of the ID set (there must be exactly one), and that of the OOD sets; other sets are ignored.
     """
     predictions = row
     if isinstance(predictions, Path):
         predictions = read_predictions(predictions)
     id_role, ood_role = roles
 
+    # Make the samples of each set, with all scores on logits and all stored scores on features.
     id_sets = []
     outside = {}
     groups = {}
@@ -150,7 +151,7 @@ def measure_row(
             continue
         data_set = _read_set(predictions, index)
         labels = None
-        if entry.role == id_role:  # labels of OOD sets name other classes
+        if entry.role == id_role:  # labels of OOD sets, if any, name other classes
             labels = data_set.labels
         samples = samples_of(
             data_set.logits,
@@ -181,7 +182,7 @@ def measure_row(
 
 
 class _StoredSet(NamedTuple):
-    """The predictions of one set, without the samples that could not be read.
+    """The predictions for one data set, without the samples that could not be read.
 
     Attributes:
         logits: ``[members, N, classes]``.
@@ -195,7 +196,7 @@ class _StoredSet(NamedTuple):
 
 
 def _read_set(predictions: Predictions, index: int) -> _StoredSet:
-    """Read all predictions of a set into memory; ``index`` is that of the set in the file."""
+    """Read all predictions for the data set at ``index`` in the file into memory."""
     members, _, classes = predictions.shape(index)
 
     # Each list begins with an empty array, because a set may have no batches.
@@ -209,6 +210,7 @@ def _read_set(predictions: Predictions, index: int) -> _StoredSet:
             batches_of_score.append(scores[name])
 
     labels = predictions.sets[index].labels
+    # Samples that could not be read have a label, but no prediction.
     if labels is not None:
         rows_read = np.concatenate(row_batches)
         labels = labels[rows_read]

@@ -17,15 +17,16 @@ _AUROC = "errors.auroc"
 
 @dataclass(frozen=True)
 class Mistakes:
-    """What validation and test data say of a row's wrong answers.
+    """Which score finds the wrong answers of a row, by validation and test data.
 
     Attributes:
         called: the name of the row in a sentence.
-        row: its name.
-        best: the score with the highest AUROC of wrong answers on validation data, MSP of equals; None where the
-            validation data have no wrong or no right answers.
-        aurocs: those of ``best`` and of MSP on test data; None where these have no wrong or no right answers.
-        ci: the paired 95 % interval of their difference; None where there is none.
+        row: the name of the row.
+        best: the score with the highest AUROC of wrong answers on the validation data (MSP if several are equal); None
+            if the validation data have no wrong or no right answers.
+        aurocs: the AUROC of ``best`` and that of MSP on the test data; None if they were not measured, or if the test
+            data have no wrong or no right answers.
+        ci: the paired 95 % interval of their difference; None if there is none.
     """
 
     called: str
@@ -36,7 +37,7 @@ class Mistakes:
 
     @property
     def trusted(self) -> str:
-        """The score to trust: ``best`` where it is significantly better than MSP on test data, else MSP."""
+        """The score to trust: ``best`` if it is significantly better than MSP on the test data, else MSP."""
         if self.best is None or self.ci is None:
             return REFERENCE
         low, _ = self.ci
@@ -44,7 +45,7 @@ class Mistakes:
 
     @property
     def line(self) -> str:
-        """The sentence of the verdict."""
+        """The sentence of the verdict: the score to trust, or why no score is shown to be better than MSP."""
         if self.trusted != REFERENCE:
             return (
                 f"For mistakes of {self.called} trust the score {self.trusted}, chosen on validation data: it finds "
@@ -61,8 +62,8 @@ class Mistakes:
 
     @property
     def _figures(self) -> str:
-        """The AUROCs of wrong answers on test data, with the interval of their difference where there is one."""
-        assert self.aurocs is not None  # there is something to say
+        """Both AUROCs of wrong answers on the test data, and the interval of their difference if there is one."""
+        assert self.aurocs is not None  # line() uses this text only if there are AUROCs
         of_best, of_msp = self.aurocs
         text = f"an AUROC of {number(of_best)} against {number(of_msp)} on test data"
         if self.ci is None:
@@ -71,7 +72,7 @@ class Mistakes:
         return f"{text} ({signed_number(of_best - of_msp)}, {signed_number(low)} to {signed_number(high)})"
 
     def record(self) -> MistakesRecord:
-        """Return the same for the document."""
+        """Return the same as a record of the document."""
         auroc_of_best = None
         auroc_of_msp = None
         if self.aurocs is not None:
@@ -92,16 +93,16 @@ class Mistakes:
 def mistakes_of(
     row: str, called: str, validation: MeasuredRow, test: MeasuredRow, rounds: int, seed: int
 ) -> Mistakes | None:
-    """Choose the score for a row's mistakes on validation data, and hold it against MSP on test data.
+    """Choose the score for mistakes of a row on validation data, and compare it with MSP on test data.
 
     Args:
-        row: its name.
+        row: the name of the row.
         called: its name in a sentence.
-        validation, test: the row on both.
-        rounds, seed: of the bootstrap.
+        validation, test: the row, measured on both data.
+        rounds, seed: the rounds and the seed of the bootstrap.
 
     Returns:
-        None where the test data have no labels.
+        The result; None if the test data have no labels.
     """
     if test.inside.labels is None:
         return None
@@ -109,13 +110,13 @@ def mistakes_of(
     if best is None or best == REFERENCE:
         return Mistakes(called, row, best)
 
-    of_best = test.errors_resampled(best, rounds, seed)
-    of_msp = test.errors_resampled(REFERENCE, rounds, seed)
-    value_of_best = of_best.values[_AUROC]
-    value_of_msp = of_msp.values[_AUROC]
+    resampled_best = test.errors_resampled(best, rounds, seed)
+    resampled_msp = test.errors_resampled(REFERENCE, rounds, seed)
+    value_of_best = resampled_best.values[_AUROC]
+    value_of_msp = resampled_msp.values[_AUROC]
     if value_of_best is None or value_of_msp is None:
         return Mistakes(called, row, best)
-    difference = paired_differences(of_msp, of_best)[_AUROC]
+    difference = paired_differences(resampled_msp, resampled_best)[_AUROC]
     ci = None
     if difference["ci"] is not None:
         low, high = difference["ci"]
@@ -124,9 +125,10 @@ def mistakes_of(
 
 
 def _best_on(validation: MeasuredRow) -> str | None:
-    """Return the score with the highest AUROC of wrong answers, MSP of equals; None where no score has one."""
+    """Return the score with the highest AUROC of wrong answers (MSP if several are equal); None without any AUROC."""
     best = None
     highest = -1.0
+    # MSP comes first, so that it wins against equal scores.
     scores = [REFERENCE, *(name for name in validation.scores if name != REFERENCE)]
     for name in scores:
         answers = answers_by_score(validation.inside, name, validation.inside.scores[name])

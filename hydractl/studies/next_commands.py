@@ -1,4 +1,4 @@
-"""The commands after a study: from ``best.st`` to flagged inputs, an exported file, a service, a watch over both."""
+"""The commands to run after a study: predict with ``best.st``, export, serve, watch and calibrate it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from hydractl.studies.steps import Step, Value
 
 _PORT = "8000"
 _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
-"""The options of a study that say how a model runs, which what follows it is given too."""
+"""The options of a study that say how a model runs; the commands after it get them, too."""
 
 
 def next_commands(
     settings: StudySettings, folder: Path, calibration: Mapping[str, Value], *, watched: bool
 ) -> list[NextCommandRecord]:
-    """Return the commands that ``best.st`` is for, with the data of the study in place of one's own.
+    """Return commands that use ``best.st``, with the data of the study in place of the user's data.
 
     Args:
         settings: the settings of the study.
-        folder: the folder that holds ``best.st`` and takes the files of the commands.
+        folder: the folder with ``best.st``; the files of the commands go there, too.
         calibration: the options of ``calibrate`` that ``best.st`` was written with.
-        watched: whether ``best.st`` holds a reference, without which there is nothing to watch inputs by.
+        watched: whether ``best.st`` holds a reference; without one, inputs cannot be watched.
     """
     best = str(folder / "best.st")
     predictions = folder / "predictions.jsonl"
     summary = folder / "predictions.json"
-    outside = parse_ood_set(settings.ood[0])
+    first_ood_set = parse_ood_set(settings.ood[0])
     predict = Step(
         verb="predict",
-        models=(best, str(settings.test), outside.spec),
+        models=(best, str(settings.test), first_ood_set.spec),
         options={**settings.common(SETTINGS["predict"], _HOW_IT_RUNS), "report": str(summary)},
         outputs=(predictions,),
     )

@@ -1,4 +1,4 @@
-"""The rows that a study compares: models made from the studied one, each with the commands that make it.
+"""The rows that a study compares: models made from the studied model, each with the commands that make it.
 
 Rows of circuits and of pruned weights are declared here; rows of ensemble methods are declared in ``hydractl/methods``.
 """
@@ -30,15 +30,15 @@ THREE = ("acc", "ood", "avg")
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a study.
+    """One row of a study: a model or an ensemble that is compared with the others.
 
     Attributes:
         name: its name in tables and in the names of its files.
         model: its MODEL argument of ``eval``.
-        steps: the steps that make it.
+        steps: the steps (commands) that make it; empty for the studied model itself.
         options: further options of ``eval`` for this row.
         stored: whether it is a single file, so that it can become ``best.st``.
-        circuit: the file of the circuit that it is made with, and how many heads that removes; None without one.
+        circuit: the file of the circuit that it is made with, and how many heads are removed by it; None without one.
     """
 
     name: str
@@ -51,22 +51,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Workshop:
-    """The model, the data and the options that rows are made with.
+    """The model, the data and the options that rows are made with. Its methods return steps and rows; they run nothing.
+
+    A site is an attention layer of the model, and is given by its index there. A tower is an encoder, of images or of
+    texts.
 
     Attributes:
         model: the MODEL argument of the studied model.
-        heads: the number of heads at each site that heads may be removed from, by the number of the site.
-        late: the numbers of the sites in the last third of each tower.
-        train: training data; None without them.
+        heads: by site, the number of its heads, for the sites that heads may be removed from.
+        late: the sites in the last third of each tower.
+        train: the training data; None without them.
         val, ood_val: the data of the search.
         folder: the folder of the study.
         search: further options of ``extract-circuit``.
-        common: options of every command of a verb, by verb; ``prune --circuit`` has a key of its own.
+        common: by verb (subcommand), options that all its commands get; ``prune --circuit`` has a key of its own.
         training: options of ``finetune`` for rows that are trained.
-        objectives: the objectives of the search.
+        objectives: the objectives of the search, e.g. ``avg``.
         max_drop: the accuracy that may be lost.
-        seed: of the study, from which those of the members follow.
-        has_classifier: whether the model has a classifier, which a zero-shot model has not.
+        seed: the seed of the study; the seeds of members follow from it.
+        has_classifier: whether the model has a classifier; a zero-shot model has none.
     """
 
     model: str
@@ -86,7 +89,7 @@ class Workshop:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """The seeds of the members that differ in nothing else, as text; studies of two seeds have none in common."""
+        """The seeds of members that differ only in their seed, as text; studies with different seeds share none."""
         first = MEMBERS * self.seed
         return tuple(str(seed) for seed in range(first, first + MEMBERS))
 
@@ -96,10 +99,10 @@ class Workshop:
         return sum(self.heads.values())
 
     def share(self, part: float) -> int:
-        """Return the number of heads that is about this part of all: at least one, and never all."""
+        """Return about this share of the number of all heads, e.g. 1/6; it is at least one, and never all heads."""
         rounded = round(part * self.total)
-        about = max(1, rounded)
-        return min(about, self.total - 1)
+        at_least_one = max(1, rounded)
+        return min(at_least_one, self.total - 1)
 
     def step(
         self,
@@ -114,12 +117,12 @@ class Workshop:
         """Return the step of one command, with its files in the folder of the study.
 
         Args:
-            verb: the verb of the command.
+            verb: the verb (subcommand).
             models: its MODEL arguments.
-            options: its options, which override the common ones.
-            outputs: the names of the files that it leaves.
+            options: its options; they override the common options.
+            outputs: the names of the files that it writes.
             needs: the steps whose outputs it reads.
-            output: the name that ``-o`` gives; None for the first of ``outputs``.
+            output: the name for ``-o``; None for the first of ``outputs``.
             common: the key of its common options; None for the verb.
         """
         paths = tuple(self.folder / name for name in outputs)
@@ -138,9 +141,9 @@ class Workshop:
 
     @cached_property
     def search_of_circuits(self) -> Step:
-        """The step that searches the circuits of all objectives, one file each.
+        """The step that searches the circuits of all objectives, with a file for each.
 
-        It removes as many heads as the row that removes most; the other rows take its first removals.
+        It removes as many heads as the row that needs most; the other rows use only its first removals.
         """
         if len(self.objectives) == 1:
             budget = self.share(1 / 4)
@@ -153,9 +156,9 @@ class Workshop:
 
     @cached_property
     def late_search(self) -> Step:
-        """The step that searches a circuit in the late sites (attention layers) alone.
+        """The step that searches a circuit only in the late sites (attention layers).
 
-        It removes a sixth of all heads, or as many as there are in these sites, but for one.
+        It removes a sixth of all heads, but leaves at least one head in these sites.
         """
         late_heads = sum(self.heads[site] for site in self.late)
         removable = late_heads - 1  # a head must stay
@@ -170,9 +173,9 @@ class Workshop:
         """Return the step of a search for circuits.
 
         Args:
-            objectives: the objectives, divided by commas.
+            objectives: the objectives, separated by commas.
             budget: how many heads are removed.
-            sites: the option ``--sites`` with the attention layers to search; empty for all of them.
+            sites: the option ``sites`` with the attention layers to search; empty for all of them.
             outputs: the files of the circuits.
             output: the value of ``-o``.
         """
@@ -229,15 +232,15 @@ class Workshop:
         circuit: tuple[Path, int] | None = None,
         merge: str | None = None,
     ) -> Row:
-        """Return a row of members that are fused to one file.
+        """Return a row whose members are fused into one file.
 
         Args:
             name: the name of the row.
             members: the steps that make the members; the last output of each is the model.
-            whole: whether the whole model is the first member.
-            circuit: the file of the circuit that its members are made with, and how many heads that removes; None
+            whole: whether the unpruned model is added as the first member.
+            circuit: the file of the circuit that its members are made with, and how many heads are removed by it; None
                 without one.
-            merge: ``--merge`` of ``fuse``; None for the default.
+            merge: the value of ``fuse --merge``; None for the default.
         """
         models = []
         if whole:
@@ -253,7 +256,7 @@ class Workshop:
 
     def _train_and_val(self) -> dict[str, Value]:
         """Return the options that name training and validation data."""
-        assert self.train is not None  # rows that are trained need it
+        assert self.train is not None  # rows that are trained are refused without it
         return {"train": self.train, "val": self.val}
 
     def tuning_step(self, member: Step) -> Step:
@@ -269,10 +272,10 @@ class Workshop:
         """Return the step of one training of the whole model.
 
         Args:
-            options: its options beside those of every training.
-            outputs: the names of the files that it leaves.
-            output: the name that ``-o`` gives; None for the first of ``outputs``.
-            seed: its ``--seed``; None for the default.
+            options: options beside those of every training.
+            outputs: the names of the files that it writes.
+            output: the name for ``-o``; None for the first of ``outputs``.
+            seed: the value of ``--seed``; None for the default.
         """
         all_options = {**self._train_and_val(), **self.training, **options, "resume": True}
         if seed is not None:
@@ -280,11 +283,11 @@ class Workshop:
         return self.step("finetune", [self.model], all_options, outputs, output=output)
 
     def trainings_by_seed(self, name: str, options: Mapping[str, Value], members: int = MEMBERS) -> list[Step]:
-        """Return the steps of trainings of the whole model that differ in their seeds alone.
+        """Return the steps of trainings of the whole model that differ only in their seeds.
 
         Args:
-            name: the beginning of the names of their files, behind which the number of the member stands.
-            options: those of every training.
+            name: the beginning of the names of their files; the number of the member follows.
+            options: the options of every training.
             members: the number of trainings.
         """
         steps = []
@@ -296,7 +299,9 @@ class Workshop:
     # --- rows that methods declare ------------------------------------------------------------------------------------
 
     def row_made_by(self, name: str, recipe: Recipe) -> Row:
-        """Return the row of this name, with the steps that the recipe of its method asks for."""
+        """Return the row that an ensemble method declares, with the steps that its recipe asks for."""
+        # The kinds of recipes: several trainings, whose models are fused; one training that leaves several members,
+        # which are fused; one training that leaves one file; another verb; only options of eval.
         match recipe:
             case BySeeds(options, ensemble, of_classifiers, merge):
                 if self.has_classifier:
@@ -316,12 +321,12 @@ class Workshop:
                 return Row(name, self.model, options=options, stored=False)
 
     def _row_of_one_training(self, name: str, options: Mapping[str, Value], merge: str | None) -> Row:
-        """Return the row of the members that one training of the whole model leaves, fused to one file.
+        """Return the row of the members that one training of the whole model writes, fused into one file.
 
         Args:
             name: the name of the row.
             options: the options of the training.
-            merge: the value of ``--merge`` when the members are fused; None without it.
+            merge: the value of ``fuse --merge``; None for the default.
         """
         member_files = [f"{name}.{number}.st" for number in range(1, MEMBERS + 1)]
         training = self.training_step(options, member_files, f"{name}.st")
@@ -335,13 +340,13 @@ class Workshop:
 
 
 def _row_of_single_step(name: str, step: Step) -> Row:
-    """Return the row of the model that is the first output of a step."""
+    """Return the row whose model is the first output of a step."""
     model = step.outputs[0]
     return Row(name, str(model), (step,))
 
 
 def _with_ensemble(ensemble: MethodOptions | None, options: Mapping[str, str]) -> Mapping[str, Value]:
-    """Return the options of a training, ``--ensemble`` first if it has one."""
+    """Return the options of a training, with ``ensemble`` first if a method is given."""
     if ensemble is None:
         return options
     return {"ensemble": str(ensemble), **options}
@@ -354,8 +359,8 @@ class Scale:
     Attributes:
         rows: the names of the rows.
         approx: the approximation of the search; None for an exact search.
-        samples: the number of samples of each set in the search; None for all.
-        cut: sentences on what was left out of what was asked for.
+        samples: the number of samples of each set in the search; None for all samples.
+        cut: sentences on what was left out to save time.
     """
 
     rows: Sequence[str]
@@ -365,14 +370,14 @@ class Scale:
 
 
 _FEWEST_SAMPLES = 150
-"""Samples of each set that the smallest search takes."""
+"""The number of samples of each set in the smallest search."""
 
 
 def smaller(scale: Scale) -> Iterator[Scale]:
-    """Yield the scale that was asked for, then ever smaller ones, each with one more cut."""
+    """Yield the scale that was asked for, and then smaller and smaller ones; each makes one more cut."""
     yield scale
 
-    # An approximate search, then fewer samples for it.
+    # First approximate the search, then take fewer samples for it.
     if scale.approx is None:
         text = "the search is approximated (lazy:8)"
         scale = replace(scale, approx="lazy:8", cut=[*scale.cut, text])
@@ -383,7 +388,7 @@ def smaller(scale: Scale) -> Iterator[Scale]:
             scale = replace(scale, samples=samples, cut=[*scale.cut, text])
             yield scale
 
-    # No rows that need a search of their own or for three objectives.
+    # Then leave out the rows that need another search, or a search for three objectives.
     rows_of_dear_searches = NEED_THREE | {"whole-late"}
     left_out = [name for name in scale.rows if name in rows_of_dear_searches]
     if left_out:
@@ -392,7 +397,7 @@ def smaller(scale: Scale) -> Iterator[Scale]:
         scale = replace(scale, rows=kept_rows, cut=[*scale.cut, text])
         yield scale
 
-    # The fewest samples.
+    # At last take the fewest samples.
     if scale.samples is None or scale.samples > _FEWEST_SAMPLES:
         text = f"the search takes {_FEWEST_SAMPLES} samples"
         yield replace(scale, samples=_FEWEST_SAMPLES, cut=[*scale.cut, text])
@@ -420,15 +425,17 @@ def row(
     classifier: bool = False,
     steps: int = 0,
 ) -> Callable[[Maker], Maker]:
-    """Return a decorator that declares a function as the maker of the rows of a name.
+    """Return a decorator that registers a function as the maker of the rows with this name.
+
+    It adds the name to :data:`MAKERS`, and to the lists of what rows need.
 
     Args:
         name: the name that ``--rows`` takes.
-        default: whether the rows are made by default, or only when they are asked for.
+        default: whether the rows are made by default, or only if they are asked for.
         train: whether they need training data.
         labels: whether they need labels of the training data.
         classifier: whether they need a classifier, which a zero-shot model does not have.
-        steps: the fewest steps that their training can have; 0 for any number.
+        steps: the smallest number of steps that their training can have; 0 for any number.
     """
 
     def declare(maker: Maker) -> Maker:
@@ -449,150 +456,150 @@ def row(
 
 
 @row("single")
-def single(shop: Workshop) -> list[Row]:
-    """Make the row of the model as it is."""
-    return [Row("single", shop.model)]
+def single(workshop: Workshop) -> list[Row]:
+    """Make the row of the studied model itself."""
+    return [Row("single", workshop.model)]
 
 
 @row("whole-avg")
-def whole_avg(shop: Workshop) -> list[Row]:
-    """Make rows of the whole model and one circuit for accuracy and OOD detection.
+def whole_avg(workshop: Workshop) -> list[Row]:
+    """Make rows of two members: the whole model, and one pruned by the circuit for accuracy and OOD detection.
 
-    A twelfth, a sixth and a quarter of the heads are removed. If the model has so few heads that two of these are the
-    same number, there is one row for both.
+    A twelfth, a sixth and a quarter of the heads are removed. If two of these are the same number, because the model
+    has few heads, there is one row for both.
     """
-    circuit = shop.circuit_file("avg")
-    counts = [shop.share(part) for part in (1 / 12, 1 / 6, 1 / 4)]
+    circuit = workshop.circuit_file("avg")
+    counts = [workshop.share(part) for part in (1 / 12, 1 / 6, 1 / 4)]
     rows = []
-    for count in dict.fromkeys(counts):  # each once
-        member = shop.pruning_step(f"avg@{count}", circuit, count, shop.search_of_circuits)
-        row_of_count = shop.fused_row(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
+    for count in dict.fromkeys(counts):  # without repetition
+        member = workshop.pruning_step(f"avg@{count}", circuit, count, workshop.search_of_circuits)
+        row_of_count = workshop.fused_row(f"whole-avg@{count}", [member], whole=True, circuit=(circuit, count))
         rows.append(row_of_count)
     return rows
 
 
 @row("whole-auto", default=False)
-def whole_auto(shop: Workshop) -> list[Row]:
-    """Make the row of the whole model and the same circuit with as many heads removed as ``--max-drop`` allows.
+def whole_auto(workshop: Workshop) -> list[Row]:
+    """Make the row of the whole model and the same circuit, with as many heads removed as ``--max-drop`` allows.
 
-    The search has counted how many these are.
+    The search has measured how many these are.
     """
-    circuit = shop.circuit_file("avg")
-    member = shop.pruning_step("auto", circuit, None, shop.search_of_circuits)
-    fused = shop.fused_row("whole-auto", [member], whole=True)
+    circuit = workshop.circuit_file("avg")
+    member = workshop.pruning_step("auto", circuit, None, workshop.search_of_circuits)
+    fused = workshop.fused_row("whole-auto", [member], whole=True)
     return [fused]
 
 
 @row("whole-late")
-def whole_late(shop: Workshop) -> list[Row]:
-    """Make the row of the whole model and a circuit in the last third of the sites.
+def whole_late(workshop: Workshop) -> list[Row]:
+    """Make the row of the whole model and a circuit in the last third of the sites (attention layers).
 
-    Both members share all that comes before these sites, so it runs once.
+    Both members share everything before these sites, so that part runs only once.
     """
-    search = shop.late_search
+    search = workshop.late_search
     circuit = search.outputs[0]
     budget = str(search.options["budget"])
     count = int(budget)
-    member = shop.pruning_step(f"late@{count}", circuit, count, search)
-    fused = shop.fused_row(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))
+    member = workshop.pruning_step(f"late@{count}", circuit, count, search)
+    fused = workshop.fused_row(f"whole-late@{count}", [member], whole=True, circuit=(circuit, count))
     return [fused]
 
 
 @row("whole-three")
-def whole_three(shop: Workshop) -> list[Row]:
-    """Make the row of the whole model and three circuits: for accuracy, for OOD detection and for both.
+def whole_three(workshop: Workshop) -> list[Row]:
+    """Make the row of the whole model and three circuits: for accuracy, for OOD detection, and for both.
 
-    Each circuit has lost a sixth of the heads.
+    Each circuit has a sixth of the heads removed.
     """
-    count = shop.share(1 / 6)
-    members = _pruned_by_three_circuits(shop, count)
-    circuit = shop.circuit_file("avg")
-    fused = shop.fused_row(f"whole-three@{count}", members, whole=True, circuit=(circuit, count))
+    count = workshop.share(1 / 6)
+    members = _pruned_by_three_circuits(workshop, count)
+    circuit = workshop.circuit_file("avg")
+    fused = workshop.fused_row(f"whole-three@{count}", members, whole=True, circuit=(circuit, count))
     return [fused]
 
 
 @row("circuits")
-def circuits(shop: Workshop) -> list[Row]:
-    """Make the row of the paper's three circuits, each without a third of the heads, and without the whole model."""
-    count = shop.share(1 / 3)
-    members = _pruned_by_three_circuits(shop, count)
-    circuit = shop.circuit_file("avg")
-    fused = shop.fused_row("circuits", members, circuit=(circuit, count))
+def circuits(workshop: Workshop) -> list[Row]:
+    """Make the row of the paper's three circuits, without the whole model; each has a third of the heads removed."""
+    count = workshop.share(1 / 3)
+    members = _pruned_by_three_circuits(workshop, count)
+    circuit = workshop.circuit_file("avg")
+    fused = workshop.fused_row("circuits", members, circuit=(circuit, count))
     return [fused]
 
 
-def _pruned_by_three_circuits(shop: Workshop, count: int) -> list[Step]:
-    """Return the steps that prune one member by each of the three circuits, all by the same number of heads."""
+def _pruned_by_three_circuits(workshop: Workshop, count: int) -> list[Step]:
+    """Return the steps that prune one member by each of the three circuits; ``count`` heads are removed from each."""
     members = []
     for objective in THREE:
-        circuit = shop.circuit_file(objective)
-        members.append(shop.pruning_step(f"{objective}@{count}", circuit, count, shop.search_of_circuits))
+        circuit = workshop.circuit_file(objective)
+        members.append(workshop.pruning_step(f"{objective}@{count}", circuit, count, workshop.search_of_circuits))
     return members
 
 
 @row("taylor", train=True)
-def taylor(shop: Workshop) -> list[Row]:
-    """Make the row of three members that are pruned by Taylor scores of different samples."""
-    members = _pruned_by_taylor_scores(shop)
-    fused = shop.fused_row("taylor", members)
+def taylor(workshop: Workshop) -> list[Row]:
+    """Make the row of three members, pruned by Taylor scores on different samples."""
+    members = _pruned_by_taylor_scores(workshop)
+    fused = workshop.fused_row("taylor", members)
     return [fused]
 
 
-def _pruned_by_taylor_scores(shop: Workshop) -> list[Step]:
-    """Return the steps that prune three members by Taylor scores, each by a third of the heads."""
-    assert shop.train is not None  # rows that are trained need it
-    count = shop.share(1 / 3)
+def _pruned_by_taylor_scores(workshop: Workshop) -> list[Step]:
+    """Return the steps that prune three members by Taylor scores; a third of the heads is removed from each."""
+    assert workshop.train is not None  # rows that are trained are refused without it
+    count = workshop.share(1 / 3)
     members = []
-    for member, seed in enumerate(shop.seeds):
+    for member, seed in enumerate(workshop.seeds):
         options: dict[str, Value] = {
             "method": "taylor",
             "scope": "global",
             "remove": str(count),
-            "samples": "128",  # few: members differ in their samples alone, and more would rank the heads alike
-            "data": shop.train,
+            "samples": "128",  # members differ only in their samples; with more, they would rank the heads alike
+            "data": workshop.train,
             "force": True,
             "seed": seed,
         }
         model = f"taylor{member}.st"
         outputs = [f"taylor{member}.mask.json", model]
-        members.append(shop.step("prune", [shop.model], options, outputs, output=model))
+        members.append(workshop.step("prune", [workshop.model], options, outputs, output=model))
     return members
 
 
 @row("circuits-tuned", default=False, train=True)
-def circuits_tuned(shop: Workshop) -> list[Row]:
+def circuits_tuned(workshop: Workshop) -> list[Row]:
     """Make the row of the three circuits, each fine-tuned."""
-    count = shop.share(1 / 3)
-    members = _pruned_by_three_circuits(shop, count)
-    tuned_members = [shop.tuning_step(member) for member in members]
-    fused = shop.fused_row("circuits-tuned", tuned_members)
+    count = workshop.share(1 / 3)
+    members = _pruned_by_three_circuits(workshop, count)
+    tuned_members = [workshop.tuning_step(member) for member in members]
+    fused = workshop.fused_row("circuits-tuned", tuned_members)
     return [fused]
 
 
 @row("taylor-tuned", default=False, train=True)
-def taylor_tuned(shop: Workshop) -> list[Row]:
+def taylor_tuned(workshop: Workshop) -> list[Row]:
     """Make the row of the three Taylor members, each fine-tuned."""
-    members = _pruned_by_taylor_scores(shop)
-    tuned_members = [shop.tuning_step(member) for member in members]
-    fused = shop.fused_row("taylor-tuned", tuned_members)
+    members = _pruned_by_taylor_scores(workshop)
+    tuned_members = [workshop.tuning_step(member) for member in members]
+    fused = workshop.fused_row("taylor-tuned", tuned_members)
     return [fused]
 
 
 @row("trained", default=False, train=True)
-def trained(shop: Workshop) -> list[Row]:
-    """Make the row of the whole model, trained as the other rows are: it shows how much of their gain is training."""
-    (step,) = shop.trainings_by_seed("trained", {}, members=1)
+def trained(workshop: Workshop) -> list[Row]:
+    """Make the row of the whole model, trained like the other rows: it shows how much of their gain is training."""
+    (step,) = workshop.trainings_by_seed("trained", {}, members=1)
     return [_row_of_single_step("trained", step)]
 
 
 def _maker_of(declared: StudyRow) -> Maker:
     """Return the maker of a row that a method declares."""
 
-    def make(shop: Workshop) -> list[Row]:
-        heads_of_sites = list(shop.heads.values())
+    def make(workshop: Workshop) -> list[Row]:
+        heads_of_sites = list(workshop.heads.values())
         recipe = declared.recipe_for(heads_of_sites[0])
-        made = shop.row_made_by(declared.name, recipe)
-        return [made]
+        row_of_method = workshop.row_made_by(declared.name, recipe)
+        return [row_of_method]
 
     return make
 
@@ -610,35 +617,35 @@ for _declared in rows_of_methods():
     )(_maker_of(_declared))
 
 
-def _row_of_pruned_weights(shop: Workshop, name: str, method: str) -> list[Row]:
-    """Make the row of the model with about a tenth of its single weights pruned by a method, then fine-tuned.
+def _row_of_pruned_weights(workshop: Workshop, name: str, method: str) -> list[Row]:
+    """Make the row of the model with about a tenth of its single weights pruned by a method, and then fine-tuned.
 
-    OBA is the only method that looks at training data.
+    OBA is the only method that uses training data for pruning.
     """
-    assert shop.train is not None  # rows that are trained need it
-    kept_weights = "0.891"  # the share of its weights that a ViT-B/16 keeps without a third of its heads
+    assert workshop.train is not None  # rows that are trained are refused without it
+    kept_weights = "0.891"  # the share of weights that a ViT-B/16 keeps if a third of its heads is removed
     options: dict[str, Value] = {"method": method, "weights": kept_weights, "force": True}
     if method == "oba":
-        options["data"] = shop.train
-        options["samples"] = "128"  # in each of its many steps
-    pruned = shop.step("prune", [shop.model], options, [f"{name}.st"])
-    tuned = shop.tuning_step(pruned)
+        options["data"] = workshop.train
+        options["samples"] = "128"  # per step; OBA takes many steps
+    pruned = workshop.step("prune", [workshop.model], options, [f"{name}.st"])
+    tuned = workshop.tuning_step(pruned)
     return [_row_of_single_step(name, tuned)]
 
 
 @row("oba", default=False, train=True)
-def oba(shop: Workshop) -> list[Row]:
+def oba(workshop: Workshop) -> list[Row]:
     """Make the row of single weights pruned by OBA."""
-    return _row_of_pruned_weights(shop, "oba", "oba")
+    return _row_of_pruned_weights(workshop, "oba", "oba")
 
 
 @row("magnitude", default=False, train=True)
-def magnitude(shop: Workshop) -> list[Row]:
+def magnitude(workshop: Workshop) -> list[Row]:
     """Make the row of single weights pruned by magnitude."""
-    return _row_of_pruned_weights(shop, "magnitude", "magnitude")
+    return _row_of_pruned_weights(workshop, "magnitude", "magnitude")
 
 
 @row("random-weights", default=False, train=True)
-def random_weights(shop: Workshop) -> list[Row]:
+def random_weights(workshop: Workshop) -> list[Row]:
     """Make the row of single weights pruned at random."""
-    return _row_of_pruned_weights(shop, "random-weights", "random")
+    return _row_of_pruned_weights(workshop, "random-weights", "random")

@@ -1,4 +1,4 @@
-"""The data of a study: all sets are opened and compared with each other before its first step."""
+"""The data of a study: all data sets are opened and compared with each other before the first step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hydractl.settings.studying import StudySettings
 from hydractl.studies.rows import DEFAULT, NEED_LABELS
 
 HALVES = 2
-"""The validation data are divided into this many parts: one for the search, one to choose by."""
+"""The validation data are divided into two parts: one for the search, one to choose rows and scores by."""
 
 _FEW = 20
 """The largest number of samples of a set that a hint lists."""
@@ -73,10 +73,10 @@ class StudySets:
 
 @dataclass
 class _Sets:
-    """The sets of a study by their roles.
+    """The data sets of a study by their roles. Each is a :class:`GivenSet`: a data set with the option that named it.
 
     Attributes:
-        val, test, train: the ID sets; ``train`` is None without training data.
+        val, test, train: the ID (in-distribution) sets; ``train`` is None without training data.
         ood_val: the OOD validation sets by name, without those that are made from ``val``.
         ood: the OOD test sets.
     """
@@ -96,7 +96,7 @@ class _Sets:
 
     @property
     def fitted(self) -> list[GivenSet]:
-        """The sets that something is fitted to or chosen by: training and validation sets."""
+        """The sets that something is fitted to or chosen by: the training and validation sets."""
         if self.train is None:
             return self.choosing
         return [self.train, *self.choosing]
@@ -119,17 +119,17 @@ MADE_TEXTS = (
 
 
 def study_sets(settings: StudySettings, source: Source) -> StudySets:
-    """Open all data of a study and compare them with each other.
+    """Open all data of a study, compare them with each other, and remove repeated samples.
 
     Args:
         settings: the settings of the study.
         source: the studied model.
 
     Raises:
-        InputError: sets do not fit the model, share samples that they must not share, or are too small.
-        UsageError: a SPEC or a setting makes no sense.
+        InputError: data sets do not fit the model, share samples that they must not share, or are too small.
+        UsageError: a SPEC or a setting is wrong.
     """
-    # What cannot be right is refused; validation data lose the samples that would stand on both sides of a choice.
+    # Refuse data that cannot be right. Leave training samples, and samples of both halves, out of the validation data.
     sets = _open_sets(settings, source)
     _check_apart(sets, source, settings.limit)
     overlaps = _overlaps(sets)
@@ -137,7 +137,7 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     ood_val = _ood_val_without_repeats(settings, sets)
     _check_samples_to_fit_to(settings)
 
-    # What is odd is told.
+    # Collect warnings about data that are odd.
     warnings = list(overlaps.warnings)
     if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
@@ -156,21 +156,21 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
 
 
 def _open_sets(settings: StudySettings, source: Source) -> _Sets:
-    """Open every set as the settings give it; of test data only the part that ``--limit`` leaves for the tests.
+    """Open every data set that the settings name, the test sets with ``--limit``.
 
-    The ID sets must have the classes of the model; a zero-shot model without names takes those of ``--val``.
+    The ID sets must have the classes of the model; a zero-shot model without class names gets those of ``--val``.
     """
-    named = named_by_data(source, str(settings.val), None, "--val")
+    named_source = named_by_data(source, str(settings.val), None, "--val")
     reads = {source.name: source.description.reads}
-    labels = named.description.labels or []
+    labels = named_source.description.labels or []
     seed = settings.seed
     limit = settings.limit
 
-    # ID sets.
+    # Open the ID sets.
     val = open_data(str(settings.val), option="--val", labels=labels, need_labels=True, reads=reads, seed=seed)
     test = open_data(str(settings.test), option="--test", labels=labels, limit=limit, reads=reads, seed=seed)
-    check_labels_are_classes(val, named)
-    check_labels_are_classes(test, named)
+    check_labels_are_classes(val, named_source)
+    check_labels_are_classes(test, named_source)
     sets = _Sets(GivenSet("--val", val), GivenSet("--test", test))
     if settings.train is not None:
         need_labels = _needs_labels(settings)
@@ -184,7 +184,7 @@ def _open_sets(settings: StudySettings, source: Source) -> _Sets:
         )
         sets.train = GivenSet("--train", train)
 
-    # OOD validation sets, except those that are made from the validation data.
+    # Open the OOD validation sets, except those that are made from the validation data.
     made_of_val = with_setting(str(settings.val), "ood=auto")
     ood_val_sets = [ood_set for ood_set in settings.ood_val_sets() if ood_set.spec != made_of_val]
     for ood_set in ood_val_sets:
@@ -194,7 +194,7 @@ def _open_sets(settings: StudySettings, source: Source) -> _Sets:
         dataset = open_data(ood_set.spec, option=option, ignore_labels=True, reads=reads, seed=seed)
         sets.ood_val[ood_set.name] = GivenSet(option, dataset)
 
-    # OOD test sets.
+    # Open the OOD test sets.
     for text in settings.ood:
         ood_set = parse_ood_set(text)
         option = f"--ood {ood_set.name}"
@@ -206,7 +206,7 @@ def _open_sets(settings: StudySettings, source: Source) -> _Sets:
 def _needs_labels(settings: StudySettings) -> bool:
     """Return whether any row needs labels of the training data.
 
-    A Laplace approximation and OOD scores on features take training data without labels.
+    A Laplace approximation, and OOD scores on features, use training data without labels.
     """
     names = set(settings.rows)
     if "default" in names:
@@ -216,22 +216,26 @@ def _needs_labels(settings: StudySettings) -> bool:
 
 
 def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
-    """Refuse test samples that stand in training or validation data of this study, or that the model has seen.
+    """Refuse test samples that are also training or validation samples of this study, or that the model has seen.
 
     Args:
-        sets: the sets of the study.
-        source: the studied model, which says what it has seen.
+        sets: the data sets of the study.
+        source: the studied model; its description lists the samples that it has seen.
         limit: the value of ``--limit``, for the hint; None without it.
 
     Raises:
-        InputError: there are such samples; with a line for each pair of sets, and for each set that the model has seen.
+        InputError: there are such samples. It has a line for each pair of sets that share samples, and for each test
+            set of which the model has seen samples.
     """
+    # Test samples that the study itself trains on or chooses by.
     shared_with_fitted = compare_fitted(sets.fitted, sets.tested)
     problems = list(shared_with_fitted.problems)
+
+    # Test samples that the model has seen before this study, e.g. in its training.
     seen_by_model = source.description.seen
     for test_set in sets.tested:
         dataset = test_set.dataset
-        are_seen = marked(seen_by_model, dataset)  # [N]
+        are_seen = marked(seen_by_model, dataset)  # [N], true for samples that the model has seen
         count = int(are_seen.sum())
         if count:
             problems.append(
@@ -244,13 +248,13 @@ def _check_apart(sets: _Sets, source: Source, limit: int | None) -> None:
 
 
 def _hint_without_shared_samples(sets: _Sets, seen: Sequence[Entry], limit: int | None) -> str:
-    """Return the hint for samples that test sets must not have.
+    """Return the hint of an error about samples that test sets must not have.
 
-    If they are few, it gives the options of the test sets without them. With ``--limit`` it cannot, because the places
-    of samples in a limited set are not those in the whole one.
+    If there are only few such samples, the hint gives the options of the test sets without them. With ``--limit`` it
+    cannot do so, because the indices in a limited set are not those in the whole set.
 
     Args:
-        sets: the sets of the study.
+        sets: the data sets of the study.
         seen: the samples that the model has seen.
         limit: the value of ``--limit``; None without it.
     """
@@ -262,43 +266,50 @@ def _hint_without_shared_samples(sets: _Sets, seen: Sequence[Entry], limit: int 
 
     options = []
     for given_set in sets.tested:
-        shared = _places_to_leave_out(given_set.dataset, fitted_digests, seen)
+        shared = _indices_to_leave_out(given_set.dataset, fitted_digests, seen)
         if len(shared) > _FEW:
             return _APART
         if shared:
-            options.append(_option_without_places(given_set, shared))
+            options.append(_option_without_samples(given_set, shared))
     return f"leave these samples out: {' '.join(options)}"
 
 
-def _places_to_leave_out(dataset: Dataset, fitted_digests: set[str], seen: Sequence[Entry]) -> list[int]:
-    """Return the places of the samples of a test set that something was fitted to, or that the model has seen."""
+def _indices_to_leave_out(dataset: Dataset, fitted_digests: set[str], seen: Sequence[Entry]) -> list[int]:
+    """Return the indices of the samples in a test set that something was fitted to, or that the model has seen.
+
+    Args:
+        dataset: the test set.
+        fitted_digests: the digests of all training and validation samples.
+        seen: the samples that the model has seen.
+    """
     seen_by_model = marked(seen, dataset)  # [N]
-    places = []
-    for place, digest in enumerate(dataset.sample_fingerprints()):
-        if digest in fitted_digests or seen_by_model[place]:
-            places.append(place)
-    return places
+    indices = []
+    for index, digest in enumerate(dataset.sample_fingerprints()):
+        if digest in fitted_digests or seen_by_model[index]:
+            indices.append(index)
+    return indices
 
 
-def _option_without_places(given_set: GivenSet, places: Sequence[int]) -> str:
-    """Return the option of a set as one types it, with a SPEC that leaves out the samples at some places.
+def _option_without_samples(given_set: GivenSet, indices: Sequence[int]) -> str:
+    """Return the option of a data set as one types it, with a SPEC that leaves out the samples at ``indices``.
 
-    An option with a name, as ``--ood NAME``, has the value ``NAME=SPEC``.
+    An option with a name, such as ``--ood NAME``, gets the value ``NAME=SPEC``.
     """
     option, _, name = given_set.option.partition(" ")
-    value = without_places(given_set.dataset.spec, places)
+    value = without_places(given_set.dataset.spec, indices)
     if name:
         value = f"{name}={value}"
     return f"{option} '{value}'"
 
 
 def _overlaps(sets: _Sets) -> Findings:
-    """Compare all pairs of sets that may share a few samples, and return the warnings about those that share many.
+    """Compare the pairs of sets that may share a few samples; return warnings about shared samples.
 
-    Training and ID validation data are no such pair, because the samples that they share are left out.
+    These are pairs of validation sets, pairs of test sets, and training data with OOD validation sets. Training data
+    with ID validation data are not compared here, because their common samples are left out later.
 
     Raises:
-        InputError: sets share most of their samples; it lists the pairs.
+        InputError: two sets share most of their samples; it lists the pairs.
     """
     comparisons = [compare_sets(sets.choosing), compare_sets(sets.tested)]
     if sets.train is not None:
@@ -320,16 +331,16 @@ def _val_without_repeats(settings: StudySettings, sets: _Sets) -> tuple[str, lis
     """Leave training samples, and samples that would be in both halves, out of ``--val``.
 
     Returns:
-        The SPEC without these samples, and a sentence on each of the two kinds that were left out.
+        The SPEC without these samples, and a sentence for each of the two kinds if any were left out.
 
     Raises:
-        InputError: more than half of the validation samples are training samples, or a half is left empty.
+        InputError: more than half of the validation samples are training samples, or a half becomes empty.
     """
     val = sets.val
     train = sets.train
     notes = []
 
-    # Samples of the training data.
+    # Find samples of the training data.
     training_digests: set[str] = set()
     if train is not None:
         shared = shared_samples(val, train)
@@ -339,64 +350,66 @@ def _val_without_repeats(settings: StudySettings, sets: _Sets) -> tuple[str, lis
             training_digests = set(train.dataset.sample_fingerprints())
             notes.append(f"{shared}, and left out of --val")
 
-    # Samples of both halves.
-    left_out = _places_repeated_across_halves(val.dataset)
-    if left_out:
+    # Find samples that are in both halves.
+    indices_left_out = _indices_repeated_across_halves(val.dataset)
+    if indices_left_out:
         notes.append(
-            f"{len(left_out)} samples of --val are in one half of it and again in the other, and left out there"
+            f"{len(indices_left_out)} samples of --val are in one half of it and again in the other, and left out there"
         )
 
-    for place, digest in enumerate(val.dataset.sample_fingerprints()):
+    # Leave out both kinds.
+    for index, digest in enumerate(val.dataset.sample_fingerprints()):
         if digest in training_digests:
-            left_out.add(place)
-    _check_halves(val, left_out)
-    return without_places(str(settings.val), left_out), notes
+            indices_left_out.add(index)
+    _check_halves(val, indices_left_out)
+    return without_places(str(settings.val), indices_left_out), notes
 
 
 def _ood_val_without_repeats(settings: StudySettings, sets: _Sets) -> list[str]:
-    """Return the texts of ``--ood-val`` without samples that would be in both halves."""
+    """Return the values of ``--ood-val`` without samples that would be in both halves."""
     texts = []
     for text, ood_set in zip(settings.ood_val, settings.ood_val_sets(), strict=True):
         given_set = sets.ood_val.get(ood_set.name)
-        if given_set is None:  # made of --val
+        if given_set is None:  # this set is made from --val
             texts.append(text)
             continue
-        left_out = _places_repeated_across_halves(given_set.dataset)
-        _check_halves(given_set, left_out)
+        indices_left_out = _indices_repeated_across_halves(given_set.dataset)
+        _check_halves(given_set, indices_left_out)
         name_and_equals = text.rstrip().removesuffix(ood_set.spec)
-        spec = without_places(ood_set.spec, left_out)
+        spec = without_places(ood_set.spec, indices_left_out)
         texts.append(name_and_equals + spec)
     return texts
 
 
-def _places_repeated_across_halves(dataset: Dataset) -> set[int]:
-    """Return the places of samples that occur earlier in the other half; the half of the first occurrence keeps it.
+def _indices_repeated_across_halves(dataset: Dataset) -> set[int]:
+    """Return the indices of samples that also occur earlier, in the other half.
 
-    The samples at even places are one half, those at odd places the other.
+    Samples with an even index are one half, those with an odd index the other. The half of the first occurrence keeps
+    the sample.
     """
-    half_of_first_occurrence: dict[str, int] = {}  # by digest
+    half_of_first_occurrence: dict[str, int] = {}  # by the digest of the sample
     repeated = set()
-    for place, digest in enumerate(dataset.sample_fingerprints()):
-        half = place % HALVES
+    for index, digest in enumerate(dataset.sample_fingerprints()):
+        half = index % HALVES
         half_that_keeps_it = half_of_first_occurrence.setdefault(digest, half)
         if half != half_that_keeps_it:
-            repeated.add(place)
+            repeated.add(index)
     return repeated
 
 
 def _check_halves(given_set: GivenSet, left_out: set[int]) -> None:
-    """Check that both halves of a set have samples when those at some places are left out.
+    """Check that both halves of a data set still have samples without those at the indices in ``left_out``.
 
     Raises:
         InputError: a half is empty.
     """
-    all_places = set(range(len(given_set.dataset)))
-    left = all_places - left_out
-    halves_with_samples = {place % HALVES for place in left}
-    if len(halves_with_samples) < HALVES:
+    all_indices = set(range(len(given_set.dataset)))
+    indices_left = all_indices - left_out
+    halves_in_use = {index % HALVES for index in indices_left}
+    if len(halves_in_use) < HALVES:
         flag, _, _ = given_set.option.partition(" ")
         raise InputError(
-            f"{given_set.option} is divided into halves, and one of them is empty: it has {len(left)} samples",
+            f"{given_set.option} is divided into halves, and one of them is empty: it has {len(indices_left)} samples",
             hint=f"give more samples with {flag}",
         )
 
@@ -420,8 +433,8 @@ class FitSamples:
 def samples_to_fit_to(settings: StudySettings) -> FitSamples | None:
     """Return the samples that OOD scores on features are fitted to; None if ``--fit-samples`` is 0.
 
-    They are at most ``--fit-samples`` of the training samples, evenly spaced. Without training data they are the half
-    of the validation data that the search has. ``--limit`` takes fewer of either.
+    These are at most ``--fit-samples`` training samples, evenly spaced. Without training data, they are the half of the
+    validation data that the search uses. ``--limit`` reduces either of them.
     """
     if not settings.fit_samples:
         return None
@@ -430,7 +443,7 @@ def samples_to_fit_to(settings: StudySettings) -> FitSamples | None:
         validation_samples = open_data(half_of_search, ignore_labels=True, limit=settings.limit)
         return FitSamples(half_of_search, count=len(validation_samples))
 
-    # Every n-th training sample, with the smallest n that leaves at most so many.
+    # Take every n-th training sample, with the smallest n that gives at most --fit-samples.
     all_samples = len(open_data(settings.train, ignore_labels=True))
     every_nth = math.ceil(all_samples / settings.fit_samples)
     spec = settings.train
@@ -444,12 +457,12 @@ def samples_to_fit_to(settings: StudySettings) -> FitSamples | None:
 
 
 def _check_samples_to_fit_to(settings: StudySettings) -> None:
-    """Refuse samples for OOD scores on features that no covariance within a class can be computed from.
+    """Refuse samples for OOD scores on features if they give no covariance within a class.
 
-    That takes two samples of one class. Samples without labels count as one class.
+    That needs two samples of the same class. Samples without labels count as one class.
 
     Raises:
-        UsageError: no two of them are of one class.
+        UsageError: no two samples have the same class.
     """
     fit = samples_to_fit_to(settings)
     if fit is None:
@@ -460,10 +473,10 @@ def _check_samples_to_fit_to(settings: StudySettings) -> None:
         _, counts = np.unique(dataset.labels, return_counts=True)
         largest_class = int(counts.max())
     if largest_class < 2:
-        source = "--train"
+        option = "--train"
         if settings.train is None:
-            source = "--val"
+            option = "--val"
         raise UsageError(
-            f"OOD scores on features would be fitted to {len(dataset)} samples of {source}, no two of one class",
+            f"OOD scores on features would be fitted to {len(dataset)} samples of {option}, no two of one class",
             hint="raise --limit or --fit-samples, or leave these scores out with --fit-samples 0",
         )

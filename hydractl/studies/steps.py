@@ -16,10 +16,10 @@ class Step:
     """One command.
 
     Attributes:
-        verb: the verb.
+        verb: the verb (subcommand).
         models: its MODEL arguments.
-        options: the values of its options by name (``ood_score``), without ``output``.
-        outputs: the files that it leaves.
+        options: by name (``ood_score``), the values of its options, without ``output``.
+        outputs: the files that it writes.
         needs: the steps whose outputs it reads.
         output: the value of ``-o``; None for the first file of ``outputs``.
         has_output: whether the command has ``-o``; if not, other options name its files.
@@ -35,7 +35,7 @@ class Step:
 
     @property
     def done(self) -> bool:
-        """Whether all outputs exist; a file that exists is complete, because each is written in one go."""
+        """Whether all outputs exist. A file that exists is complete, because files are put in place when finished."""
         exists = [path.exists() for path in self.outputs]
         return all(exists)
 
@@ -49,14 +49,14 @@ class Step:
 
     @property
     def _output_option(self) -> dict[str, Value]:
-        """The option ``output`` by its name; empty for a command that does not have it."""
+        """The option ``output`` by its name; empty for a command without it."""
         if not self.has_output:
             return {}
         path = self.output or self.outputs[0]
         return {"output": str(path)}
 
     def argv(self) -> list[str]:
-        """Return the words of the command as one types them, without ``hydractl``."""
+        """Return the command line as one types it, as a list of words without ``hydractl``."""
         words = [self.verb, *self.models]
         for name, value in self.options.items():
             flag = name.replace("_", "-")
@@ -81,7 +81,7 @@ def _flag_words(flag: str, value: Value) -> list[str]:
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Return the steps and all steps that they need, each once and after those that it needs."""
+    """Return the steps and all steps that they need, without repetition, each after the steps that it needs."""
     ordered: list[Step] = []
     for step in steps:
         for needed in [*in_order(step.needs), step]:
@@ -95,7 +95,7 @@ def script(best: Iterable[Step], others: Iterable[Step], folder: Path, here: Pat
 
     Args:
         best, others: the steps.
-        folder: the folder of the study, which the argument of the script replaces.
+        folder: the folder of the study; the first argument of the script replaces it.
         here: the working directory that relative paths start from.
     """
     steps_to_best = in_order(best)
@@ -134,7 +134,7 @@ def _quoted(path: Path) -> str:
 
 
 def _line(step: Step, folder: Path) -> str:
-    """Return the script's line for a step; it skips the command if the last output of the step exists."""
+    """Return the line of the script for a step; the line skips the command if the last output of the step exists."""
     last_output = str(step.outputs[-1])
     shell_words = [_in_folder(word, folder) for word in step.argv()]
     command = " ".join(shell_words)
@@ -142,7 +142,7 @@ def _line(step: Step, folder: Path) -> str:
 
 
 def _in_folder(word: str, folder: Path) -> str:
-    """Return a word quoted for the shell, with ``$DIR`` instead of the folder in ``PATH`` and in ``NAME=PATH``."""
+    """Return a word quoted for the shell, with ``$DIR`` in place of ``folder`` in a ``PATH`` or ``NAME=PATH``."""
     name, equals, path = word.rpartition("=")
     if not path.startswith(f"{folder}/"):
         return shlex.quote(word)

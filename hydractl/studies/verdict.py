@@ -1,4 +1,4 @@
-"""The verdict on a choice by the test data, in plain words. Pure: from paired differences to sentences."""
+"""The verdict on a choice by the test data, in plain words. Pure functions: from paired differences to sentences."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "w
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of a row as a ratio to that of the single model; None if it is not known.
+    """The cost of a row as a ratio to the single model; None if it is not known.
 
     Attributes:
         macs: the ratio of mult-adds.
@@ -66,9 +66,9 @@ class Use:
     """The model to use, as ``best.st`` holds it.
 
     Attributes:
-        rung: its row and score.
-        temperature, threshold: None without one.
-        price: the price of its row.
+        rung: its row and its OOD score.
+        temperature, threshold: None if it has none.
+        price: the cost of its row.
     """
 
     rung: Rung
@@ -79,44 +79,46 @@ class Use:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a verdict rests on.
+    """Everything that a verdict is based on.
+
+    A rung is a row with an OOD score. The final rung is where the verdict ends on the ladder.
 
     Attributes:
         ladder: the rungs, the choice first.
-        steps: the differences of each rung, except the last, to the next one, by metric.
-        ends: the index of the rung where the verdict ends.
-        against_single: the comparisons of each rung with the single model.
-        hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
-        sets: the difference of AUROC between these two on each test set, by the name of the set.
-        baseline: the differences of the final rung to the single model as it is, with MSP, by metric.
-        n: the number of samples of the smallest test set.
+        differences_to_next: for each rung except the last, its differences to the next rung, by metric.
+        final_index: the index of the final rung.
+        against_single: for each rung, its comparisons with the single model under each of its scores.
+        against_hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
+        by_test_set: by the name of each test set, the difference of AUROC between these two.
+        against_baseline: the differences of the final rung to the single model with MSP and no temperature, by metric.
+        smallest_test_set: the number of samples of the smallest test set.
         labelled: whether the ID test data have labels.
-        told: whether any OOD validation set had a vote.
-        others: whether rows other than the single model were made.
-        why: sentences on why no other row than the single model was chosen.
+        has_vote: whether any OOD validation set had a vote.
+        has_other_rows: whether rows other than the single model were made.
+        reasons_for_single: sentences on why no other row than the single model was chosen.
         doubts: sentences on what makes the verdict less certain.
         mistakes: the sentence on which score to trust for mistakes; empty without labels.
     """
 
     ladder: Sequence[Rung]
-    steps: Sequence[Mapping[str, Finding]]
-    ends: int
+    differences_to_next: Sequence[Mapping[str, Finding]]
+    final_index: int
     against_single: Sequence[AgainstSingle]
-    hardest: Mapping[str, Finding]
-    sets: Mapping[str, Finding]
-    baseline: Mapping[str, Finding]
-    n: int
+    against_hardest: Mapping[str, Finding]
+    by_test_set: Mapping[str, Finding]
+    against_baseline: Mapping[str, Finding]
+    smallest_test_set: int
     labelled: bool = True
-    told: bool = True
-    others: bool = True
-    why: Sequence[str] = ()
+    has_vote: bool = True
+    has_other_rows: bool = True
+    reasons_for_single: Sequence[str] = ()
     doubts: Sequence[str] = field(default_factory=tuple)
     mistakes: str = ""
 
     @property
     def rung(self) -> Rung:
         """The final rung, where the verdict ends."""
-        return self.ladder[self.ends]
+        return self.ladder[self.final_index]
 
 
 @dataclass(frozen=True)
@@ -132,34 +134,35 @@ class Verdict:
     lines: Sequence[str]
 
 
-def answer_of(tested: Facts) -> str:
+def answer_of(facts: Facts) -> str:
     """Return the answer, one of :data:`ANSWERS`."""
-    if not tested.told:
+    if not facts.has_vote:
         return BLIND
-    if tested.rung.row == SINGLE:
-        return _answer_of_single(tested)
-    return _answer_of_ensemble(tested)
+    if facts.rung.row == SINGLE:
+        return _answer_of_single(facts)
+    return _answer_of_ensemble(facts)
 
 
-def _answer_of_single(tested: Facts) -> str:
-    """Return the answer of a study that ends with the single model."""
-    if tested.rung.score == REFERENCE:
+def _answer_of_single(facts: Facts) -> str:
+    """Return the answer of a study that ends with the single model: decided by its score against MSP."""
+    if facts.rung.score == REFERENCE:
         return NOTHING_HELPS
-    against_msp = tested.steps[tested.ends][AUROC]
+    against_msp = facts.differences_to_next[facts.final_index][AUROC]
     if against_msp.kind in GAINS:
         return SCORE_HELPS
     return SCORE_UNCLEAR
 
 
-def _answer_of_ensemble(tested: Facts) -> str:
+def _answer_of_ensemble(facts: Facts) -> str:
     """Return the answer of a study that ends with another row than the single model.
 
-    Decided by the difference of mean AUROC to the hardest score of the single model; a gain that costs accuracy trades.
+    It is decided by the difference of mean AUROC to the hardest score of the single model. A gain that costs accuracy
+    is a trade.
     """
-    against_single = tested.against_single[tested.ends]
+    against_single = facts.against_single[facts.final_index]
     if against_single.better_afterwards:
         return FREE_SCORE_BETTER
-    assert against_single.hardest is not None  # single + MSP at least
+    assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
     kind = against_single.rivals[against_single.hardest].kind
     if kind in LOSSES:
         return FREE_SCORE_BETTER
@@ -168,8 +171,8 @@ def _answer_of_ensemble(tested: Facts) -> str:
     if kind == CANNOT_TELL:
         return UNCLEAR
 
-    # It is better than the single model.
-    accuracy = tested.hardest.get(ACCURACY)
+    # It detects OOD samples better than the single model.
+    accuracy = facts.against_hardest.get(ACCURACY)
     if accuracy is not None and accuracy.kind in LOSSES:
         return TRADES
     if kind == BETTER:
@@ -177,106 +180,108 @@ def _answer_of_ensemble(tested: Facts) -> str:
     return HELPS_SLIGHTLY
 
 
-def verdict(tested: Facts, use: Use) -> Verdict:
-    """Return the verdict: the answer, its consequences, the comparisons that it rests on, and the doubts."""
-    answer = answer_of(tested)
+def verdict(facts: Facts, use: Use) -> Verdict:
+    """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts."""
+    answer = answer_of(facts)
 
     # The answer and its consequences.
-    lines = _sentences_on_left_rungs(tested)
-    lines.append(_first_sentence(tested, answer))
-    lines += _sentence_on_better_free_scores(tested, answer)
-    lines += _sentence_on_worse_sets(tested, answer)
-    lines += tested.why
+    lines = _sentences_on_left_rungs(facts)
+    lines.append(_first_sentence(facts, answer))
+    lines += _sentence_on_better_free_scores(facts, answer)
+    lines += _sentence_on_worse_sets(facts, answer)
+    lines += facts.reasons_for_single
     lines.append(_sentence_on_best_file(use))
 
     # The comparisons.
-    against_single = tested.against_single[tested.ends]
+    against_single = facts.against_single[facts.final_index]
     if against_single.hardest is not None:
-        lines.append(_differences_in_words(tested.hardest, single_with(against_single.hardest)))
-    lines.append(_differences_in_words(tested.baseline, "the single model as it is, with MSP and no temperature"))
-    lines += _sentences_on_needed_samples(tested, answer)
-    if not tested.labelled:
+        lines.append(_differences_in_words(facts.against_hardest, single_with(against_single.hardest)))
+    lines.append(
+        _differences_in_words(facts.against_baseline, "the single model as it is, with MSP and no temperature")
+    )
+    lines += _sentences_on_needed_samples(facts, answer)
+    if not facts.labelled:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
 
     # The score for mistakes, and the doubts.
-    lines.append(tested.mistakes)
-    lines += tested.doubts
+    lines.append(facts.mistakes)
+    lines += facts.doubts
     lines_with_text = [line for line in lines if line]
     return Verdict(answer, lines_with_text)
 
 
 def single_with(score: str) -> str:
-    """Name the single model, which has its fitted temperature, with a score."""
+    """Return the name of the single model with a score in a sentence; it has its fitted temperature."""
     if score == REFERENCE:
         return "the single model with MSP"
     return f"the single model with {score}"
 
 
 def name_of(rung: Rung) -> str:
-    """Name a row with its score."""
+    """Return the name of a row with its score in a sentence."""
     if rung.row == SINGLE:
         return single_with(rung.score)
     return f"{rung.row} with {rung.score}"
 
 
-def _sentences_on_left_rungs(tested: Facts) -> list[str]:
-    """Return a sentence for each rung of the ladder that was left, because it is no better than the next one.
+def _sentences_on_left_rungs(facts: Facts) -> list[str]:
+    """Return a sentence for each rung of the ladder that was left because it is no better than the next one.
 
     A rung is a row with an OOD score; the first one is the choice on validation data.
     """
     sentences = []
-    for index in range(tested.ends):
-        step = tested.steps[index][AUROC]
-        no_better = _NO_BETTER[step.kind]
-        upper = _capitalised(name_of(tested.ladder[index]))
-        lower = name_of(tested.ladder[index + 1])
+    for index in range(facts.final_index):
+        difference = facts.differences_to_next[index][AUROC]
+        how_much = _NO_BETTER[difference.kind]
+        upper = _capitalised(name_of(facts.ladder[index]))
+        lower = name_of(facts.ladder[index + 1])
         if index == 0:
             sentences.append(
-                f"{upper}, chosen on validation data, is {no_better} on the test data than {lower}: {step}."
+                f"{upper}, chosen on validation data, is {how_much} on the test data than {lower}: {difference}."
             )
         else:
-            sentences.append(f"{upper} is {no_better} there than {lower}: {step}.")
+            sentences.append(f"{upper} is {how_much} there than {lower}: {difference}.")
     return sentences
 
 
-def _first_sentence(tested: Facts, answer: str) -> str:
-    """Return the sentence that states the answer."""
+def _first_sentence(facts: Facts, answer: str) -> str:
+    """Return the sentence that states the answer: nothing could be chosen, the single model, or another row."""
     if answer == BLIND:
         return (
             "The OOD validation data cannot tell which row or score is better, so nothing was chosen: use "
             f"{single_with(REFERENCE)}, or give other OOD validation data."
         )
     if answer in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
-        sentence = _single_sentence(tested, answer)
-        if not tested.others:
+        sentence = _single_sentence(facts, answer)
+        if not facts.has_other_rows:
             return sentence
         return f"No other row is worth its cost here. {sentence}"
-    return _ensemble_sentence(tested, answer)
+    return _ensemble_sentence(facts, answer)
 
 
-def _single_sentence(tested: Facts, answer: str) -> str:
+def _single_sentence(facts: Facts, answer: str) -> str:
     """Return the sentence that states the answer of a study that ends with the single model."""
-    name = name_of(tested.rung)
+    name = name_of(facts.rung)
     if answer == NOTHING_HELPS:
-        if tested.ends == 0:
+        if facts.final_index == 0:
             return f"No other score of the single model beats MSP on validation data without harm: use {name}."
         return f"Use {name}."
-    score = tested.rung.score
-    step = tested.steps[tested.ends][AUROC]
+    score = facts.rung.score
+    difference = facts.differences_to_next[facts.final_index][AUROC]
     if answer == SCORE_HELPS:
-        return f"What helps is the score {score}, on the single model: {step} against MSP."
-    return f"Whether the score {score} helps the single model, the test data cannot tell: {step}."
+        return f"What helps is the score {score}, on the single model: {difference} against MSP."
+    return f"Whether the score {score} helps the single model, the test data cannot tell: {difference}."
 
 
-def _ensemble_sentence(tested: Facts, answer: str) -> str:
+def _ensemble_sentence(facts: Facts, answer: str) -> str:
     """Return the sentence that states the answer of a study that ends with another row than the single model.
 
-    It tells the difference of mean AUROC to the hardest rival: the single model with one of its scores.
+    It gives the difference of mean AUROC to the hardest rival: the single model with one of its scores.
     """
-    against_single = tested.against_single[tested.ends]
-    assert against_single.hardest is not None  # single + MSP at least
-    row = tested.rung.row
-    name = name_of(tested.rung)
+    against_single = facts.against_single[facts.final_index]
+    assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
+    row = facts.rung.row
+    name = name_of(facts.rung)
     rival = single_with(against_single.hardest)
     difference = against_single.rivals[against_single.hardest]
 
@@ -287,9 +292,9 @@ def _ensemble_sentence(tested: Facts, answer: str) -> str:
             return f"{row} helps this model: {gain}"
         if answer == HELPS_SLIGHTLY:
             return f"{row} helps this model, slightly: {gain}"
-        return f"{gain} It pays with {tested.hardest[ACCURACY]}."
+        return f"{gain} It pays with {facts.against_hardest[ACCURACY]}."
 
-    # It is not, or nobody can tell.
+    # The row is no better, or the data cannot tell.
     if answer == AS_GOOD:
         return f"{_capitalised(rival)}, which costs nothing, is as good as {name}: {difference}."
     if answer == UNCLEAR:
@@ -301,7 +306,13 @@ def _ensemble_sentence(tested: Facts, answer: str) -> str:
 
 
 def _gain_sentence(name: str, against_single: AgainstSingle, hardest: Finding) -> str:
-    """Return the sentence on how much a row is better than the single model under the scores fixed beforehand."""
+    """Return the sentence on how much a row is better than the single model under the scores fixed beforehand.
+
+    Args:
+        name: the row with its score.
+        against_single: its comparisons with the single model.
+        hardest: its difference to the hardest of them.
+    """
     how_much = "slightly better"
     if hardest.kind == BETTER:
         how_much = "better"
@@ -313,7 +324,7 @@ def _gain_sentence(name: str, against_single: AgainstSingle, hardest: Finding) -
 
 
 def _rivals_text(against_single: AgainstSingle) -> str:
-    """Name the scores of the single model that a choice was compared with."""
+    """Return the text that names the scores of the single model that a choice was compared with."""
     scores = list(against_single.rivals)
     if not against_single.others:
         return "the single model with any score"
@@ -323,31 +334,31 @@ def _rivals_text(against_single: AgainstSingle) -> str:
     return f"the single model with any of the scores {', '.join(first_scores)} and {last_score}"
 
 
-def _sentence_on_better_free_scores(tested: Facts, answer: str) -> list[str]:
-    """Return a sentence on the free scores outside the comparison that did better; none if there are none."""
-    ahead = tested.against_single[tested.ends].better_afterwards
-    if not ahead:
+def _sentence_on_better_free_scores(facts: Facts, answer: str) -> list[str]:
+    """Return a sentence on the single model's scores that did better, but were not fixed beforehand; else empty."""
+    better_scores = facts.against_single[facts.final_index].better_afterwards
+    if not better_scores:
         return []
     if answer == BLIND:
         return []
-    first, *others = ahead
+    first, *others = better_scores
     rival = single_with(first)
-    name = name_of(tested.rung)
+    name = name_of(facts.rung)
     also = ""
     if others:
         also = f", and so did {', '.join(others)}"
     return [
-        f"A free score did better here: {rival}, against which {name} has {ahead[first]}{also}. That was seen "
+        f"A free score did better here: {rival}, against which {name} has {better_scores[first]}{also}. That was seen "
         "afterwards: confirm it on other data."
     ]
 
 
-def _sentence_on_worse_sets(tested: Facts, answer: str) -> list[str]:
-    """Return a sentence on the test sets where a choice that helps is significantly worse than its hardest rival."""
+def _sentence_on_worse_sets(facts: Facts, answer: str) -> list[str]:
+    """Return a sentence on the test sets where a helpful choice is significantly worse than its hardest rival."""
     if answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
         return []
     worse = []
-    for name, finding in tested.sets.items():
+    for name, finding in facts.by_test_set.items():
         _, high = finding.ci
         if high < 0:
             worse.append(f"{name} ({finding.figures})")
@@ -357,7 +368,7 @@ def _sentence_on_worse_sets(tested: Facts, answer: str) -> list[str]:
 
 
 def _sentence_on_best_file(use: Use) -> str:
-    """Return the sentence on what ``best.st`` is, with its cost if it is more than the single model."""
+    """Return the sentence on what ``best.st`` is; for another row than the single model, with its cost."""
     score = use.rung.score
     settings = [f"the score {score}"]
     if use.temperature is not None:
@@ -376,7 +387,7 @@ def _sentence_on_best_file(use: Use) -> str:
 
 
 def _cost_in_words(price: Price) -> str:
-    """Return the end of a sentence on the cost of a row; empty if it is not known."""
+    """Return the end of a sentence with the cost of a row; empty if it is not known."""
     ratios = []
     if price.macs is not None:
         ratios.append(f"{price.macs:.2f} times its mult-adds")
@@ -388,7 +399,7 @@ def _cost_in_words(price: Price) -> str:
 
 
 def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
-    """Return the sentence that lists differences to another model, those of one word together; empty without any.
+    """Return a sentence that lists differences to another model, grouped by their words; empty without differences.
 
     Args:
         findings: the differences, by metric.
@@ -398,29 +409,29 @@ def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:
     for finding in findings.values():
         differences_by_word[finding.kind].append(str(finding))
 
-    parts = []
+    groups = []
     for word, differences in differences_by_word.items():
         if differences:
             listed = ", ".join(differences)
-            parts.append(f"{word}: {listed}")
-    if not parts:
+            groups.append(f"{word}: {listed}")
+    if not groups:
         return ""
-    all_parts = "; ".join(parts)
-    return f"Against {other}: {all_parts}."
+    all_groups = "; ".join(groups)
+    return f"Against {other}: {all_groups}."
 
 
-def _sentences_on_needed_samples(tested: Facts, answer: str) -> list[str]:
-    """Return a sentence on how many samples would do, for OOD detection and accuracy where the data cannot tell."""
+def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
+    """Return sentences on how many samples would be enough, for OOD detection and accuracy, if the data cannot tell."""
     if answer in (BLIND, NOTHING_HELPS):
         return []
 
-    # The comparison that the answer rests on.
+    # The comparison that the answer is based on.
     if answer == SCORE_UNCLEAR:
-        findings = tested.steps[tested.ends]
-    elif tested.rung.row == SINGLE:
-        findings = tested.baseline
+        findings = facts.differences_to_next[facts.final_index]
+    elif facts.rung.row == SINGLE:
+        findings = facts.against_baseline
     else:
-        findings = tested.hardest
+        findings = facts.against_hardest
 
     sentences = []
     for metric in (AUROC, ACCURACY):
@@ -430,7 +441,7 @@ def _sentences_on_needed_samples(tested: Facts, answer: str) -> list[str]:
         words = KINDS[metric].words
         sentences.append(
             f"To tell about {words}, about {finding.needed:,} samples of each test set would do; the "
-            f"smallest has {tested.n:,}."
+            f"smallest has {facts.smallest_test_set:,}."
         )
     return sentences
 

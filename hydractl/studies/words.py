@@ -1,7 +1,7 @@
 """Six words for a paired difference, chosen by where its interval lies. Pure: numbers in, a word out.
 
-Each metric has a margin, below which a difference does not matter. The interval is turned so that higher is better, and
-the first of these that holds is the word:
+Each metric has a margin, below which a difference does not matter. The sign of the interval is changed if necessary, so
+that higher is better. The first of these conditions that holds gives the word:
 
     better            all of it lies above the margin
     slightly better   all of it lies above 0
@@ -47,7 +47,7 @@ class VerdictMetric:
 
     Attributes:
         words: its name in sentences.
-        sign: 1 if higher is better, -1 if lower is.
+        sign: 1 if higher is better, -1 if lower is better.
         margin: the largest difference that does not matter.
     """
 
@@ -72,8 +72,8 @@ class Finding:
     """One paired difference on the test data, and the word for it.
 
     Attributes:
-        metric: the dotted key of the metric.
-        value: the figure of this row minus that of the other.
+        metric: the dotted key of the metric, e.g. ``id.accuracy``.
+        value: the figure of one row minus the figure of another.
         ci: the paired 95 % interval of the difference.
         kind: one of :data:`WORDS`.
         needed: about how many samples of each set would be enough to tell; None if the data can tell.
@@ -100,7 +100,7 @@ class Finding:
 
 
 def word(low: float, high: float, margin: float) -> Word:
-    """Return the word for an interval of differences of which higher ones are better."""
+    """Return the word for an interval of differences for which higher is better."""
     if low > margin:
         return BETTER
     if low > 0:
@@ -119,16 +119,16 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     """Return the finding for one paired difference.
 
     Args:
-        metric: a key of :data:`KINDS`.
+        metric: a key of :data:`KINDS`, e.g. ``id.accuracy``.
         value, ci: the difference and its 95 % interval.
-        n: the number of samples that it was measured on.
+        n: the number of samples that the difference was measured on.
     """
     low, high = ci
     judged = KINDS[metric]
     margin = judged.margin
     if judged.sign > 0:
         kind = word(low, high, margin)
-    else:  # turned, so that higher is better
+    else:  # change the sign, so that higher is better
         kind = word(-high, -low, margin)
 
     needed = None
@@ -139,19 +139,19 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
 
 
 def samples_needed(value: float, half_width: float, margin: float, n: int) -> int:
-    """Return about how many samples would be enough to tell, if n samples give an interval of this half width.
+    """Return about how many samples would be enough to tell, if ``n`` samples give an interval of this half width.
 
     Intervals shrink with the square root of the number of samples. The data can tell as soon as the interval excludes
     0 (half width below ``abs(value)``) or lies within the margin (half width below ``margin - abs(value)``).
     """
     difference = abs(value)
-    enough = max(difference, margin - difference)  # the half width that is reached first
+    enough = max(difference, margin - difference)  # the larger of the two half widths is reached first
     needed = n * (half_width / enough) ** 2
     return max(n + 1, _two_digits_up(needed))
 
 
 def _two_digits_up(value: float) -> int:
-    """Round a number up to two significant digits; one below 10 becomes the next whole number."""
+    """Round a number up to two significant digits; a number below 10 is rounded up to a whole number."""
     exponent = math.floor(math.log10(value))
     unit = 10 ** max(0, exponent - 1)
     units = math.ceil(value / unit)

@@ -1,1 +1,1 @@
-"""One file a verb; the only rooms that see settings."""
+"""The verbs (subcommands), one file each. Only these rooms see the settings."""

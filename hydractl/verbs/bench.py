@@ -55,13 +55,13 @@ CONVENTIONS = {
 
 
 def run(settings: BenchSettings, log: Log) -> Outcome:
-    """Measure every MODEL at every batch size and dtype."""
+    """Measure every model at every batch size and number format, write the figures, and check requirements on them."""
     from hydractl.benchmark.measuring import BenchOptions, measure_rows
     from hydractl.benchmark.rows import bench_rows, find_contestants, on_one_input, open_samples, with_ratios
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import announce_reading, model_options
 
-    # The rows, and what is asked of them.
+    # The rows: the models and what they are compared with. Requirements are checked against their names.
     device = resolve_device(settings.device)
     settings.check_device(device.type)
     models = find_contestants(settings.model, model_options(settings))
@@ -69,9 +69,11 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
     if not settings.unequal_inputs:
         models = on_one_input(models, log)
     rows = bench_rows(models, settings.compare, whole_last_block=settings.whole_last_block)
-    names = [row.name for row in rows]
-    compared = {row.name for row in rows if row.kind in COMPARED}
-    check_known(settings.requirements(), names, ROW_KEYS, skip_first=True, named_only=compared)
+
+    # Check the requirements and cascades, and open the data and the output path, before anything is measured.
+    row_names = [row.name for row in rows]
+    names_of_compared_rows = {row.name for row in rows if row.kind in COMPARED}
+    check_known(settings.requirements(), row_names, ROW_KEYS, skip_first=True, named_only=names_of_compared_rows)
     _check_cascades(rows, settings)
     data = None
     if settings.data is not None:
@@ -89,7 +91,7 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
         return Outcome(_plan(settings, rows, costs, files_to_write))
 
     with contextlib.ExitStack() as stack:
-        # Measure, with the answer's file claimed before.
+        # Claim the output file, then measure.
         output = None
         if path is not None:
             output = stack.enter_context(Output(path, force=settings.force))
@@ -117,15 +119,15 @@ def run(settings: BenchSettings, log: Log) -> Outcome:
         if output is not None:
             files.append(write_json(output, document))
     results = [result.to_json() for result in measured.results]
-    unmet = unmet_of_bench(results, settings.requirements(), compared)
+    unmet = unmet_of_bench(results, settings.requirements(), names_of_compared_rows)
     return Outcome(document, files=files, unmet=unmet, print_document=path is None)
 
 
 def _conventions(settings: BenchSettings, data: Dataset | None) -> dict[str, object]:
-    """Return how the numbers of the answer are defined, by key, with what this command decides about them.
+    """Return, by key, how the numbers of the answer are defined, with what this command has set (rounds, data, seed).
 
     Args:
-        settings: of the command.
+        settings: the options of the command.
         data: the samples that models run on; None for random inputs.
     """
     from hydractl.model.cost import COUNTED_PRODUCTS
@@ -140,10 +142,10 @@ def _conventions(settings: BenchSettings, data: Dataset | None) -> dict[str, obj
 
 
 def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None:
-    """Refuse to time a cascade where the time would not be that of a cascade.
+    """Refuse to time a cascade if its time would not be that of a cascade: compiled, or on random inputs.
 
     Raises:
-        UsageError: a row is one, and models are compiled or inputs are random.
+        UsageError: a row is a cascade, and models are compiled or inputs are random.
     """
     if settings.compile:
         reason = "compiled, all its members run"
@@ -162,12 +164,12 @@ def _check_cascades(rows: Sequence[BenchModel], settings: BenchSettings) -> None
 def _plan(
     settings: BenchSettings, rows: Sequence[BenchModel], costs: Sequence[BenchCost], files: Sequence[Path]
 ) -> dict[str, object]:
-    """Return the answer of a dry run: the cost of each row, and how often models will be called."""
+    """Return the answer of a dry run: the cost of each row, and how many times models will be called in all."""
     results = []
     for row, cost in zip(rows, costs, strict=True):
         results.append({"model": row.name, **cost.to_json()})
     measurements = len(rows) * len(settings.batch_size) * len(settings.dtype)
-    calls_each = settings.rounds + settings.warmup + 1
+    calls_each = settings.rounds + settings.warmup + 1  # and one call that checks the model
     return {
         "schema": SCHEMA,
         "dry_run": True,

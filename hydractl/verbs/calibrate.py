@@ -42,8 +42,8 @@ _NO_REFERENCE = (
 
 
 def run(settings: CalibrateSettings, log: Log) -> Outcome:
-    """Choose on validation data, and write the checkpoint with what was chosen."""
-    # The model, the data and the files, all checked before any work.
+    """Choose temperature, threshold and OOD score on validation data, and write the checkpoint with them."""
+    # Open and check the model, the data sets and the output paths before any work.
     resolve_device(settings.device)
     options = _options(settings)
     model = find_row_to_calibrate(settings.model[0], model_options(settings), options, log)
@@ -56,6 +56,8 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         features = file_path(settings.features)
     for note in opened.notes:
         log.info(note)
+
+    # Open the held-out samples of the reference, if one is asked for, and warn of odd data.
     held_out = None
     if settings.reference is not None:
         held_out = open_held_out(settings.reference, options.data, model, opened.sets)
@@ -68,7 +70,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         return _dry_run(model, opened, held_out, path, features, settings)
 
     with ExitStack() as stack:
-        # Choose.
+        # Claim the output files, and say which sets will not be run.
         output = stack.enter_context(Output(path, force=settings.force))
         features_file = None
         if features is not None:
@@ -76,6 +78,8 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
         if not _compares_scores(settings):
             for eval_set in unused_sets(opened.sets, options):
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
+
+        # Choose. Comparing scores may leave several that are equally good.
         try:
             choice = choose_for(model, opened.sets, options, features_file, log)
             reference = None
@@ -89,7 +93,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             ties = ", ".join(choice.near_ties)
             log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
 
-        # Write it; a score only where one was asked for, or the checkpoint had one.
+        # Write the checkpoint. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
         if options.fit.scores.are_named or model.stored.score:
             score = choice.score
@@ -107,7 +111,10 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
 
 
 def _open_features(path: Path, stack: ExitStack) -> FeaturesFile:
-    """Return the file of features: one that is there is read, else a new one is claimed, which the stack completes."""
+    """Return the file that stores features: an existing file is read, otherwise a new one is claimed.
+
+    A new file becomes an output of ``stack``, which puts it in place at the end.
+    """
     if path.exists():
         return FeaturesFile(path)
     output = stack.enter_context(Output(path))
@@ -122,15 +129,15 @@ def _dry_run(
     features: Path | None,
     settings: CalibrateSettings,
 ) -> Outcome:
-    """Return what would be chosen on and written, after a check that it can be.
+    """Return which data would be used and which files written, after a check that the files can be written.
 
     Args:
-        model: to calibrate.
-        opened: the sets that something is chosen on.
-        held_out: the samples of the reference; None for no reference.
-        path: of the calibrated model.
-        features: the file of features, which is written where it is not there; None for none.
-        settings: of the command.
+        model: the model to calibrate.
+        opened: the data sets that something is chosen on.
+        held_out: the samples of the reference; None if no reference is stored.
+        path: the path of the calibrated model.
+        features: the file that stores features, written if it does not exist; None if features are not stored.
+        settings: the options of the command.
     """
     check_outputs([path], force=settings.force)
     files = [path]
@@ -146,7 +153,10 @@ def _dry_run(
 
 
 def _options(settings: CalibrateSettings) -> EvalOptions:
-    """Return the options of the choice: those of an evaluation without test data."""
+    """Return the options of an evaluation on the same validation data, without test data.
+
+    The settings of the command fill all options that are not named here.
+    """
     names = settings.score_names()
     compares_all = settings.ood_score == ["all"]
     data = settings.fill(
@@ -178,7 +188,7 @@ def _options(settings: CalibrateSettings) -> EvalOptions:
 
 
 def _compares_scores(settings: CalibrateSettings) -> bool:
-    """Return whether scores are compared, for which all validation sets are run."""
+    """Return whether several scores are compared, for which all validation sets are run."""
     names = settings.score_names()
     return len(names) > 1
 
@@ -192,7 +202,17 @@ def _make_answer(
     note: str | None,
     warnings: list[str],
 ) -> CalibrateAnswer:
-    """Return the answer: what was chosen, and on what."""
+    """Return the answer: what was chosen, and on which data.
+
+    Args:
+        model: the calibrated model.
+        opened: the data sets.
+        choice: what was chosen on them.
+        score: the OOD score that was written to the checkpoint; None if none was.
+        options: the options of the choice.
+        note: a text that the checkpoint keeps; None for none.
+        warnings: everything that is odd about data or choice.
+    """
     fitted = choice.fitted
     records = records_of_sets(opened.sets, options, all_used=bool(choice.compared))
     compared = {}
@@ -218,7 +238,7 @@ def _make_answer(
 
 
 def _conformal_record(conformal: Conformal | None) -> ChosenConformalRecord | None:
-    """Return the conformal prediction sets as the answer has them; None for none."""
+    """Return the conformal prediction sets in the form of the answer; None if there are none."""
     if conformal is None:
         return None
     return ChosenConformalRecord(

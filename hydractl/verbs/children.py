@@ -1,4 +1,4 @@
-"""Commands of hydractl in processes of their own, several at a time: what they say, how they end, how they stop."""
+"""Commands of hydractl in child processes, several at a time: what they log, how they end, how they are stopped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hydractl.log import Log
 from hydractl.settings.sources import bare_environment
 from hydractl.training.checkpointing import Interruptions
 
-# The child gets this process's sys.path: "python -m" would look in the working directory first.
-# It ignores SIGUSR2, which Slurm sends to every process of a job near the end of its time: the parent handles that
-# signal, and sends SIGTERM.
+# Code that a child process runs. It sets the parent's sys.path, because "python -m" would look in the working directory
+# first. It ignores SIGUSR2, which Slurm sends to every process of a job near the end of its time: the parent handles
+# that signal, and sends SIGTERM to the child.
 _START = (
     "import signal, sys; signal.signal(signal.SIGUSR2, signal.SIG_IGN); sys.path[:] = sys.argv.pop(1).split('\\n'); "
     "from hydractl.cli.app import main; sys.exit(main())"
@@ -26,7 +26,7 @@ _START = (
 _POLL_S = 0.2
 """Seconds between two looks at whether a signal has come."""
 _TAIL = 5
-"""How many last lines of a command are shown when it is ended by a signal."""
+"""How many of a command's last lines are shown if a signal ends it."""
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Ended:
     """How a command ended.
 
     Attributes:
-        name: of the command.
-        code: its exit code, 128 + n after signal n.
+        name: the name of the command.
+        code: its exit code; 128 + n if signal n ended it.
         answer: what it wrote to standard output.
-        message, hint, problems: of its error, as :class:`hydractl.errors.HydraError` has them; message is None where
-            there was none.
+        message, hint, problems: the parts of its error, as in :class:`hydractl.errors.HydraError`; message is None
+            if there was no error.
     """
 
     name: str
@@ -50,18 +50,18 @@ class Ended:
 
 
 class Child:
-    """One command in a process of its own. A thread reads its log, so that it never waits for a full pipe.
+    """One command in a child process. A thread reads its log, so that the child never waits for a full pipe.
 
     Args:
-        name: of the command; its lines in the log begin with it.
-        device: it runs on.
+        name: the name of the command; its lines in the log begin with it.
+        device: the device it runs on.
         argv: its command line, without ``hydractl``.
-        environment: of the process.
-        heard: receives the lines of its log, and None when it has closed its standard error.
+        environment: the environment variables of the process.
+        heard: receives each line of the child's log, and None when the child has closed its standard error.
 
     Attributes:
-        device: it runs on.
-        ended: its end, as far as it is known by now.
+        device: the device it runs on.
+        ended: how it ended, as far as that is known by now.
     """
 
     def __init__(
@@ -70,9 +70,11 @@ class Child:
         self.device = device
         self.ended = Ended(name)
         self._last_lines: list[str] = []
+        # Standard output goes to a file, which finish() reads; standard error to a pipe, which a thread reads.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is read
+        # An empty entry of sys.path stands for the working directory of this process.
         import_path = "\n".join(entry or os.getcwd() for entry in sys.path)
-        # A session of its own: Ctrl-C reaches it only through this process, once.
+        # A new session: the terminal sends Ctrl-C to this process only, which passes it on once.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, import_path, *argv],
             stdin=subprocess.DEVNULL,
@@ -86,7 +88,7 @@ class Child:
 
     def _read_log(self, heard: queue.Queue[_Heard]) -> None:
         """Put each line of the log into a queue, and None at the end of the log."""
-        assert self._process.stderr is not None  # it is a pipe
+        assert self._process.stderr is not None  # Popen was asked for a pipe
         with self._process.stderr as pipe:
             for line in pipe:
                 text = line.decode("utf-8", "replace")
@@ -94,14 +96,16 @@ class Child:
         heard.put((self, None))
 
     def take_line(self, line: str, log: Log) -> None:
-        """Take one line of its log: pass it on, marked with its name, or keep it as part of its error.
+        """Take one line of the command's log: pass it on, marked with the command's name, or store it in :attr:`ended`.
 
-        The lines of an error come last, as the command line shows them: ``error: MESSAGE``, then ``  - PROBLEM`` for
-        each of several problems, and ``hint: HINT``. They are said when the command has ended.
+        The lines of an error come last, in the form the command line shows them: ``error: MESSAGE``, then
+        ``  - PROBLEM`` for each of several problems, and ``hint: HINT``. These are stored in :attr:`ended` and not
+        logged: :func:`report` logs them when the command has ended.
         """
         ended = self.ended
         has_error = ended.message is not None
         kind, _, rest = line.partition(": ")
+        # The parts of an error come in this order.
         if kind == "error" and not has_error:
             ended.message = rest
         elif kind == "hint" and has_error:
@@ -109,22 +113,23 @@ class Child:
         elif line.startswith("  - ") and has_error:
             problem = line.removeprefix("  - ")
             ended.problems.append(problem)
+        # Any other line is passed on. The last ones are kept: they become the problems of a command that a signal ends.
         elif kind == "warning":
             log.warn(f"{ended.name}: {rest}")
-        elif line and not line.startswith("wrote "):  # the answer names the files
+        elif line and not line.startswith("wrote "):  # the names of the files are in the answer
             self._last_lines.append(line)
             del self._last_lines[:-_TAIL]
             log.info(f"{ended.name}: {line}")
 
     def finish(self) -> Ended:
-        """Wait until the process is gone, which has closed its standard error; return :attr:`ended`, now complete.
+        """Wait until the process has ended, and return :attr:`ended`, now complete.
 
-        What the process said on its standard error is noted there already; its exit code and its answer are added, and
-        for one that a signal ended without a word a message.
+        The thread that reads the log has stored the error of the command there. This adds the exit code and the answer,
+        and an error message if a signal ended the command without one.
         """
         ended = self.ended
         code = self.wait()
-        self._thread.join()  # which reads standard error
+        self._thread.join()  # all lines of standard error are read now
         with self._output as output:
             output.seek(0)
             ended.answer = output.read().decode("utf-8", "replace")
@@ -132,7 +137,7 @@ class Child:
             ended.code = code
             return ended
 
-        # Ended by a signal: the exit code that a shell gives for it.
+        # Popen gives -n for signal n; a shell gives 128 + n.
         signal_number = -code
         ended.code = 128 + signal_number
         if ended.message is None:
@@ -141,22 +146,22 @@ class Child:
         return ended
 
     def wait(self) -> int:
-        """Wait until the process is gone; return its exit code, negative after a signal."""
+        """Wait until the process has ended; return its exit code, which is -n if signal n ended it."""
         return self._process.wait()
 
     def stop(self) -> None:
-        """Ask it to save and to end."""
+        """Send SIGTERM, which asks the command to save and to end."""
         is_running = self._process.poll() is None
         if is_running:
             self._process.send_signal(signal.SIGTERM)
 
 
 _Heard = tuple[Child, "str | None"]
-"""A command and a line of its log; None: it has closed its standard error."""
+"""A command and a line of its log; None instead of a line means that it has closed its standard error."""
 
 
 def _signal_name(number: int) -> str:
-    """Return the name of a signal, such as ``SIGKILL``; its number where it has no name."""
+    """Return the name of a signal, such as ``SIGKILL``, or ``signal N`` if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most of the real-time signals
@@ -172,17 +177,18 @@ def run_commands(
 ) -> dict[str, Ended]:
     """Run commands, as many at a time as there are devices; one that fails does not stop the others.
 
-    After SIGINT or SIGTERM those that run are asked once to end and are waited for, and no other one is begun.
+    After SIGINT or SIGTERM no further command is started. The running commands are asked once to end, and are waited
+    for.
 
     Args:
-        commands: by name, a function from the device that a command runs on to its command line.
-        devices: a command runs on the first of them that is free; one may be there several times.
-        threads: OMP_NUM_THREADS of each command; None leaves it as it is.
-        log: receives their lines, marked with their names.
-        signals: says whether SIGINT or SIGTERM has come; entered by the caller.
+        commands: by name, a function that returns the command line for a device.
+        devices: each command runs on the first free one of them. A device that is listed twice runs two at a time.
+        threads: the value of OMP_NUM_THREADS for each command; None leaves the variable as it is.
+        log: receives the lines of the commands, marked with their names.
+        signals: tells whether SIGINT or SIGTERM has come; the caller has entered this context manager.
 
     Returns:
-        The ends of the commands that were begun, by name in the order of ``commands``.
+        How each command that was started has ended, by name, in the order of ``commands``.
     """
     environment = bare_environment(os.environ)
     if threads is not None:
@@ -192,11 +198,11 @@ def run_commands(
     running: list[Child] = []
     ended: dict[str, Ended] = {}
     heard: queue.Queue[_Heard] = queue.Queue()
-    stopping = False
+    asked_to_stop = False
     with log.progress("commands", len(commands), "commands") as progress:
         try:
             while running or (waiting and not signals.requested):
-                # Begin as many as there are free devices.
+                # Start a command on each free device.
                 while waiting and free_devices and not signals.requested:
                     name = waiting.pop(0)
                     device = free_devices.pop(0)
@@ -204,49 +210,49 @@ def run_commands(
                     argv = commands[name](device)
                     running.append(Child(name, device, argv, environment, heard))
 
-                # After a signal, ask all that run to end, once.
-                if signals.requested and not stopping:
-                    stopping = True
+                # After a signal, ask all running commands to end, once.
+                if signals.requested and not asked_to_stop:
+                    asked_to_stop = True
                     names = ", ".join(child.ended.name for child in running)
                     log.info(f"waiting for {names} to save")
                     for child in running:
                         child.stop()
 
-                # Pass on what is heard next, if anything is.
+                # Wait a moment for the next line of any command, and pass it on.
                 try:
                     child, line = heard.get(timeout=_POLL_S)
                 except queue.Empty:
-                    continue  # to see whether a signal has come
+                    continue  # look again whether a signal has come
                 if line is not None:
                     child.take_line(line, log)
                     continue
 
-                # A command has ended.
-                end = child.finish()
+                # The line is None: this command has ended, and its device is free again.
+                command_end = child.finish()
                 running.remove(child)
                 free_devices.append(child.device)
-                ended[end.name] = end
-                progress.advance(1, end.name)
-                report(end, log, stopping=stopping)
-        finally:  # no process outlives an error of this loop
+                ended[command_end.name] = command_end
+                progress.advance(1, command_end.name)
+                report(command_end, log, stopping=asked_to_stop)
+        finally:  # if this loop fails, no command is left running
             for child in running:
                 child.stop()
     return {name: ended[name] for name in commands if name in ended}
 
 
 def report(ended: Ended, log: Log, *, stopping: bool) -> None:
-    """Say how a command ended: done, stopped with what it has saved, or, as a warning, failed.
+    """Log how a command ended: done, stopped (with what it has saved), or, as a warning, failed.
 
     Args:
-        ended: how it ended.
-        log: hears it.
-        stopping: whether it was asked to end.
+        ended: how the command ended.
+        log: receives the line.
+        stopping: whether the command was asked to end.
     """
     if ended.code == 0:
         log.info(f"{ended.name}: done")
         return
     was_interrupted = ended.code == 128 + signal.SIGINT
-    # SIGTERM ends a command that does not handle it yet, shortly after its start.
+    # A command that has only just started does not handle SIGTERM yet, and is killed by it.
     ended_on_request = stopping and ended.code == 128 + signal.SIGTERM
     if was_interrupted or ended_on_request:
         # The hint ends with what was saved: "add --resume ...; a.st.state has step 5 of 10".

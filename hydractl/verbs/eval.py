@@ -46,7 +46,7 @@ def run(settings: EvalSettings, log: Log) -> Outcome:
 
 
 def _dry_run(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
-    """Return what would be measured and written, after a check that it can be."""
+    """Return what would be measured and written, after a check that the files can be written."""
     files = plan.files()
     for file in files:
         check_outputs([file], force=plan.replaceable(file, settings))
@@ -70,8 +70,8 @@ def eval_options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOpt
     """Return the options of an evaluation from the settings.
 
     Args:
-        settings: of the verb.
-        suite: its OOD sets come behind those of ``--ood``; None for no suite.
+        settings: the options of the command.
+        suite: a suite of OOD sets, which are added after those of ``--ood``; None for no suite.
     """
     ood = settings.ood_sets()
     if suite is not None:
@@ -94,16 +94,16 @@ def eval_options_of(settings: EvalSettings, suite: FoundSuite | None) -> EvalOpt
 
 
 def _keeps_logits(settings: EvalSettings) -> bool:
-    """Return whether predictions are kept in the form that ``--resume`` and ``--reuse`` read."""
+    """Return whether predictions are stored in the file format that ``--resume`` and ``--reuse`` can read."""
     if settings.predictions is None:
         return False
     return settings.predictions.endswith(".st")
 
 
 def _score_options(settings: EvalSettings) -> ScoreOptions:
-    """Return the OOD scores that are asked for: those of all rows, and by name the one score of a single row.
+    """Return the OOD scores that are asked for: names for all rows, and by row name the one score of a single row.
 
-    Of ``all`` scores a row leaves out those that it cannot have.
+    The last value of the result says whether ``all`` was asked for: then a row leaves out scores that it cannot have.
     """
     scores_of_all: list[str] = []
     score_by_row: dict[str, str] = {}
@@ -121,8 +121,10 @@ def _score_options(settings: EvalSettings) -> ScoreOptions:
 def plan_of(settings: EvalSettings, log: Log) -> Plan:
     """Find the models and the data, and check everything that can be checked before any work.
 
+    Notes on the data are logged here; the doubts go into the plan and are logged before measuring.
+
     Raises:
-        HydraError: for what does not fit together.
+        HydraError: models, data sets, options or output paths do not fit together.
     """
     from hydractl.evaluation.answer import known_keys
     from hydractl.evaluation.doubts import eval_data_doubts
@@ -131,7 +133,7 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     from hydractl.model.loading import resolve_device
     from hydractl.verbs.opening import model_options
 
-    # The rows, and the files of each.
+    # The rows (one for each model), and the files that each row writes or reads.
     resolve_device(settings.device)
     suite = _find_suite(settings, log)
     options = eval_options_of(settings, suite)
@@ -141,11 +143,12 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     names = [model.name for model in models]
     _check_row_names("--ood-score", options.fit.scores.of_rows, names)
     _check_row_names("--temperature", options.fit.temperatures, names)
+    # Rows of stored predictions read no inputs, so they have no features.
     names_that_run = [model.name for model in models if model.reads is not None]
     predictions = _paths_by_row(settings.predictions, names)
     features = _paths_by_row(settings.features, names_that_run)
 
-    # The data, and what can be measured on them.
+    # The data sets, and whether the scores and requirements that were asked for can be measured on them.
     opened = open_sets(options.data, models)
     sets = opened.sets
     check_scores(models, sets, options)
@@ -167,7 +170,13 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
 
 
 def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> None:
-    """Refuse an option of one row where no row has its name."""
+    """Raise UsageError if an option names a row that does not exist.
+
+    Args:
+        flag: the option, e.g. ``--temperature``.
+        named: the row names that were given with the option.
+        rows: the names of all rows.
+    """
     for name in named:
         if name not in rows:
             guess = did_you_mean(name, rows)
@@ -176,7 +185,7 @@ def _check_row_names(flag: str, named: Iterable[str], rows: Sequence[str]) -> No
 
 
 def _default_name(first: str, settings: EvalSettings) -> str:
-    """Return the name of the answer: that of the first row, with the seed where it changes the figures."""
+    """Return the file name of the answer: the name of the first row, and the seed if it changes the figures."""
     seed_decides = settings.bootstrap or settings.mc_dropout is not None
     if seed_decides:
         return f"{first}{settings.seed_mark}.eval.json"
@@ -184,7 +193,7 @@ def _default_name(first: str, settings: EvalSettings) -> str:
 
 
 def _find_suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
-    """Find the sets of ``--ood-suite`` below ``--ood-root``; return None without the option."""
+    """Find the data sets of ``--ood-suite`` under ``--ood-root``; return None without the option."""
     choice = settings.suite()
     if choice is None:
         return None
@@ -196,7 +205,7 @@ def _find_suite(settings: EvalSettings, log: Log) -> FoundSuite | None:
 
 
 def _check_distinct(files: Sequence[Path]) -> None:
-    """Refuse two outputs that are one file, also by way of links."""
+    """Raise UsageError if two outputs are the same file; links are followed."""
     real_paths = [os.path.realpath(file) for file in files]
     for file, real_path in zip(files, real_paths, strict=True):
         if real_paths.count(real_path) > 1:
@@ -205,18 +214,18 @@ def _check_distinct(files: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """The measurements and outputs of one command.
+    """What one command measures and writes.
 
     Attributes:
         models: the rows.
         sets: all data sets.
-        options: of the evaluation.
-        path: of the answer, None where it goes to standard output.
-        predictions: where the predictions of each row go, by name.
-        features: where the features that each row has of the training data are kept, by name.
-        seen: which test samples each row has seen, where that is allowed.
-        suite: the suite of OOD sets, if one was asked for.
-        doubts: what is odd about the data.
+        options: the options of the evaluation.
+        path: the file of the answer; None if the answer goes to standard output.
+        predictions: by row name, the file that its predictions are written to.
+        features: by row name, the file that keeps its features of the training data; an existing file is read.
+        seen: by row name, the test samples that the model was trained on, if ``--allow-seen`` allows such samples.
+        suite: the suite of OOD sets; None if no suite was asked for.
+        doubts: sentences on what is odd about the data.
     """
 
     models: Sequence[LogitsProvider]
@@ -230,16 +239,17 @@ class Plan:
     doubts: Sequence[str] = ()
 
     def files(self) -> list[Path]:
-        """Return every file that is written, the answer first."""
+        """Return every file that is written, the answer first. Files of features are not among them."""
         files = list(self.predictions.values())
         if self.path is not None:
             files.insert(0, self.path)
         return files
 
     def replaceable(self, file: Path, settings: EvalSettings) -> bool:
-        """Return whether an output that exists may be claimed.
+        """Return whether an existing output file may be replaced or used again.
 
-        With ``--resume``, these are finished predictions, and the answer where those of all rows are finished.
+        ``--force`` allows it for every file. ``--resume`` allows it for files of finished predictions, and for the
+        answer if the predictions of all rows are finished.
         """
         if settings.force:
             return True
@@ -252,22 +262,22 @@ class Plan:
 
 
 def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
-    """Measure every row, write everything, and hold the requirements against the answer.
+    """Measure every row, write everything, and check the requirements against the answer.
 
     Returns:
-        The answer, the files that were written, the answer first, and the requirements that do not hold.
+        The answer, the files that were written, with the answer first, and the requirements that are not met.
     """
     from hydractl.evaluation.measuring import Measuring
 
     with ExitStack() as stack:
-        # Every output is claimed before anything is computed. What --resume finds finished is read instead.
+        # Claim every output before anything is computed. With --resume, finished predictions are read instead of made.
         outputs: dict[Path, Output] = {}
         for file in plan.files():
             may_replace = plan.replaceable(file, settings)
             outputs[file] = stack.enter_context(Output(file, force=may_replace))
         features_by_row: dict[str, Path | Output] = dict(plan.features)
         for name, path in plan.features.items():
-            if not path.exists():  # else it is read
+            if not path.exists():  # an existing file is read
                 features_by_row[name] = stack.enter_context(Output(path))
         _report_before(plan, settings, log)
 
@@ -285,11 +295,11 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
             row = measuring.row(model, predictions_output, seen, features_by_row.get(model.name))
             rows.append(row)
 
-        # Say what is odd about the figures.
+        # Warn of what is odd about the figures.
         doubts = [*plan.doubts, *measuring.warnings]
         answer = _make_answer(plan, rows, doubts, settings)
         all_warnings = list(answer.warnings or ())
-        new_warnings = all_warnings[len(plan.doubts) :]  # those of the plan, which come first, have been logged
+        new_warnings = all_warnings[len(plan.doubts) :]  # the doubts of the plan come first, and were logged before
         for warning in new_warnings:
             log.warn(warning)
         _report_skipped(plan, log)
@@ -305,7 +315,7 @@ def _measure(plan: Plan, settings: EvalSettings, log: Log) -> Outcome:
 
 
 def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:
-    """Say what is known of models and data before anything is measured."""
+    """Log what is known about models and data before anything is measured."""
     from hydractl.evaluation.fitting import unused_sets
     from hydractl.evaluation.sets import option_of
     from hydractl.model.loading import resolve_device, resolve_dtype
@@ -324,10 +334,10 @@ def _report_before(plan: Plan, settings: EvalSettings, log: Log) -> None:
 
 
 def _write_answer(output: Output, document: dict[str, object], settings: EvalSettings) -> Path:
-    """Write the answer; with ``--resume``, leave the same answer where it is there already.
+    """Write the answer. With ``--resume``, leave a file that already holds the same answer as it is.
 
     Raises:
-        OutputError: with ``--resume``, another answer is there.
+        OutputError: with ``--resume``, the file holds another answer.
     """
     leaves_answer = settings.resume and not settings.force
     if not leaves_answer or not output.path.exists():
@@ -338,9 +348,9 @@ def _write_answer(output: Output, document: dict[str, object], settings: EvalSet
 
 
 def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], settings: EvalSettings) -> EvalAnswer:
-    """Return the answer: the rows, what they were measured on, and warnings of what makes them worth less.
+    """Return the answer: the rows, the data sets they were measured on, and all warnings.
 
-    The warnings are ``doubts``, and behind them those of rows whose members hardly differ.
+    The warnings are ``doubts``, followed by one for each row whose members hardly differ.
     """
     from hydractl.evaluation.answer import conventions, records_of_sets
 
@@ -370,22 +380,26 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], set
 
 
 def _report_skipped(plan: Plan, log: Log) -> None:
-    """Say what could not be read (``--on-bad skip``)."""
+    """Log which samples could not be read (with ``--on-bad skip``)."""
     from hydractl.evaluation.sets import CORRUPTION
 
     for eval_set in plan.sets:
-        if eval_set.role == CORRUPTION:  # it has the samples of --test, for which this is said
+        if eval_set.role == CORRUPTION:  # it has the samples of --test, which are reported already
             continue
         if eval_set.dataset is not None:
             report_skipped(eval_set.dataset, log)
 
 
 def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
-    """Say where labels are missing or tell little; missing ones are expected where predictions are stored."""
+    """Warn of data sets whose labels are all of one class, and of a test set without labels.
+
+    If predictions are stored, missing labels are expected, and there is no warning.
+    """
     for eval_set in plan.sets:
         should_have_labels = eval_set.role in ("id", "val")
         if should_have_labels and eval_set.dataset is not None:
             report_classes(eval_set.dataset, log)
+    # The ID test set is always the first.
     test_set = plan.sets[0]
     if test_set.labels is None and settings.predictions is None:
         warning = f"{test_set.spec} has no labels: accuracy and calibration are not measured"
@@ -396,10 +410,10 @@ def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
 
 
 def _report_cut(plan: Plan, log: Log) -> None:
-    """Say how many texts of each set are cut, once for all models that cut alike."""
+    """Log how many texts of each set are cut, once for all models that cut texts in the same way."""
     from hydractl.evaluation.providers.running import RunningModel
 
-    ways_reported: list[Any] = []  # of preparing texts
+    ways_reported: list[Any] = []  # the ways of preparing texts that were reported
     for model in plan.models:
         if not isinstance(model, RunningModel) or model.reads != "text":
             continue
@@ -414,11 +428,13 @@ def _report_cut(plan: Plan, log: Log) -> None:
 
 
 def _paths_by_row(text: str | None, names: list[str]) -> dict[str, Path]:
-    """Return the file of each row for an option such as ``--predictions``: for several, each with the row's name.
+    """Return the file of each row for an option such as ``--predictions``.
+
+    A single row gets the file itself. Several rows each get a file with the name of the row in it.
 
     Args:
-        text: the value of the option; None where it was not given, for no files.
-        names: of the rows.
+        text: the value of the option; None if it was not given, which returns no files.
+        names: the names of the rows.
     """
     if text is None:
         return {}

@@ -28,12 +28,12 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(settings: ExportSettings, log: Log) -> Outcome:
-    """Write one model in every format that was asked for, each file checked against the model."""
+    """Write one model in every format that was asked for, and check each file against the model."""
     (source,) = open_sources(settings.model, model_options(settings, bodies=True))
     need_classifier(source)
     _check_input(settings, source)
 
-    # The files and folders, checked from headers alone.
+    # Plan the files and folders, and check them; only the headers of the model are read.
     stem = _path_without_ending(settings, source)
     file_formats = [kind for kind in settings.format if kind not in FOLDER_ENDINGS]
     targets: list[Target] = []
@@ -57,7 +57,7 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
         plan = replace(plan, dry_run=True)
         return Outcome(plan.to_json())
 
-    # Write them.
+    # Write them under temporary names, and move them into place when all are checked.
     source, data = _open_check_data(settings, source)
     announce_reading([source], log)
     macs = cost_of(source.description, source.tensors)["macs"]
@@ -94,10 +94,10 @@ def run(settings: ExportSettings, log: Log) -> Outcome:
 
 
 def _check_input(settings: ExportSettings, source: Source) -> None:
-    """Refuse images for a model that reads texts.
+    """Refuse ``--input uint8`` (images) for a model that reads texts.
 
     Raises:
-        UsageError: naming the option.
+        UsageError: the model reads texts; the message names the option.
     """
     if settings.input == "uint8" and source.description.reads != "image":
         raise UsageError(
@@ -107,22 +107,23 @@ def _check_input(settings: ExportSettings, source: Source) -> None:
 
 
 def _path_without_ending(settings: ExportSettings, source: Source) -> Path:
-    """Return the path of the files without their endings: that of ``-o``, else the model's name.
+    """Return the path of the output files without an ending: from ``-o``, or the name of the model.
 
-    Each format adds its own ending, so ``-o`` may have that of a format that is written, or none.
+    Each format adds its own ending. So ``-o`` may have no ending, or the ending of a format that is written.
 
     Raises:
-        UsageError: for an ending of ``-o`` that none of the files has.
+        UsageError: ``-o`` has the ending of a format that is not written.
     """
     if settings.output is None:
         return Path(source.name)
     path = file_path(settings.output)
-    kind = kind_of(path) or FOLDER_FORMATS.get(path.suffix)
-    if kind in settings.format:
-        name = path.name.removesuffix(_ending(kind))
+    # The format that the ending of -o stands for; None if it stands for none.
+    format_of_ending = kind_of(path) or FOLDER_FORMATS.get(path.suffix)
+    if format_of_ending in settings.format:
+        name = path.name.removesuffix(_ending(format_of_ending))
         return path.with_name(name)
-    is_of_another_kind = kind is not None or path.suffix == ".st"
-    if is_of_another_kind:
+    has_other_ending = format_of_ending is not None or path.suffix == ".st"
+    if has_other_ending:
         formats = ",".join(settings.format)
         better_path = path.with_suffix(_ending(settings.format[0]))
         raise UsageError(
@@ -132,7 +133,7 @@ def _path_without_ending(settings: ExportSettings, source: Source) -> Path:
 
 
 def _ending(kind: str) -> str:
-    """Return the ending of the files or folders of a format."""
+    """Return the ending of the file or folder of a format, e.g. ``.onnx``."""
     if kind in FOLDER_ENDINGS:
         return FOLDER_ENDINGS[kind]
     return FORMATS[kind].ending
@@ -142,12 +143,13 @@ def _open_check_data(settings: ExportSettings, source: Source) -> tuple[Source, 
     """Open the data that rounded weights are measured on.
 
     Returns:
-        The model, its classes named by the data where it has no classifier; and the data, None without ``--test``.
+        The model, and the data; without ``--test`` the data are None. A model without a classifier (zero-shot) gets
+        its class names from the data.
     """
     if settings.test is None:
         return source, None
     named = named_by_data(source, settings.test, settings.limit, "--test")
-    inside = open_data(
+    id_set = open_data(
         settings.test,
         option="--test",
         limit=settings.limit,
@@ -156,22 +158,22 @@ def _open_check_data(settings: ExportSettings, source: Source) -> tuple[Source, 
         need_labels=True,
         reads={named.name: named.description.reads},
     )
-    check_labels_are_classes(inside, named)
-    outside = {}
+    check_labels_are_classes(id_set, named)
+    ood_set_by_name = {}
     for ood_set in settings.ood_sets():
-        outside[ood_set.name] = open_data(
+        ood_set_by_name[ood_set.name] = open_data(
             ood_set.spec,
             option=f"--ood {ood_set.name}",
             ignore_labels=True,
             limit=settings.limit,
             seed=settings.seed,
-            reads={"the model": inside.kind},
+            reads={"the model": id_set.kind},
         )
-    return named, CheckData(inside, outside, settings.batch_size, settings.workers)
+    return named, CheckData(id_set, ood_set_by_name, settings.batch_size, settings.workers)
 
 
 def _origins(source: Source) -> list[str]:
-    """Return the SHA-256 of the checkpoints that a model was fused from; its own where it was not fused."""
+    """Return the SHA-256 of the checkpoints that a model was fused from, or of the model itself if it was not fused."""
     origins = []
     for member in source.description.members:
         if "sha256" in member:
@@ -182,15 +184,15 @@ def _origins(source: Source) -> list[str]:
 
 
 def _report_rounding(exports: Sequence[ExportedFileRecord], log: Log) -> list[str]:
-    """Say what rounding the weights costs; return the warnings, which are logged too."""
+    """Log what rounding the weights costs; return the warnings, which are logged as well."""
     warnings = []
     for export in exports:
-        words, harmful = rounding_words(export)
-        if words is None:
+        sentence, is_harmful = rounding_words(export)
+        if sentence is None:
             continue
-        if harmful:
-            log.warn(words)
-            warnings.append(words)
+        if is_harmful:
+            log.warn(sentence)
+            warnings.append(sentence)
         else:
-            log.info(words)
+            log.info(sentence)
     return warnings

@@ -33,7 +33,7 @@ class FolderTarget:
     Attributes:
         kind: its format.
         path: the folder.
-        name: of the model in it.
+        name: the name of the model in the folder.
         source: the model.
     """
 
@@ -43,16 +43,16 @@ class FolderTarget:
     source: Source
 
     def planned(self) -> ExportedFileRecord:
-        """Return what an answer says of the folder before it is written."""
+        """Return the entry for this folder in an answer, before the folder is written."""
         return ExportedFileRecord(format=self.kind, path=str(self.path))
 
     def write(self, folder: Path, write: WriteClaim, max_batch: int) -> ExportedFileRecord:
-        """Fill the folder, which is empty, and check what is in it.
+        """Fill the empty folder and check what is in it.
 
         Args:
-            folder: where it is until it is whole.
+            folder: the temporary folder, which is moved to :attr:`path` when it is complete.
             write: writes files of other formats.
-            max_batch: samples that a server computes together.
+            max_batch: the largest number of samples that a server computes together.
 
         Raises:
             HydraError: what was written differs from the model.
@@ -65,7 +65,7 @@ class FolderTarget:
         """Write a model repository of Triton: ``NAME/1/model.onnx``, ``NAME/config.pbtxt``, and the labels, if any.
 
         Returns:
-            What the answer says of the folder: the check of the graph in it.
+            The entry for the answer: the record of the graph that was written and checked, with the path of the folder.
         """
         model_folder = folder / self.name
         model_path = model_folder / MODEL_FILE
@@ -84,10 +84,10 @@ class FolderTarget:
         return replace(record, format=self.kind, path=str(self.path), data=None)
 
     def _write_mlflow(self, folder: Path) -> ExportedFileRecord:
-        """Write the checkpoint and what MLflow wants to know of it, and check that it has the logits of the model.
+        """Write the checkpoint and the files of an MLflow model, and check that the checkpoint has the model's logits.
 
         Returns:
-            What the answer says of the folder: the size and the digest of the checkpoint in it.
+            The entry for the answer: the size and the digest of the checkpoint in the folder.
 
         Raises:
             HydraError: the checkpoint in the folder has other logits than the model.
@@ -95,7 +95,7 @@ class FolderTarget:
         write_mlflow_model(self.source, folder)
         checkpoint = folder / CHECKPOINT
 
-        # Check it: the logits of one sample are the same to the last bit.
+        # Check that the logits of one sample are the same to the last bit.
         model = build_model(self.source)
         inputs = model.example_inputs(1)
         with torch.inference_mode():
@@ -109,11 +109,11 @@ class FolderTarget:
 
 
 def plan_folders(kinds: Sequence[str], stem: Path, source: Source) -> list[FolderTarget]:
-    """Return the folders to write, after a check from headers alone that they can be.
+    """Return the folders to write, after a check that reads only the headers of the model.
 
     Args:
-        kinds: formats, those of files too, for which there is no folder.
-        stem: the paths of the folders without their endings.
+        kinds: the formats that were asked for; formats of files, which need no folder, are skipped.
+        stem: the path of the folders without their endings.
         source: the model.
 
     Raises:
@@ -124,10 +124,10 @@ def plan_folders(kinds: Sequence[str], stem: Path, source: Source) -> list[Folde
     for kind in kinds:
         if kind not in FOLDER_ENDINGS:
             continue
-        if kind == "triton":  # it holds a graph
+        if kind == "triton":  # its folder holds an ONNX graph
             FORMATS["onnx"].require()
             plan_exports(["onnx"], stem, source.description, source.tensors)
-        elif not has_classes:  # the others hold a model that predicts classes
+        elif not has_classes:  # the other formats hold a model that predicts classes
             raise UsageError(f"the classes of {source.name} have no names", hint="name them: --labels FILE")
         path = stem.with_name(f"{stem.name}{FOLDER_ENDINGS[kind]}")
         folders.append(FolderTarget(kind, path, stem.name, source))

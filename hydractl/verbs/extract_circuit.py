@@ -1,4 +1,4 @@
-"""``hydractl extract-circuit``: in which order heads can go, by the paper's Algorithm 1 (D.1.2)."""
+"""``hydractl extract-circuit``: find the order in which heads can be removed, by the paper's Algorithm 1 (D.1.2)."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(settings: CircuitSettings, log: Log) -> Outcome:
-    """Search one ranking per objective and write a circuit file for each."""
+    """Search one ranking of heads for each objective, and write a circuit file for each."""
     with processes(settings.timeout) as team:
         return _run_in_team(settings, team.quieted(log), team)
 
 
 def _run_in_team(settings: CircuitSettings, log: Log, team: Processes) -> Outcome:
-    """Search with all processes of a team, which may be a single one.
+    """Search with all processes of a team, which may be a single process.
 
     Raises:
         UsageError: several circuits cannot go to standard output.
-        Interrupted: by a signal, with the journal of what was found.
+        Interrupted: a signal stopped the search; the journal has what was found.
     """
     sources = open_sources(settings.model, model_options(settings))
     source = only_one(sources, "extract-circuit")
     options = settings.fill(SearchOptions)
     scope = scope_of(source, options, log)
 
-    # The files: a circuit for each objective, and the journal of an unfinished search; none on standard output.
+    # The files: a circuit for each objective, and a journal of the unfinished search. A circuit that goes to standard
+    # output has neither.
     paths: dict[str, Path] = {}
     journal: Path | None = None
     if not settings.to_stdout:
@@ -64,7 +65,7 @@ def _run_in_team(settings: CircuitSettings, log: Log, team: Processes) -> Outcom
 
 
 def _output_path(settings: CircuitSettings, model: str) -> Path:
-    """Return the file that ``-o`` names, or one named after the model, and after the seed where samples are drawn."""
+    """Return the file that ``-o`` names, or a name after the model, with the seed if samples are drawn."""
     if settings.output:
         return file_path(settings.output)
     seed_mark = ""
@@ -74,7 +75,7 @@ def _output_path(settings: CircuitSettings, model: str) -> Path:
 
 
 def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
-    """Return one file per objective: ``circuit.json`` becomes ``circuit.acc.json`` and so on when there are several."""
+    """Return the file of each objective; with several, ``circuit.json`` becomes ``circuit.acc.json`` and so on."""
     if len(objectives) == 1:
         (objective,) = objectives
         return {objective: path}
@@ -87,7 +88,7 @@ def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
 
 
 def _announce_search(scope: Scope, options: SearchOptions, log: Log) -> None:
-    """Say how many heads are removed, and how many evaluations that takes."""
+    """Log how many heads are removed, and how many evaluations that takes."""
     heads = len(scope.heads)
     if options.algorithm == "greedy":
         count = evaluations(heads, scope.budget)
@@ -113,26 +114,26 @@ def _search_and_write(
     """Search, and write the circuit of each objective.
 
     Args:
-        scope, options: of the search.
-        log: of this process.
+        scope, options: what is searched, and how.
+        log: the log of this process.
         team: the processes that search together; only the first one writes.
-        paths: the file of each objective; none where the circuit goes to standard output.
-        journal: the file that holds the finished steps of the search; None for none.
+        paths: the file of each objective; empty if the circuit goes to standard output.
+        journal: the file that keeps the finished steps of the search; None for no journal.
 
     Returns:
-        The circuit, or ``hydractl.circuits/1`` with several, and the files that were written.
+        The document of the circuit, or a ``hydractl.circuits/1`` document for several, and the files written.
     """
     with ExitStack() as stack:
-        # Claim the files, before anything is computed.
+        # Claim the output files before anything is computed.
         outputs: dict[str, Output] = {}
         if team.rank == 0:
-            # A search that is resumed replaces what it wrote when it ended before.
+            # A resumed search may have stopped while it wrote its circuits, so it may replace them.
             is_resumed = options.resume and journal is not None and journal.exists()
             may_replace = options.force or is_resumed
             for objective, path in paths.items():
                 outputs[objective] = stack.enter_context(Output(path, force=may_replace))
             if journal is not None and not may_replace:
-                check_free(journal)  # the journal is opened later, when the data and the model are read
+                check_free(journal)  # raises an error if it exists; search() opens it, after reading data and model
 
         # Search.
         announce_reading([scope.source], log)
@@ -142,22 +143,22 @@ def _search_and_write(
             return Outcome({}, silent=True)
 
         # Write each circuit to its file.
-        documents = []
+        circuit_documents = []
         files = []
         for objective, circuit in circuits.items():
             document = dict(circuit)
-            documents.append(document)
+            circuit_documents.append(document)
             if outputs:
                 files.append(write_json(outputs[objective], document))
         if not outputs:
-            return Outcome(documents[0], print_document=True)
-    if len(documents) == 1:
-        return Outcome(documents[0], files=files)
-    return Outcome({"schema": "hydractl.circuits/1", "circuits": documents}, files=files)
+            return Outcome(circuit_documents[0], print_document=True)
+    if len(circuit_documents) == 1:
+        return Outcome(circuit_documents[0], files=files)
+    return Outcome({"schema": "hydractl.circuits/1", "circuits": circuit_documents}, files=files)
 
 
 def _dry_run(scope: Scope, options: SearchOptions, log: Log, files: list[str], team: Processes) -> Outcome:
-    """Return the plan of the search, with its time measured on one batch."""
+    """Return the plan of the search, with an estimate of its time that is measured on one batch."""
     session = Session(scope, options, log, team)
     plan = session.probe()
     if team.rank:

@@ -1,4 +1,4 @@
-"""``hydractl finetune``: train a dense or pruned model on labelled data and write it as it came, with new weights."""
+"""``hydractl finetune``: train a dense or pruned model on labelled data; the output has the format of the input."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NOT_DECISIVE = (
     *("max_length", "tower"),  # the provenance has their values once the model is known
 )
 DECISIVE = tuple(option.name for option in recipe_options() if option.name not in _NOT_DECISIVE)
-"""The settings that decide the weights that come out, beside model, data and seed: those of a recipe."""
+"""Names of the settings that decide the trained weights, beside model, data and seed."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Prepared:
     """Everything that is known and checked before a training begins.
 
     Attributes:
-        settings: of the verb.
-        options: the same as options of a training.
-        opened: the model and its data.
-        files: that are written.
-        plan: as the answer has it.
+        settings: the options of the command.
+        options: the same options in the form that the training code takes.
+        opened: the model and its data sets.
+        files: the paths that the training writes to.
+        plan: what will be trained and written, as the answer shows it.
     """
 
     settings: FinetuneSettings
@@ -78,27 +78,33 @@ class Prepared:
 
     @cached_property
     def decisive(self) -> dict[str, object]:
-        """The settings and data that decide the result, by key, for the provenance; computing it reads all data.
+        """Collect everything that decides the trained weights, for the provenance of the output file.
 
-        Values are as JSON has them; None stands for what there is not.
+        Computing it reads all data, for their fingerprints. Values are JSON values; None means that the setting, data
+        set or list of names is absent.
+
+        Returns:
+            By key: the recipe settings (such as ``epochs``), what they mean for this model (such as ``labels``, the
+            class names of a new head), and the fingerprints ``train`` and ``val`` of the data.
         """
         source = self.opened.source
         settings = self.settings
 
-        # The settings.
+        # The settings as they were set. A single learning rate is stored as a number, several as a list.
         facts: dict[str, object] = {name: getattr(settings, name) for name in DECISIVE}
         if settings.ensemble is not None:
             facts["ensemble"] = settings.ensemble.to_json()
         if len(settings.lr) == 1:
             facts["lr"] = settings.lr[0]
 
-        # What they mean for this model.
+        # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
+        # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
         drawn_tensors = list(self.opened.drawn)
         names_of_new_head = list(self.options.weights.labels or ())
         facts["max_length"] = source.description.preprocess.get("max_length")
         facts["drawn"] = drawn_tensors or None
         facts["labels"] = names_of_new_head or None
-        facts.update(asked_classes(source, settings.tower))  # a zero-shot model has labels of its own
+        facts.update(asked_classes(source, settings.tower))
 
         # The data.
         val_set = self.opened.val_set
@@ -108,24 +114,31 @@ class Prepared:
 
     @property
     def fingerprint(self) -> dict[str, object]:
-        """The record that tells one unfinished run, or one output, from another; hashes the model."""
+        """Return the record that identifies this training: model, seed and :attr:`decisive`.
+
+        Unfinished runs and finished outputs with the same record belong to this training. Computing it hashes the
+        model.
+        """
         fingerprint: dict[str, object] = {"model": self.opened.source.sha256, "seed": self.options.seed}
         fingerprint.update(self.decisive)
         return fingerprint
 
 
 def run(settings: FinetuneSettings, log: Log) -> Outcome:
-    """Train one model in this process or those that ``torchrun`` started; or several, each in a process of its own.
+    """Train one model in this process or in those that ``torchrun`` started, or several models in a process each.
 
     Raises:
-        UsageError: the options need several processes, or do not suit them.
+        UsageError: the options need several processes, or do not fit the way the processes were started.
     """
+    # Several trainings: a process for each. --slurm also makes a job from a single training.
     if settings.several or settings.slurm:
-        log_once = SayOnce(log)  # the trainings share their data, so each would say the same of them
+        log_once = SayOnce(log)  # the trainings share their data, and each check would repeat the same sentences
         return train_members(settings, log_once, _check_training, _answer_of_finished)
+
+    # One training, in this process or in all processes of torchrun.
     if settings.devices:
         settings = on_first_device(settings)
-    if restarted():  # torchrun has started all processes again after one had failed
+    if restarted():  # a process failed, and torchrun has started all of them again
         settings = replace(settings, resume=True)
     if settings.shard and alone():
         raise UsageError("--shard needs several processes", hint="torchrun --nproc-per-node N -m hydractl finetune ...")
@@ -138,15 +151,17 @@ def run(settings: FinetuneSettings, log: Log) -> Outcome:
 
 
 def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> Outcome:
-    """Train one model with all processes of a team, unless it is a dry run, or the training is finished already.
+    """Train one model with all processes of a team; return early for a dry run, or if the training is finished already.
+
+    Warnings of odd data are logged here, and also go into the plan.
 
     Returns:
-        The answer; of a team that of rank 0 counts, and the others are silent.
+        The answer. In a team only the outcome of rank 0 is shown; those of the other processes are silent.
     """
     prepared = _prepare(settings, log)
     source = prepared.opened.source
     files = prepared.files
-    doubts_of_names = renaming_doubts([source])  # these are told when the model is read
+    doubts_of_names = renaming_doubts([source])  # announce_reading() logs these
     doubts_of_data = data_doubts(prepared.opened, in_passing=settings.dry_run)
     for doubt in doubts_of_data:
         log.warn(doubt)
@@ -160,7 +175,7 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> O
 
     announce_reading([source], log)
     state = StateFile(files.state, prepared.fingerprint, _environment(settings, team))
-    # A training that has ended has removed its state, and left the models.
+    # A finished training has removed its state file and left its output files.
     if settings.resume and not state.exists():
         earlier = finished(files, prepared.fingerprint, force=settings.force)
         if earlier is not None:
@@ -172,7 +187,10 @@ def _train_one_model(settings: FinetuneSettings, log: Log, team: Processes) -> O
 
 
 def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, team: Processes) -> Outcome:
-    """Return what would be trained, after a check that it could be written; of a team, the first process returns it."""
+    """Return the plan of the training, after a check that its outputs can be written.
+
+    In a team only the first process checks and returns the plan; the outcome of the others is empty and silent.
+    """
     if team.rank:
         return Outcome({}, silent=True)
     may_replace = settings.force or settings.resume
@@ -182,25 +200,27 @@ def _dry_run(plan: TrainingPlan, files: RunFiles, settings: FinetuneSettings, te
 
 
 def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
-    """Open and check everything that a training needs, say what is odd about it, and return it.
+    """Open and check everything that a training needs, and log what is odd about it.
 
     Raises:
-        UsageError: the model or the settings do not suit a training.
+        UsageError: the model or the settings do not allow a training.
         InputError: training and validation data have different classes.
     """
     sources = open_sources(settings.model, start_options(settings))
     source = only_one(sources, "finetune")
-    sites_of(source, settings.tower)  # refuses a tower that is not there
+    sites_of(source, settings.tower)  # raises UsageError for a tower that the model does not have
     if settings.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {settings.dtype}", hint=hint)
+
+    # The files, the trackers, and notes on settings that are not used.
     output = settings.output or f"{source.name}.tuned{settings.seed_mark}.st"
     files = RunFiles.of_output(output, settings.log, settings.outputs, settings.trackers())
     check_installed(list(settings.trackers()))
     for note in settings.passed_over:
         log.info(note)
 
-    # The model and its data.
+    # Open the model and its data.
     options = train_options(settings)
     opened = open_all(source, options)
     if opened.drawn:
@@ -213,7 +233,7 @@ def _prepare(settings: FinetuneSettings, log: Log) -> Prepared:
 
 
 def _report_data(opened: Opened, log: Log) -> None:
-    """Say what is odd about the classes of the data, and what was left out of the validation data.
+    """Log what is odd about the classes of the data, and how many validation samples were left out.
 
     Raises:
         InputError: training and validation data have different classes.
@@ -233,7 +253,7 @@ def _report_data(opened: Opened, log: Log) -> None:
 
 
 def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: Log) -> TrainingPlan:
-    """Return what will be trained and written, and say how much work that is."""
+    """Return what will be trained and written, and log the number of steps and of multiply-adds."""
     source = opened.source
     samples = len(opened.train_set)
     steps = options.total_steps(samples)
@@ -248,26 +268,28 @@ def _plan_training(opened: Opened, options: TrainOptions, files: RunFiles, log: 
         snapshots=_planned_files(files, models),
         val_left_out=opened.left_out or None,
     )
+
+    # Log the amount of work.
     if options.loss.name == "contrastive":
-        log.info(f"{steps} steps of {options.per_step} pairs")  # captions vary, and their mult-adds
+        log.info(f"{steps} steps of {options.per_step} pairs")  # no mult-adds: they depend on the length of captions
         return plan
-    # Each learning rate is a training of its own, and members that are trained together pass a sample several times.
+    # Every learning rate of a grid trains on all samples, and so may every member of a model trained together.
     passes = len(options.lr)
     if options.together is not None:
         passes *= options.together.passes
     # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
-    macs_a_sample = 3 * cost["macs"] * passes
-    work = macs_a_sample * steps * options.per_step
-    log.info(f"{steps} steps of {options.per_step} samples, about {work:.2g} mult-adds")
+    macs_per_sample = 3 * cost["macs"] * passes
+    total_macs = macs_per_sample * steps * options.per_step
+    log.info(f"{steps} steps of {options.per_step} samples, about {total_macs:.2g} mult-adds")
     return plan
 
 
 def _planned_files(files: RunFiles, models: Sequence[Mapping[str, int]]) -> list[TrainedFile] | None:
-    """Return the files of several models that a training will write; None for one model.
+    """Return the output files with what is known of the model in each; None if the training writes one model.
 
     Args:
-        files: of the training.
-        models: what is known of each model, such as its number, in the order of the files.
+        files: the paths that the training writes to.
+        models: for each output file, in order, what is known of its model, e.g. ``{"member": 1}``; empty for one model.
     """
     if not models:
         return None
@@ -278,8 +300,8 @@ def _planned_files(files: RunFiles, models: Sequence[Mapping[str, int]]) -> list
 
 
 def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]:
-    """Return what is known of each of several models that a training will write; empty for one model."""
-    course = options.begin_course(samples)  # refuses too few steps
+    """Return what is known of each model if a training writes several, e.g. ``{"member": 1}``; empty for one model."""
+    course = options.begin_course(samples)  # raises an error if there are too few steps
     if options.together is None:
         return course.planned()
     members = range(1, options.together.members + 1)
@@ -287,9 +309,11 @@ def _planned_models(options: TrainOptions, samples: int) -> list[dict[str, int]]
 
 
 def _check_training(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan, Callable[[], dict[str, object]]]:
-    """Check one of several trainings before they begin; return its plan, and a function that returns its fingerprint.
+    """Check one of several trainings before any of them begins.
 
-    The fingerprint reads the model and all data, and not every caller needs it.
+    Returns:
+        The plan of the training, and a function that returns its fingerprint. The fingerprint is not computed here
+        because it reads the model and all data, and not every caller needs it.
     """
     prepared = _prepare(settings, log)
 
@@ -300,16 +324,16 @@ def _check_training(settings: FinetuneSettings, log: Log) -> tuple[TrainingPlan,
 
 
 def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Processes) -> Outcome:
-    """Train, and write the models; in a team, the first process writes for all.
+    """Train, write the models and remove the state file. In a team, only the first process writes.
 
     Args:
         prepared: everything that was checked before.
-        state: the file of an unfinished training, which is saved on the way, and removed at the end.
-        log: hears of the training.
+        state: the file of an unfinished training: saved while training, removed at the end.
+        log: receives progress and warnings.
         team: the processes that train together.
 
     Returns:
-        The answer; of the other processes a silent outcome.
+        The answer; in processes other than the first, a silent outcome.
     """
     opened = prepared.opened
     files = prepared.files
@@ -318,11 +342,11 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
     is_first = team.rank == 0
     is_resumed = settings.resume and state.exists()
     with ExitStack() as stack:
-        # Claim the files, and read what an unfinished run saved.
+        # Claim the output files, and read what an unfinished run saved.
         outputs: list[Output] = []
         saved = None
         if is_first:
-            # A run that is resumed replaces what it wrote when it ended before.
+            # A resumed run may have stopped while it wrote its outputs, so it may replace them.
             may_replace = settings.force or is_resumed
             for path in files.paths:
                 output = Output(path, force=may_replace, folder=files.folder)
@@ -330,14 +354,14 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
             saved = state.begin(log, resume=settings.resume, force=settings.force)
         elif is_resumed:
             saved = state.load(Log())
-        team.gather(None)  # nobody saves before all have read
+        team.gather(None)  # wait for all: the first process must not save over the state before the others have read it
         if is_first:
             run_log = files.open_log(saved, _facts_of_run(plan, settings), log)
         else:
             run_log = RunLog()  # writes nothing
         stack.callback(run_log.close)
 
-        # Train.
+        # Train, once for each learning rate; the best result is kept.
         first_model = _build_model(prepared)
         report_all_cut(first_model, (opened.train_set, opened.val_set), log)
         context = TrainingContext(log, run_log, Checkpointing(state, settings.save_every), team)
@@ -348,13 +372,13 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
                 trained.run.unshard()
         run_log.event("end", lr=trained.lr, kept_epoch=trained.outcome["kept_epoch"])
 
-        # Write.
+        # Write the models.
         if not is_first:
             return Outcome({}, silent=True)
         digests = write_all(outputs, opened, prepared.decisive, trained)
         state.remove()
 
-    # Say what is odd about its course.
+    # Warn of what is odd about the course of the training.
     doubts_of_course = course_doubts(trained.outcome, opened.val_set, _classes_of_loss(prepared))
     for doubt in doubts_of_course:
         log.warn(doubt)
@@ -367,7 +391,7 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 
 
 def train_options(settings: FinetuneSettings) -> TrainOptions:
-    """Return the options of the verb as those of a training.
+    """Return the options of the command as those of a training.
 
     An ensemble method may change a model for training (an adapter), its course (such as snapshots), or train several
     members together; each is None where it does not. The others have an option of the same name in the settings.
@@ -384,6 +408,8 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         class_names = model_options(settings).labels
         if class_names:
             names_of_new_head = tuple(class_names)
+
+    # Fill the groups of options from the settings.
     data = settings.fill(TrainingDataOptions, train=settings.train, augment=tuple(settings.augment))
     weights = settings.fill(
         WeightOptions,
@@ -412,7 +438,7 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
 
 
 def _build_model(prepared: Prepared) -> AnyModel:
-    """Return the model that is trained, or the members that are trained together as one model."""
+    """Return the model to train; members that are trained together are built as one model."""
     opened = prepared.opened
     options = prepared.options
     sources = opened.members or (opened.source,)
@@ -423,7 +449,7 @@ def _build_model(prepared: Prepared) -> AnyModel:
 
 
 def _build_member(prepared: Prepared, source: Source) -> HydraModel:
-    """Return a model, or a member of several, on its device, adapted and sharded as the settings say."""
+    """Return one model on its device: with dropout and adapters, and compiled and sharded, as the settings say."""
     settings = prepared.settings
     options = prepared.options
     source_with_dropout = with_dropout(source, settings.dropout)
@@ -440,12 +466,12 @@ def _build_member(prepared: Prepared, source: Source) -> HydraModel:
 
 
 def _start_maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callable[[], tuple[AnyModel, TrainingData]]:
-    """Return a function that returns a model to start from and the data to train it on; each learning rate calls it.
+    """Return a function that returns the model and the data a training starts from; each learning rate calls it once.
 
     Args:
-        first: the model that the first call returns; each later call builds a new one.
+        first: the model that the first call returns. Each later call builds a new model.
         prepared: everything that was checked before.
-        team: the processes that share the data. These are made once, for the first model, and serve all.
+        team: the processes that share the data. The data are prepared once, for the first model; all calls return them.
     """
     opened = prepared.opened
     data = training_data(first, opened.train_set, opened.val_set, prepared.options, team)
@@ -463,7 +489,7 @@ def _start_maker(first: AnyModel, prepared: Prepared, team: Processes) -> Callab
 
 
 def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, int | str | bool | None]:
-    """Return surroundings that may change the rounding, and so the weights by a little."""
+    """Return what may change the rounding of a training, and so its weights by a little: versions, threads, devices."""
     return {
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -476,7 +502,7 @@ def _environment(settings: FinetuneSettings, team: Processes) -> dict[str, int |
 
 
 def _facts_of_run(plan: TrainingPlan, settings: FinetuneSettings) -> RunFacts:
-    """Return what the log of the training says of it: the model, and the settings in effect."""
+    """Return the header of the training log: the model, the size of the training, and the settings in effect."""
     values = {name: setting.value for name, setting in recipe_in_effect(settings).items()}
     return RunFacts(
         model=plan.model,
@@ -488,7 +514,7 @@ def _facts_of_run(plan: TrainingPlan, settings: FinetuneSettings) -> RunFacts:
 
 
 def _classes_of_loss(prepared: Prepared) -> int | None:
-    """Return the number of classes where the loss is the cross-entropy of one model; None where it is another."""
+    """Return the number of classes if the loss is the cross-entropy of one model, else None."""
     options = prepared.options
     if options.loss.name == "contrastive" or options.together is not None:
         return None
@@ -502,9 +528,9 @@ def _answer_of_training(trained: Trained, plan: TrainingPlan, digests: Sequence[
     """Return the answer of a training that has just ended.
 
     Args:
-        trained: its course and its model.
-        plan: of the training.
-        digests: SHA-256 of each file of weights that was written, the last one that of the answer.
+        trained: the trained model and its history.
+        plan: the plan of the training.
+        digests: SHA-256 of each weight file that was written; the answer names the last.
     """
     outcome = trained.outcome
     trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
@@ -523,12 +549,12 @@ def _answer_of_training(trained: Trained, plan: TrainingPlan, digests: Sequence[
 
 
 def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: TrainingPlan) -> FinetuneAnswer:
-    """Return the answer of a training that was finished before.
+    """Return the answer of a training that was finished before this command.
 
     Args:
-        files: which it wrote.
-        earlier: what its output says.
-        plan: of the training.
+        files: the files that the training wrote.
+        earlier: the record of the training that its output file holds.
+        plan: the plan of the training.
     """
     digests = [sha256_file(path) for path in files.weights()]
     return FinetuneAnswer(
@@ -544,7 +570,7 @@ def _answer_of_finished(files: RunFiles, earlier: FinishedTraining, plan: Traini
 
 
 def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
-    """Return a plan of several files with their digests; a plan of one file as it is."""
+    """Return the plan with the digest of each file if there are several files; a plan of one file unchanged."""
     if plan.snapshots is None:
         return plan
     snapshots = []
@@ -554,7 +580,7 @@ def _with_digests(plan: TrainingPlan, digests: Sequence[str]) -> TrainingPlan:
 
 
 def _trials(grid: Sequence[CandidateResult]) -> list[LearningRateTrial] | None:
-    """Return what each of several learning rates reached; None where there is one."""
+    """Return what each learning rate reached if several were tried, else None."""
     if not grid:
         return None
     return [LearningRateTrial.from_json(trial) for trial in grid]

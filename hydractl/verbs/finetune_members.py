@@ -1,4 +1,4 @@
-"""Several trainings of one command: members of one model by seed, or several models, each in a process of its own."""
+"""Several trainings of one command, each in a process of its own: members of one model by seed, or several models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hydractl.settings.sources import to_argv
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.outputs import FinishedTraining, RunFiles, finished, numbered, stem
 from hydractl.verbs.children import Ended
-from hydractl.verbs.jobs import check_places, run_side_by_side, threads_each
+from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side, threads_each
 from hydractl.verbs.opening import start_options
 from hydractl.verbs.outcome import Outcome
 
@@ -45,12 +45,12 @@ _REPLACED = (
     "quiet",
     "verbose",
 )
-"""Options of the command that a training of its own is given anew, or not at all."""
+"""Options that are not copied from the command to that of a single training: it gets its own value, or none."""
 
 Check = Callable[[FinetuneSettings, Log], tuple[TrainingPlan, Callable[[], dict[str, object]]]]
 """Checks one training without beginning it; returns its plan, and a function that returns its fingerprint."""
 Finished = Callable[[RunFiles, FinishedTraining, TrainingPlan], FinetuneAnswer]
-"""Returns the answer of a training that was finished before, from its files, its output and its plan."""
+"""Returns the answer of a training that was finished before, from its files, the record in its output and its plan."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Member:
     """One of several trainings.
 
     Attributes:
-        name: its output without the ending.
-        settings: of its training alone.
-        files: it writes.
+        name: the name of its output file, without the ending.
+        settings: the options of this training alone.
+        files: the paths that it writes to.
     """
 
     name: str
@@ -68,52 +68,54 @@ class Member:
     files: RunFiles
 
     def argv(self, device: str) -> list[str]:
-        """Return the command line, without ``hydractl``, that trains it on a device."""
+        """Return the command line, without ``hydractl``, that trains this member on ``device``."""
         settings = self.settings
-        words = ["finetune"]
-        words += to_argv(settings, _REPLACED)
-        words.append(f"--output={settings.output}")
-        words.append(f"--seed={settings.seed}")
-        words.append(f"--device={device}")
+        arguments = ["finetune"]
+        arguments += to_argv(settings, _REPLACED)
+        arguments.append(f"--output={settings.output}")
+        arguments.append(f"--seed={settings.seed}")
+        arguments.append(f"--device={device}")
         if settings.ensemble is not None:
-            words.append(f"--ensemble={settings.ensemble}")
-        words.append("--json")
+            arguments.append(f"--ensemble={settings.ensemble}")
+        arguments.append("--json")
         if settings.quiet:
-            words.append("--quiet")
+            arguments.append("--quiet")
         elif settings.verbose:
-            words.append("--verbose")
-        return [*words, "--", *settings.model]
+            arguments.append("--verbose")
+        return [*arguments, "--", *settings.model]
 
 
 def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Finished) -> Outcome:
-    """Train each member as the command for it alone would, several at a time where there are ``--devices``.
+    """Train each member in a process of its own, several at a time if there are several ``--devices``.
+
+    Each process runs the command that would train the member alone. Members that were finished before are not trained.
 
     Args:
-        settings: of all trainings.
-        log: hears of all of them.
+        settings: the options of the command, for all trainings together.
+        log: receives the lines of all trainings.
         check: checks one training before any has begun.
         answer: returns the answer of a training that was finished before.
 
     Raises:
-        HydraError: before anything has begun, as of one training; at the end, when a member has failed.
-        Interrupted: by a signal, after all have saved.
+        HydraError: before anything has begun, if one training cannot be done; at the end, if a member has failed.
+        Interrupted: a signal has stopped the trainings; all have saved.
     """
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 trains one on each"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    check_places(settings.places, settings.slurm)
+    check_devices_or_slurm(settings.places, settings.slurm)
 
-    # Check everything that can be checked before the first process is started.
+    # Check every training before the first process is started.
     members = members_of(settings)
     finished_before, plans = _check_members(members, log, check, answer)
     devices = settings.places[: len(members)]
     if settings.dry_run:
-        places = devices
+        devices_to_show = devices
         if settings.slurm:
-            places = ["slurm"]
-        return _dry_run(members, plans, finished_before, places)
+            devices_to_show = ["slurm"]
+        return _dry_run(members, plans, finished_before, devices_to_show)
 
-    # Train those that were not finished before.
+    # Train the members that were not finished before.
     for name in finished_before:
         log.info(f"{name}: finished before, nothing to do")
     commands = {}
@@ -140,10 +142,10 @@ def train_members(settings: FinetuneSettings, log: Log, check: Check, answer: Fi
 
 
 def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
-    """Return the settings of a single training that was given a list of devices.
+    """Return the settings of a single training with the first of its ``--devices`` as its device.
 
     Raises:
-        UsageError: under ``torchrun``, where each process has a device of its own.
+        UsageError: under ``torchrun``, which gives each process a device of its own.
     """
     if not alone():
         raise UsageError("--devices is for several trainings, not for torchrun", hint="give --device cuda or cpu")
@@ -154,11 +156,11 @@ def on_first_device(settings: FinetuneSettings) -> FinetuneSettings:
 
 
 def members_of(settings: FinetuneSettings) -> list[Member]:
-    """Return the trainings that are asked for: each model as often as there are members.
+    """Return one member for each model and seed: ``settings.trainings`` members of each model, with consecutive seeds.
 
     Raises:
-        UsageError: two of them would write the same file.
-        InputError: for models that cannot be opened.
+        UsageError: two members would write the same file.
+        InputError: a model cannot be opened.
     """
     ensemble = None
     if settings.ensemble is not None:
@@ -186,7 +188,7 @@ def members_of(settings: FinetuneSettings) -> list[Member]:
 
 
 def _check_names(members: Sequence[Member]) -> None:
-    """Refuse two trainings that would write the same file."""
+    """Raise UsageError if two trainings would write the same file."""
     names = set()
     repeated = set()
     for member in members:
@@ -199,7 +201,11 @@ def _check_names(members: Sequence[Member]) -> None:
 
 
 def _outputs(settings: FinetuneSettings) -> list[str]:
-    """Return the output of each model, as its command alone would name it; in a folder where ``-o`` names one."""
+    """Return the output path of each model.
+
+    ``--output`` is a file for one model, and the folder for several. Without it, the outputs have the names that the
+    command for each model alone would give them.
+    """
     if settings.output is not None and len(settings.model) == 1:
         return [settings.output]
     folder = settings.output or ""
@@ -212,43 +218,45 @@ def _outputs(settings: FinetuneSettings) -> list[str]:
 def _check_members(
     members: Sequence[Member], log: Log, check: Check, answer: Finished
 ) -> tuple[dict[str, FinetuneAnswer], dict[str, TrainingPlan]]:
-    """Check everything that can be checked before the first process is started.
+    """Check every training before the first process is started.
 
     Args:
         members: the trainings.
-        log: hears of the first one; what is said of the others would repeat it.
+        log: receives what the first check says. The other checks are silent, since they would repeat it.
         check: checks one training without beginning it; returns its plan, and a function that returns its fingerprint.
         answer: returns the answer of a training that was finished before.
 
     Returns:
-        The answers of the members that were finished before, and the plans of all, both by name.
+        The answers of the members that were finished before, and the plans of all members, both by name.
 
     Raises:
-        HydraError: what is wrong with a training, with an unfinished one to be resumed, or with the outputs.
+        HydraError: a training, an unfinished one to be resumed, or an output file is not as it should be.
     """
     finished_before: dict[str, FinetuneAnswer] = {}
     plans: dict[str, TrainingPlan] = {}
-    plan_by_model: dict[str, TrainingPlan] = {}
+    plan_of_model: dict[str, TrainingPlan] = {}
     for member in members:
         settings = member.settings
         state = member.files.state
-        # An unfinished training has left a state, and a finished one only its weights.
+        # An unfinished training has left a state file; a finished one has left only its weights.
         has_weights = bool(member.files.weights())
         is_resumed = settings.resume and state.exists()
         may_be_finished = settings.resume and not state.exists() and has_weights
         is_new = not is_resumed and not may_be_finished
 
-        # New members of one model differ in their seeds and files alone: one of them is checked.
+        # New members of one model differ only in their seeds and files, so only the first of them is checked.
         model = settings.model[0]
-        if is_new and model in plan_by_model:
-            plans[member.name] = _plan_with_files(plan_by_model[model], member.files)
+        if is_new and model in plan_of_model:
+            plans[member.name] = _plan_with_files(plan_of_model[model], member.files)
             continue
+
+        # Check it, and compare a training to be resumed, or one that may be finished, with what the files say.
         log_of_check = log
-        if plan_by_model:
-            log_of_check = Log()
+        if plan_of_model:
+            log_of_check = Log()  # silent
         plan, fingerprint = check(settings, log_of_check)
         plans[member.name] = plan
-        plan_by_model[model] = plan
+        plan_of_model[model] = plan
         if is_resumed:
             StateFile(state, fingerprint(), {}).check()
         if may_be_finished:
@@ -261,19 +269,19 @@ def _check_members(
 
 
 def _plan_with_files(other: TrainingPlan, files: RunFiles) -> TrainingPlan:
-    """Return the plan of a member with these files, from that of another one of the same model."""
+    """Return the plan of another member of the same model with the output paths replaced by those of ``files``."""
     last_path = files.paths[-1]
     plan = replace(other, output=str(last_path))
     if plan.snapshots is None:
         return plan
-    snapshots = []
+    snapshots_with_paths = []
     for snapshot, path in zip(plan.snapshots, files.paths, strict=True):
-        snapshots.append(replace(snapshot, output=str(path)))
-    return replace(plan, snapshots=snapshots)
+        snapshots_with_paths.append(replace(snapshot, output=str(path)))
+    return replace(plan, snapshots=snapshots_with_paths)
 
 
 def recipe_in_effect(settings: FinetuneSettings) -> dict[str, RecipeSetting]:
-    """Return every value that a recipe may decide, and where it came from, by the name of the setting."""
+    """Return, by setting name, the value of every setting that a recipe may decide, and where the value came from."""
     recipe = {}
     for name, (value, source) in settings.effective().items():
         recipe[name] = RecipeSetting(value=value, source=source)
@@ -281,10 +289,10 @@ def recipe_in_effect(settings: FinetuneSettings) -> dict[str, RecipeSetting]:
 
 
 def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
-    """Check that the outputs of one training can be written and no unfinished run is in the way.
+    """Check that the outputs of one training can be written and that no unfinished run is in the way.
 
     Raises:
-        OutputError: an output exists or cannot be written, or an unfinished run is there.
+        OutputError: an output exists or cannot be written, or an unfinished run is there and may not be replaced.
     """
     is_resumed = settings.resume and files.state.exists()
     may_replace_outputs = settings.force or is_resumed
@@ -294,11 +302,11 @@ def check_files(files: RunFiles, settings: FinetuneSettings) -> None:
 
 
 def _check_files_of_members(members: Sequence[Member]) -> None:
-    """Check that every output can be written and no unfinished run is in the way.
+    """Check for every member that its outputs can be written and that no unfinished run is in the way.
 
     Raises:
-        OutputError: naming all that are in the way.
-        HydraError: what is wrong with a single one.
+        OutputError: several members have a problem; it lists all of them.
+        HydraError: one member has a problem; the error of that member.
     """
     errors: list[HydraError] = []
     for member in members:
@@ -323,13 +331,13 @@ def _dry_run(
 
     Args:
         members: the trainings.
-        plans: of all of them, by name.
-        finished_before: the answers of those that are finished, by name.
-        devices: one for each training that runs at the same time; ``slurm`` for jobs.
+        plans: the plans of all members, by name.
+        finished_before: the answers of the members that are finished, by name.
+        devices: one for each training that runs at the same time; ``["slurm"]`` for jobs.
     """
     planned = []
     for member in members:
-        is_finished: bool | None = None  # which the answer leaves out
+        is_finished: bool | None = None  # None is left out of the answer
         if member.name in finished_before:
             is_finished = True
         plan = plans[member.name]
@@ -351,7 +359,7 @@ def _answer_of_process(name: str, ended: Ended) -> FinetuneAnswer:
     """Return the answer that the process of a member printed.
 
     Raises:
-        InputError: it printed none.
+        InputError: it printed no answer.
     """
     try:
         document = json.loads(ended.answer)
@@ -367,14 +375,15 @@ def _raise_failures(
 
     Args:
         members: the trainings.
-        ended: how each command that was begun has ended, by the name of its member.
-        finished_before: the answers of those that needed no command, by name.
-        interrupted: whether a signal has come.
+        ended: how each command that was started has ended, by the name of its member.
+        finished_before: the answers of the members that were finished before and needed no command, by name.
+        interrupted: whether a signal has stopped the trainings.
 
     Raises:
-        Interrupted: a signal came before all had ended.
-        HydraError: some failed; it names all of them, and has the hint and the exit code of the first.
+        Interrupted: a signal came before all members were trained.
+        HydraError: some members failed. It names all of them, and has the hint and the exit code of the first.
     """
+    # A member is trained if its command succeeded, or if it was finished before.
     failed = {name: command for name, command in ended.items() if command.code != 0}
     finished_names = []
     for member in members:
@@ -387,6 +396,7 @@ def _raise_failures(
         progress = f"{len(finished_names)} of {len(members)} members are finished"
         raise Interrupted(hint=f"add --resume to the same command to go on; {progress}")
 
+    # Without a signal, an untrained member means a failed command.
     problems = []
     for name, command in failed.items():
         message = command.message or "it said nothing"

@@ -61,7 +61,7 @@ _AT_MOST = "parameters and mult-adds are at most these: what is equal in the mem
 
 
 def run(settings: FuseSettings, log: Log) -> Outcome:
-    """Plan, write and check a fused model, or give one a cascade."""
+    """Plan, write and check a fused model, or add a cascade to a model that is fused already."""
     resolve_device(settings.device)
     sources = open_sources(settings.model, model_options(settings, bodies=True))
     if settings.val is not None:
@@ -74,24 +74,25 @@ def run(settings: FuseSettings, log: Log) -> Outcome:
 
 
 def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
-    """Fuse several models into one file, after everything that their headers tell has been checked.
+    """Fuse several models into one file.
 
-    With ``--val`` the fused model is measured on those data, and with ``--cascade`` a cascade is fitted to them.
+    Everything that the headers of the files tell is checked first. With ``--val`` the fused model is measured on those
+    data, and with ``--cascade`` a cascade (when the first member answers alone) is fitted to them.
     """
-    # What is fused, as far as the headers tell.
+    # Plan the fusion from the headers alone, with the largest set of parts that may be averaged, and check the output.
     default = "hydra.unmerged.st"
     if settings.merge:
         default = "hydra.st"
     path = file_path(settings.output or default)
-    parts: Sequence[str] = settings.merge
+    parts_to_merge: Sequence[str] = settings.merge
     if settings.merge == AUTO:
-        parts = MERGEABLE
-    outline = plan_fusion(sources, parts, headers_only=True)
+        parts_to_merge = MERGEABLE
+    plan_from_headers = plan_fusion(sources, parts_to_merge, headers_only=True)
     check_outputs([path], force=settings.force)
     if settings.dry_run:
-        return _dry_run(settings, outline, sources, path)
+        return _dry_run(settings, plan_from_headers, sources, path)
 
-    # The data.
+    # Open the validation data, and warn of what is odd about them.
     validation = _open_validation(settings, sources)
     doubts: list[str] = []
     if validation is not None:
@@ -99,7 +100,8 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
     for doubt in doubts:
         log.warn(doubt)
 
-    # The fused model, and what is measured of it.
+    # Read the weights, fuse them, check the result and measure it. The description names the validation samples only if
+    # a cascade was fitted to them.
     announce_reading(sources, log)
     with Output(path, force=settings.force) as output:
         device = resolve_device(settings.device)
@@ -120,7 +122,7 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The measurements of a fused model, for its file and for the answer."""
+    """What was measured on a fused model, for its file and for the answer."""
 
     self_check: SelfCheckRecord
     averaging: AveragingRecord | None = None
@@ -128,7 +130,7 @@ class _Measured:
     cascade: FittedCascadeRecord | None = None
 
     def to_extra(self) -> dict[str, object]:
-        """Return the entries for ``extra`` of the model's description."""
+        """Return the measurements as entries of ``extra`` in the description of the model."""
         extra: dict[str, object] = {"self_check": self.self_check.to_json()}
         if self.averaging is not None:
             extra["averaging"] = self.averaging.to_json()
@@ -140,16 +142,18 @@ class _Measured:
 
 
 def _dry_run(settings: FuseSettings, outline: FusionPlan, sources: list[Source], path: Path) -> Outcome:
-    """Return what the headers of the models tell of the fused one.
+    """Return what the headers of the models tell about the fused model.
 
-    With ``--merge auto`` they do not tell whether members are averaged; the plan is that where they are, with a note.
+    With ``--merge auto`` the headers do not tell whether members are averaged. The answer then shows the averaged
+    model, and its note gives the number of parameters of the model without averaging.
     """
     answer = _answer_of(PlannedFusion, outline, sources, path, dry_run=True)
+    # Equal weights, which are stored once, are only found when weights are read.
     if settings.merge != AUTO:
         with_note = replace(answer, note=_AT_MOST)
         return Outcome(with_note.to_json())
-    members_whole = plan_fusion(sources, [], headers_only=True)
-    most_parameters = parameters(members_whole.tensors)
+    plan_without_averaging = plan_fusion(sources, [], headers_only=True)
+    most_parameters = parameters(plan_without_averaging.tensors)
     note = _UNDECIDED.format(count_text(most_parameters))
     undecided = replace(answer, averaging={"asked": "auto"}, note=note)
     return Outcome(undecided.to_json())
@@ -163,10 +167,10 @@ class _Validation:
     """The validation data of a fusion.
 
     Attributes:
-        inside: labelled ID data.
-        named: the models, their classes named by these data where they have no classifiers.
-        outside: OOD data by name, which a cascade needs.
-        doubts: what is odd about data that a cascade is fitted on.
+        inside: labelled ID (in-distribution) data.
+        named: the models; zero-shot models have their classes named by the ID data.
+        outside: OOD data by name, which a cascade needs; empty without ``--cascade``.
+        doubts: what is odd about the data, if a cascade is fitted to them.
     """
 
     inside: Dataset
@@ -175,13 +179,20 @@ class _Validation:
     doubts: Sequence[str] = ()
 
     def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> FittedCascadeRecord:
-        """Fit the cascade of a model and return what its file says of it."""
+        """Fit a cascade for a fused model; return the record of it for the model's file.
+
+        Args:
+            settings: the options of the command.
+            model: the description of the fused model.
+            tensors: its weights.
+            log: receives progress.
+        """
         options = settings.fill(CascadeOptions)
         run_options = settings.fill(MembersRunOptions)
         return fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
 
     def with_seen(self, description: Description) -> Description:
-        """Return the description with these samples among those that the model has seen."""
+        """Return the description with the samples of these data added to those that the model has seen."""
         entries = []
         for origin in self.inside.origins():
             entries.append(entry("fuse", "val", origin))
@@ -192,20 +203,18 @@ class _Validation:
         return replace(description, seen=tuple(seen))
 
     def given_sets(self) -> list[GivenSet]:
-        """Return the sets with the options that gave them."""
-        sets = [GivenSet("--val", self.inside)]
+        """Return the data sets, each with the option that named it, e.g. ``--val``."""
+        sets_with_options = [GivenSet("--val", self.inside)]
         for name, dataset in self.outside.items():
-            sets.append(GivenSet(f"--ood-val {name}", dataset))
-        return sets
+            sets_with_options.append(GivenSet(f"--ood-val {name}", dataset))
+        return sets_with_options
 
 
 def _open_validation(settings: FuseSettings, sources: Sequence[Source]) -> _Validation | None:
-    """Open the validation data; return None without ``--val``.
-
-    OOD data are opened for a cascade alone.
+    """Open the validation data; return None without ``--val``. OOD data are opened only for a cascade.
 
     Raises:
-        UsageError, InputError: they cannot be opened, or share samples.
+        UsageError, InputError: the data cannot be opened, or two sets share samples.
     """
     if settings.val is None:
         return None
@@ -221,15 +230,15 @@ def _open_validation(settings: FuseSettings, sources: Sequence[Source]) -> _Vali
 
 
 def _open_ood_data(settings: FuseSettings, inside: Dataset, models: Sequence[Source]) -> dict[str, Dataset]:
-    """Return the OOD data of ``--ood-val``, by name; for ``auto`` they are made from the ID data ``inside``."""
+    """Return the OOD data of ``--ood-val`` by name; the value ``auto`` makes them from the ID data ``inside``."""
     reads = {source.name: source.description.reads for source in models}
-    outside: dict[str, Dataset] = {}
+    ood_data_by_name: dict[str, Dataset] = {}
     for ood_set in settings.ood_val_sets():
         option = f"--ood-val {ood_set.name}"
         if ood_set.spec == MADE:
-            outside[ood_set.name] = PseudoOod(inside, MADE, settings.seed, option)
+            ood_data_by_name[ood_set.name] = PseudoOod(inside, MADE, settings.seed, option)
             continue
-        outside[ood_set.name] = open_data(
+        ood_data_by_name[ood_set.name] = open_data(
             ood_set.spec,
             option=option,
             limit=settings.limit,
@@ -237,14 +246,14 @@ def _open_ood_data(settings: FuseSettings, inside: Dataset, models: Sequence[Sou
             ignore_labels=True,
             reads=reads,
         )
-    return outside
+    return ood_data_by_name
 
 
 def _doubts_of_cascade_data(sources: Sequence[Source], validation: _Validation) -> list[str]:
-    """Return what is odd about the data that a cascade is fitted on, one sentence each.
+    """Return what is odd about the data that a cascade is fitted to, one sentence each.
 
-    Odd are samples that do not look like data, apart from OOD data that were made, and samples that a model was
-    trained on.
+    Odd are samples that do not look like real data (OOD data made from ID data are not checked for this), and samples
+    that a model was trained on.
     """
     doubts = sample_doubts(validation.inside)
     for dataset in validation.outside.values():
@@ -259,11 +268,12 @@ def _doubts_of_cascade_data(sources: Sequence[Source], validation: _Validation) 
 
 
 def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) -> tuple[Dataset, list[Source]]:
-    """Open the labelled ID data; return them, and the models.
+    """Open the labelled ID data; return them and the models.
 
-    A zero-shot model without class names gets those of the data, and is unchanged otherwise.
+    A zero-shot model without class names gets those of the data; other models come back unchanged.
     """
     named = [named_by_data(source, spec, settings.limit, "--val") for source in sources]
+    # The first model that has class names tells which names the labels of the data may have.
     labels: Sequence[str] = []
     for source in named:
         if source.description.labels is not None:
@@ -294,16 +304,16 @@ def _report_and_write(
     doubts: Sequence[str],
     log: Log,
 ) -> Outcome:
-    """Say what was found of the fused model, write it to its file, and return the answer of the verb.
+    """Log what was measured, write the fused model to its file, and return the answer.
 
     Args:
-        settings: of the verb.
+        settings: the options of the command.
         plan: the tensors and the description of the fused model.
         sources: the models that are fused.
-        measured: what was measured of the fused model, which its file and the answer tell.
-        output: the file.
-        doubts: warnings of odd data, which the log has heard already; the answer has them too.
-        log: hears what was found.
+        measured: what was measured on the fused model, for the file and the answer.
+        output: the file to write.
+        doubts: warnings about odd data, which are logged already and only go into the answer.
+        log: receives what was measured.
     """
     answer_without_file = replace(
         _answer_of(FuseAnswer, plan, sources, output.path, dry_run=False),
@@ -322,7 +332,7 @@ def _report_and_write(
 def _description_of_file(
     settings: FuseSettings, plan: FusionPlan, sources: Sequence[Source], measured: _Measured
 ) -> Description:
-    """Return the description of the planned model with what was measured of it, and how it was made of its sources."""
+    """Return the description of the fused model with its measurements and its provenance."""
     digests = [source.sha256 for source in sources]
     details = {"merge": plan.description.merge}
     made_by = provenance("fuse", settings.seed, digests, details)
@@ -330,14 +340,20 @@ def _description_of_file(
 
 
 def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[str]:
-    """Say what was decided and what it costs; return all warnings, those of the plan first, which were said before."""
+    """Log what was decided, what it costs, and new warnings.
+
+    Returns:
+        All warnings. Those of the plan come first; they were logged before.
+    """
     for sentence in (averaging_words(answer), sharing_words(answer)):
         if sentence is not None:
             log.info(sentence)
+    # These were only measured with --val, and with --cascade.
     if answer.on_data is not None:
         log.info(data_words(answer.on_data))
     if answer.cascade is not None:
         log.info(cascade_words(answer.cascade))
+    # Members that hardly differ are worth a warning only if the plan has not warned of the members already.
     new_warnings = list(warnings_of(answer))
     if not plan.warnings:
         new_warnings += _diversity_warnings(answer)
@@ -347,21 +363,21 @@ def _say_what_was_found(answer: FuseAnswer, plan: FusionPlan, log: Log) -> list[
 
 
 def _diversity_warnings(answer: FuseAnswer) -> list[str]:
-    """Return a warning where members hardly differ; empty where they do, or were not measured.
+    """Return a warning if members hardly differ; empty if they differ, or were not compared.
 
-    They are compared on the data of ``--val``, or without these on the inputs of the self-check.
+    They were compared on the data of ``--val``, or else on the random inputs of the self-check.
     """
-    diversity: Metrics
+    measures_of_diversity: Metrics
     if answer.on_data is not None:
         measured_on = f"{answer.on_data.n} samples"
         fused = answer.on_data.after
-        diversity = {"mi": fused.mi, "disagreement": fused.disagreement}
+        measures_of_diversity = {"mi": fused.mi, "disagreement": fused.disagreement}
     elif answer.self_check is not None:
         measured_on = answer.self_check.inputs
-        diversity = {"mi": answer.self_check.mi, "disagreement": answer.self_check.disagreement}
+        measures_of_diversity = {"mi": answer.self_check.mi, "disagreement": answer.self_check.disagreement}
     else:
         return []
-    warning = little_diversity(diversity, measured_on)
+    warning = little_diversity(measures_of_diversity, measured_on)
     if warning is None:
         return []
     return [warning]
@@ -373,34 +389,34 @@ Form = TypeVar("Form", bound=FuseAnswer)
 def _answer_of(form: type[Form], plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_run: bool) -> Form:
     """Return the answer as far as the plan tells it.
 
-    A dry run reads no weights, so it names neither equal weights nor digests.
+    A dry run reads no weights, so its answer has neither digests nor the number of equal weights.
 
     Args:
         form: the class of the answer.
-        plan: of the fused model.
+        plan: the plan of the fused model.
         sources: the models that are fused.
-        path: of the fused model.
-        dry_run: whether this is one.
+        path: the file of the fused model.
+        dry_run: whether this is the answer of a dry run.
     """
-    counts = {"averaged": plan.tensors.elements(plan.averaged)}
+    parameter_counts = {"averaged": plan.tensors.elements(plan.averaged)}
     shared_towers: list[SharedTower] = []
     if not dry_run:
-        counts["equal"] = plan.tensors.elements(plan.shared)
+        parameter_counts["equal"] = plan.tensors.elements(plan.shared)
         shared_towers = [SharedTower(**tower) for tower in shared_parts(plan)]
-    counts["per_member"] = plan.tensors.elements(plan.own)
+    parameter_counts["per_member"] = plan.tensors.elements(plan.own)
     return form(
         output=str(path),
         arch=plan.description.arch,
         merge=list(plan.description.merge or []),
         members=[_member_record(source, dry_run=dry_run) for source in sources],
-        parameters=counts,
+        parameters=parameter_counts,
         shared=shared_towers,
         cost=_costs(plan, sources),
     )
 
 
 def _member_record(source: Source, *, dry_run: bool) -> FusedMember:
-    """Return what the answer says of one member; its digest is None in a dry run, which reads no weights."""
+    """Return what the answer says about one member; the digest is None in a dry run, which reads no weights."""
     digest = None
     if not dry_run:
         digest = source.sha256
@@ -413,7 +429,7 @@ def _member_record(source: Source, *, dry_run: bool) -> FusedMember:
 
 
 def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
-    """Return the sizes of the first member, of all members apart, and of the fused model beside the unpruned one."""
+    """Return the sizes of the first member, of all members together, of the fused model, and of the unpruned one."""
     first = sources[0]
     costs_of_members = [cost_of(source.description, source.tensors) for source in sources]
     fused = cost_of(plan.description, plan.tensors)
@@ -432,10 +448,12 @@ def _costs(plan: FusionPlan, sources: Sequence[Source]) -> FusedSizes:
 
 
 def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
-    """Write one fused model again with a cascade, without what was fitted to the outputs of all its members.
+    """Write a fused model again with a cascade.
+
+    What ``calibrate`` fitted to the outputs of all its members is left out, with a warning.
 
     Raises:
-        UsageError: for a model of one member.
+        UsageError: the model has only one member.
     """
     description = source.description
     if len(description.masks) == 1:
@@ -445,7 +463,7 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
     path = file_path(settings.output or "cascade.st")
     check_outputs([path], force=settings.force)
     validation = _open_validation(settings, [source])
-    assert validation is not None  # a rule of the settings
+    assert validation is not None  # the settings refuse --cascade without --val
     plan = PlannedCascade(
         schema="hydractl.cascade/1",
         output=str(path),
@@ -458,7 +476,7 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
 
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
-        # What calibrate chose does not hold for a cascade, whose first member often answers alone.
+        # What calibrate chose does not fit a cascade, because the first member often answers alone.
         left_out = [name for name in CHOSEN_BY_CALIBRATE if name in description.extra]
         if left_out:
             names = ", ".join(left_out)
@@ -471,12 +489,12 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
         for warning in warnings:
             log.warn(warning)
 
-        # Write the model with it.
-        extra = {key: value for key, value in description.extra.items() if key not in left_out}
-        extra.update(_cascade_entries(cascade))
+        # Write the model with the cascade.
+        extra_with_cascade = {key: value for key, value in description.extra.items() if key not in left_out}
+        extra_with_cascade.update(_cascade_entries(cascade))
         with_cascade = replace(
             validation.with_seen(description),
-            extra=extra,
+            extra=extra_with_cascade,
             layout="sliced",
             provenance={**description.provenance, "bases": source.lineage},
         )
@@ -495,6 +513,6 @@ def run_cascade(settings: FuseSettings, source: Source, log: Log) -> Outcome:
 
 
 def _cascade_entries(cascade: FittedCascadeRecord) -> dict[str, object]:
-    """Return the entries of a description for a cascade: itself, and the OOD score that it was fitted for."""
+    """Return the entries of a description for a cascade: the cascade, and the OOD score that it was fitted with."""
     ood_score = {"score": cascade.score}
     return {"cascade": cascade.to_json(), "ood_score": ood_score}

@@ -1,4 +1,4 @@
-"""``hydractl --info``: what any file of the tool is, from its header alone."""
+"""``hydractl --info``: describe any file of the tool from its header alone."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ INFO_SCHEMA = "hydractl.info/1"
 TRAINING_SCHEMA = "hydractl.training/1"
 OVERLAP_SCHEMA = "hydractl.overlap/1"
 _MOST_COMPARED = 1 << 21
-"""The most heads that are compared with each other: those of two thousand pairs of masks with a thousand heads each."""
+"""The most comparisons of heads that are made: two thousand pairs of masks with a thousand heads each."""
 
 
 def describe(path: str | Path) -> InfoAnswer:
     """Return what a checkpoint, a predictions file, an exported file, a folder or a JSON artefact holds.
 
     Raises:
-        InputError: for a file that is none of these.
+        InputError: the file is none of these.
     """
     path = Path(path)
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
@@ -56,7 +56,7 @@ def describe(path: str | Path) -> InfoAnswer:
             start = handle.read(64).lstrip()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    if start[:1] == b"{":
+    if start[:1] == b"{":  # JSON; a safetensors file starts with the length of its header
         return _describe_json(path)
     return _describe_tensors(path, read_header(path))
 
@@ -72,31 +72,34 @@ def _describe_folder(path: Path) -> InfoAnswer:
 
 
 def _describe_export(path: Path) -> InfoAnswer:
-    """Return what an exported file says of itself; it is checked as ``bench`` checks it, and nothing in it is run."""
+    """Return what an exported file says about itself. It is checked as ``bench`` does, and nothing in it is run."""
     from hydractl.exports.formats import EXPORT_SCHEMA
     from hydractl.exports.opened import exported_at
 
     exported = exported_at(path)
-    told = exported.to_json()
-    told["preprocess"] = _preprocess_without_vocabulary(exported.preprocess)
+    facts = exported.to_json()
+    facts["preprocess"] = _preprocess_without_vocabulary(exported.preprocess)
     return InfoAnswer(
         schema=INFO_SCHEMA,
         file=str(path),
         holds=EXPORT_SCHEMA,
         bytes=exported.file_bytes,
-        told=told,
+        told=facts,
     )
 
 
 _TOLD_OF_ARTEFACT = ("arch", "objective", "algorithm", "method", "budget")
-"""What is told of a JSON artefact as it stands there."""
+"""The entries of a JSON artefact that are shown unchanged."""
 
 
 def _describe_json(path: Path) -> InfoAnswer:
     """Return what a JSON artefact holds.
 
+    What is shown depends on its schema: the heads of a mask or a circuit, the row names of an eval or a bench, and for
+    any schema the entries of :data:`_TOLD_OF_ARTEFACT` and ``source``.
+
     Raises:
-        InputError: for JSON that hydractl did not write.
+        InputError: hydractl did not write this JSON.
     """
     document = parse_json(path.read_bytes(), str(path))
     schema = None
@@ -112,11 +115,13 @@ def _describe_json(path: Path) -> InfoAnswer:
         told=_entries_there(document, _TOLD_OF_ARTEFACT),
         source=document.get("source"),
     )
+    # Masks and circuits: the heads that are kept. They may be missing in a broken file; then only ``info`` is shown.
     if schema == "hydractl.mask/1" and isinstance(document.get("sites"), dict):
         return _with_heads(info, _sites_of_mask(document["sites"]))
     if schema == "hydractl.circuit/2" and isinstance(document.get("removed"), list):
         with_steps = replace(info, steps=len(document["removed"]))
         return _with_heads(with_steps, _sites_of_circuit(document))
+    # Answers of eval ("models") and bench ("results"): the names of the rows.
     if schema in ("hydractl.eval/2", "hydractl.bench/1"):
         rows = document.get("models", document.get("results"))
         if not isinstance(rows, list):
@@ -126,7 +131,7 @@ def _describe_json(path: Path) -> InfoAnswer:
 
 
 def _entries_there(document: Mapping[str, object], keys: Sequence[str]) -> dict[str, object]:
-    """Return the entries of an object with these keys, of those that it has."""
+    """Return the entries of ``document`` that have one of these keys."""
     entries = {}
     for key in keys:
         if key in document:
@@ -135,7 +140,7 @@ def _entries_there(document: Mapping[str, object], keys: Sequence[str]) -> dict[
 
 
 def _row_names(rows: Sequence[object]) -> list[Any]:
-    """Return the names of the rows of an eval or a bench; of a broken file they may be anything."""
+    """Return the names of the rows of an eval or a bench. In a broken file they may be values of any type."""
     names = []
     for row in rows:
         if isinstance(row, dict):
@@ -144,7 +149,7 @@ def _row_names(rows: Sequence[object]) -> list[Any]:
 
 
 def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
-    """Add the heads of all sites (attention modules), or a note that they are too many to be shown."""
+    """Add the heads of all sites (attention modules) to the answer, or a note if they are too many to be shown."""
     heads = 0
     for site in sites:
         heads += site.heads or 0
@@ -154,7 +159,7 @@ def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
 
 
 def _sites_of_mask(entries: Mapping[str, object]) -> list[KeptSite]:
-    """Return the heads that a mask keeps; sites of which a broken file says nothing are left out."""
+    """Return the heads that a mask keeps; in a broken file, sites (attention modules) without an entry are left out."""
     sites = []
     for path, entry in entries.items():
         if isinstance(entry, dict):
@@ -166,29 +171,29 @@ def _sites_of_mask(entries: Mapping[str, object]) -> list[KeptSite]:
 def _sites_of_circuit(document: Mapping[str, object]) -> list[KeptSite]:
     """Return, for every site (attention module) of a circuit, the heads that are left after all its removals.
 
-    The file may be broken: ``kept`` is None where it does not list the heads of a site, and a listed head that is no
-    number is passed on as it is.
+    The file may be broken: ``kept`` is None if it does not list the heads of a site, and a listed head that is not a
+    number is passed on unchanged.
 
     Returns:
-        The sites; empty where the file does not say how many heads there were.
+        The sites; empty if the file does not say how many heads each site had.
     """
     heads_by_site = document.get("sites")
     if not isinstance(heads_by_site, dict):
         return []
     removed = _removed_heads(document.get("removed"))
     sites = []
-    for path, heads in heads_by_site.items():
-        count = _head_count(heads)
-        at_start = _kept_at_start(document, path, count)
+    for path, entry in heads_by_site.items():
+        head_count = _head_count(entry)
+        kept_at_start = _kept_at_start(document, path, head_count)
         kept = None
-        if isinstance(at_start, list):
+        if isinstance(kept_at_start, list):
             kept = []
-            for head in at_start:
-                # Asked first, because a head that is a list, as a broken file may have, cannot be looked up in a set.
+            for head in kept_at_start:
+                # Check the type first: in a broken file a head may be a list, which cannot be looked up in a set.
                 is_number = type(head) is int
                 if not is_number or (path, head) not in removed:
                     kept.append(head)
-        sites.append(KeptSite(site=path, heads=count, kept=kept))
+        sites.append(KeptSite(site=path, heads=head_count, kept=kept))
     return sites
 
 
@@ -196,16 +201,17 @@ def _removed_heads(steps: Any) -> set[tuple[str, int]]:
     """Return the site and the number of each head that a list of steps removes."""
     removed = set()
     for step in steps:
-        # In a broken file a head may be a list, which no set holds.
+        # Check the type: in a broken file a head may be a list, which cannot be put into a set.
         if isinstance(step, dict) and type(step.get("head")) is int:
             removed.add((str(step.get("site")), step["head"]))
     return removed
 
 
 def _kept_at_start(document: Mapping[str, object], path: str, heads: int | None) -> object:
-    """Return the heads of a site before the first removal: those of the mask that the circuit starts from, or all.
+    """Return the heads of a site before the first removal.
 
-    In a broken file the mask may hold anything.
+    They are the heads of the mask that the circuit starts from, or all heads. In a broken file the mask may hold any
+    value, which is returned unchanged.
     """
     all_heads = list(range(heads or 0))
     mask = document.get("start_mask")
@@ -221,20 +227,21 @@ def _kept_at_start(document: Mapping[str, object], path: str, heads: int | None)
 
 
 def _head_count(value: object) -> int | None:
-    """Return a number of heads that a file gives; None where the value cannot be one."""
+    """Return a number of heads from a file, or None if the value cannot be a number of heads."""
     if type(value) is int and 0 <= value <= MOST_HEADS:
         return value
     return None
 
 
 def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
-    """Return how far the kept heads of several files overlap, for all pairs of masks of the same sites.
+    """Return how far the kept heads of several files overlap, for all pairs of masks with the same sites.
 
     Args:
-        infos: what :func:`describe` returned. Members of one fused file are compared in its own document.
+        infos: what :func:`describe` returned for each file. Members of one fused file are not compared here, because
+            that file's own answer compares them.
 
     Returns:
-        The overlaps; None where no two files can be compared, or the masks are too many.
+        The overlaps; None if no two files can be compared, or there are too many masks.
     """
     masks: list[_NamedMask] = []
     for index, info in enumerate(infos):
@@ -243,7 +250,7 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
         return None
     pairs = []
     for first, second in combinations(masks, 2):
-        if first.document == second.document:
+        if first.document == second.document:  # two members of one file
             continue
         if comparable(first.mask, second.mask):
             pairs.append(_overlap_of_masks(first, second))
@@ -263,14 +270,14 @@ _MADE_WITH = (
     "device",
     "whole_last_block",
 )
-"""What is told of a file of features; other keys, which a file may have for another purpose, are not."""
+"""The entries of a file of features that are shown; a file may have other keys for other purposes."""
 
 
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
-    """Return what a safetensors file holds, by its header.
+    """Return what a safetensors file holds, from its header.
 
-    Its weights are counted without the tensors that lie beside them, such as stored statistics. What else there is to
-    tell depends on the schema in its metadata; a file of another program has none.
+    Tensors that are stored beside the weights, such as statistics, are not counted. What else is shown depends on the
+    schema in the metadata of the file; a file of another program has no schema.
     """
     weights = []
     for name, tensor in header.tensors.items():
@@ -289,6 +296,9 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
         parameters=sum(tensor.numel for tensor in weights),
         dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in weights}),
     )
+
+    # What else is shown: nothing for a file of another program; else the facts of predictions, features, an unfinished
+    # training, or a model.
     if description is None:
         return replace(info, note="does not describe itself; use it with --arch")
     if str(schema).startswith("hydractl.predictions/"):
@@ -301,15 +311,15 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
 
 
 def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
-    """Return the answer on a file with what the model in it says of itself.
+    """Return the answer about a file, with what the description of the model in it says.
 
     Args:
-        info: the answer, which says what file it is about.
-        description: of the model, from the header of the file.
+        info: the answer so far, which names the file.
+        description: the description of the model, from the header of the file.
 
     Returns:
-        The answer with what the model is, what it was fitted to, has seen and comes from, and with the heads that its
-        members keep.
+        The answer with the facts about the model, the results stored with it, the samples it has seen, its trainings,
+        its provenance, and the heads that its members keep.
     """
     about_model = replace(
         info,
@@ -326,12 +336,12 @@ def _with_heads_of_members(info: InfoAnswer, masks: Sequence[HeadMask]) -> InfoA
     """Return the answer with the heads that the members of a model keep.
 
     Args:
-        info: the answer.
-        masks: of the members, in their order.
+        info: the answer so far.
+        masks: the masks of the members, in order.
 
     Returns:
         With one member, the answer with a ``head_map``. With several, the answer with ``head_maps`` and the overlap of
-        each two of them, or a note that they are too many to be compared.
+        each pair, or with a note that they are too many to be compared.
     """
     head_maps = [_kept_sites(mask) for mask in masks]
     if len(head_maps) == 1:
@@ -347,7 +357,7 @@ def _with_heads_of_members(info: InfoAnswer, masks: Sequence[HeadMask]) -> InfoA
 
 
 def _texts_of_seen(description: Description) -> list[str]:
-    """Return a line for each set of samples that a model was fitted to: how many, for what purpose, by which verb."""
+    """Return a line for each set of samples a model was fitted to: how many, for which purpose, by which command."""
     texts = []
     for entry in description.seen:
         samples = entry["n"]
@@ -381,7 +391,7 @@ def _model_facts(description: Description) -> ModelFacts:
 
 
 def _stored_results(description: Description) -> dict[str, object]:
-    """Return the objects that were stored with a model, of those whose keys mean nothing else in the answer."""
+    """Return the objects that were stored with a model, except those whose key is also a field of the answer."""
     fields = (*json_fields(InfoAnswer), *json_fields(ModelFacts))
     taken = {field.key for field in fields}
     results: dict[str, object] = {}
@@ -392,7 +402,7 @@ def _stored_results(description: Description) -> dict[str, object]:
 
 
 def _training_texts(description: Description) -> list[str]:
-    """Return a line for each training that the members came from; those of a fused model name the member."""
+    """Return a line for each training that the members came from; for a fused model the line names the member."""
     texts = []
     for training in trainings_of([description]):
         text = training_text(training)
@@ -403,7 +413,7 @@ def _training_texts(description: Description) -> list[str]:
 
 
 def _kept_sites(mask: HeadMask) -> list[KeptSite]:
-    """Return the heads of every site as a document lists them."""
+    """Return the heads of every site of a mask, in the form of the answer."""
     sites = []
     for path, heads in mask.heads.items():
         kept = list(mask.kept[path])
@@ -412,7 +422,7 @@ def _kept_sites(mask: HeadMask) -> list[KeptSite]:
 
 
 def _prediction_facts(path: Path) -> PredictionFacts:
-    """Return what a file of predictions says of the model and the data sets."""
+    """Return what a file of predictions says about the model and the data sets."""
     predictions = read_predictions(path)
     members, _, classes = predictions.shape(0)
     return PredictionFacts(
@@ -425,7 +435,7 @@ def _prediction_facts(path: Path) -> PredictionFacts:
 
 
 def _few_enough_to_compare(masks: Sequence[HeadMask]) -> bool:
-    """Return whether each of these masks can be compared with each other one in a moment."""
+    """Return whether all pairs of these masks can be compared in a moment."""
     most_heads = 0
     for mask in masks:
         heads = sum(mask.heads.values())
@@ -439,9 +449,9 @@ class _NamedMask:
     """The mask of one member.
 
     Attributes:
-        name: the file, and the number of the member where it has several.
+        name: the name of the file, and the number of the member if the file has several.
         mask: the heads that are kept.
-        document: the index of its document among those that are compared.
+        document: the index of its file among the files that are compared.
     """
 
     name: str
@@ -450,12 +460,12 @@ class _NamedMask:
 
 
 def _named_masks(info: InfoAnswer, file: str = "", index: int = 0) -> list[_NamedMask]:
-    """Return the masks behind the head maps of a file; broken ones of an untrusted file are left out.
+    """Return the masks that the head maps of an answer show; broken head maps are left out.
 
     Args:
-        info: what :func:`describe` returned: one ``head_map``, or ``head_maps``, one for each member.
-        file: begins the names: ``FILE``, or ``FILE member 0`` and so on; without it ``member 0`` and so on.
-        index: of the document among those that are compared.
+        info: what :func:`describe` returned, with one ``head_map``, or with ``head_maps``, one for each member.
+        file: the start of the names: ``FILE``, or ``FILE member 0`` and so on. Without it, ``member 0`` and so on.
+        index: the index of the file among those that are compared.
     """
     maps_by_name = {file: info.head_map or ()}
     if info.head_maps:
@@ -475,11 +485,11 @@ def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
     """Return the mask that a head map shows.
 
     Args:
-        sites: for every attention module its path, how many heads it had and which of them are kept, as a file of any
-            origin says; values may be missing or wrong.
+        sites: for each site (attention module) its path, how many heads it had and which are kept. They come from a
+            file that may be broken, so values may be missing or wrong.
 
     Returns:
-        The mask; None where there are no sites, or one does not say which of its heads are kept.
+        The mask; None if there are no sites, or a site does not list its kept heads correctly.
     """
     heads_by_site: dict[str, int] = {}
     kept_by_site: dict[str, tuple[int, ...]] = {}
@@ -496,7 +506,7 @@ def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
 
 
 def _lists_each_head_once(kept: object, heads: int) -> bool:
-    """Return whether ``kept`` lists some of ``heads`` heads, each once."""
+    """Return whether ``kept`` is a list of head indices below ``heads``, without repetition."""
     if not isinstance(kept, list):
         return False
     for head in kept:
@@ -506,7 +516,7 @@ def _lists_each_head_once(kept: object, heads: int) -> bool:
 
 
 def _overlap_of_masks(first: _NamedMask, second: _NamedMask) -> ComparedMasks:
-    """Return how far two masks agree on the heads that are kept, and on those that are removed."""
+    """Return how far two masks agree on the heads that are kept, and on the heads that are removed."""
     overlap = mask_overlap(first.mask, second.mask)
     return ComparedMasks(
         a=first.name,
@@ -517,7 +527,7 @@ def _overlap_of_masks(first: _NamedMask, second: _NamedMask) -> ComparedMasks:
 
 
 def _preprocess_without_vocabulary(preprocess: Mapping[str, object]) -> dict[str, object]:
-    """Return preprocessing with the length of a tokenizer's vocabulary file in place of its text."""
+    """Return the preprocessing with the text of a tokenizer's vocabulary file replaced by its length."""
     readable = dict(preprocess)
     tokenizer = preprocess.get("tokenizer")
     if isinstance(tokenizer, dict) and isinstance(tokenizer.get("json"), str):

@@ -1,4 +1,4 @@
-"""Commands of hydractl side by side: on devices of this machine, or as jobs of a Slurm cluster by submitit."""
+"""Running commands of hydractl side by side: on devices of this machine, or as jobs of a Slurm cluster by submitit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from hydractl.verbs.children import Child, Ended, report, run_commands
 _POLL_S = 1.0
 """Seconds between two looks at the jobs and at whether a signal has come."""
 _OPTIONS_OF_ANY_CLUSTER = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes")
-"""Options that submitit takes for any cluster; others are those of sbatch."""
+"""Options that submitit knows for any cluster; it passes others to sbatch."""
 
 
-def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
-    """Refuse, before any work, what :func:`run_side_by_side` could not begin.
+def check_devices_or_slurm(devices: Sequence[str], slurm: Sequence[str]) -> None:
+    """Check, before any work, that :func:`run_side_by_side` will be able to start commands.
 
     Raises:
-        UsageError: for a device that is not there, or for jobs where submitit is not installed.
+        UsageError: a device does not exist, or jobs are asked for and submitit is not installed.
     """
     if slurm:  # the nodes may have other devices than this machine, so devices are not checked
         if importlib.util.find_spec("submitit") is None:
@@ -47,9 +47,9 @@ def check_places(devices: Sequence[str], slurm: Sequence[str]) -> None:
 
 
 def threads_each(at_once: int) -> int | None:
-    """Return OMP_NUM_THREADS for each of several processes that share the threads of this one.
+    """Return OMP_NUM_THREADS for each of ``at_once`` processes that share the threads of this one.
 
-    None, which leaves it as it is, for a single process or where the user has set the variable.
+    None means that the variable is left as it is: for a single process, or if the user has set the variable.
     """
     if at_once <= 1:
         return None
@@ -67,33 +67,33 @@ def run_side_by_side(
     log: Log,
     signals: Interruptions,
 ) -> dict[str, Ended]:
-    """Run commands as jobs of a cluster where ``slurm`` has options for them, else on devices of this machine.
+    """Run commands as jobs of a cluster if ``slurm`` has options for jobs, else on devices of this machine.
 
     Args:
-        commands: by name, a function from the device that a command runs on to its command line.
-        devices: a command runs on the first of them that is free; each job is given the first.
-        slurm: options of the jobs, as ``KEY=VALUE``; empty for none.
+        commands: by name, a function that returns the command line for a device.
+        devices: each command runs on the first free one of them. Jobs all use the first.
+        slurm: the options of the jobs, as ``KEY=VALUE``; empty to run on this machine.
         folder: the files of the jobs are written to its subfolder ``slurm``.
         log: receives the lines of the commands, marked with their names.
-        signals: says whether SIGINT or SIGTERM has come; entered by the caller.
+        signals: tells whether SIGINT or SIGTERM has come; the caller has entered this context manager.
 
     Returns:
-        How each command that was begun has ended, by name.
+        How each command that was started has ended, by name.
     """
     if not slurm:
         threads = threads_each(len(devices))
         return run_commands(commands, devices, threads, log, signals)
     device_of_jobs = devices[0]
-    jobs = {}
-    for name, argv_on in commands.items():
-        jobs[name] = argv_on(device_of_jobs)
-    options = dict(item.split("=") for item in slurm)
+    argv_by_name = {}
+    for name, argv_for_device in commands.items():
+        argv_by_name[name] = argv_for_device(device_of_jobs)
+    options = dict(assignment.split("=") for assignment in slurm)
     job_folder = folder.absolute() / "slurm"
-    return run_jobs(jobs, options, job_folder, log, signals)
+    return run_jobs(argv_by_name, options, job_folder, log, signals)
 
 
 class Job:
-    """One command, as submitit calls it in a job; near the end of its time :meth:`checkpoint` queues it again."""
+    """One command, which submitit calls in a job; near the end of the job's time :meth:`checkpoint` queues it again."""
 
     def __init__(self, name: str, argv: Sequence[str]) -> None:
         self.name = name
@@ -101,9 +101,9 @@ class Job:
         self._child: Child | None = None
 
     def __call__(self) -> Ended:
-        """Run the command in a process of its own, with its log as that of the job, and return how it ended.
+        """Run the command in a child process, copy its log to that of the job, and return how the command ended.
 
-        Ctrl-C asks the command to save and to end, and its log is read until it has.
+        Ctrl-C asks the command to save and to end; its log is read until then.
         """
         heard: queue.Queue[tuple[Child, str | None]] = queue.Queue()
         child = Child(self.name, "", self.argv, bare_environment(os.environ), heard)
@@ -114,21 +114,21 @@ class Job:
             except KeyboardInterrupt:
                 child.stop()
                 continue
-            if line is None:  # it has closed its log
+            if line is None:  # the command has closed its log, so it is ending
                 return child.finish()
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
-            child.take_line(line, Log())
+            child.take_line(line, Log())  # stores the parts of an error in child.ended; the new Log is silent
 
     def checkpoint(self) -> Any:
-        """Let the command save, and return the job that goes on with it."""
+        """Let the command save and end, and return the job that continues it."""
         from submitit.helpers import DelayedSubmission
 
         if self._child is not None:
             self._child.stop()
             self._child.wait()
         verb, *arguments = self.argv
-        # Other verbs that can go on are given --resume from the beginning.
+        # Other commands that can be continued have --resume from the start.
         if verb == "finetune" and "--resume" not in arguments:
             arguments.insert(0, "--resume")
         next_job = Job(self.name, [verb, *arguments])
@@ -136,15 +136,15 @@ class Job:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Return a new folder for submitit's files, which only this user may write to.
+    """Create a new folder for submitit's files, which only this user may write to.
 
     submitit passes jobs and their results as pickles, and a pickle that somebody else put there could run any code.
 
     Args:
-        folder: the folder above it, which is made where it is missing.
+        folder: the folder to create it in; it is created if it does not exist.
 
     Raises:
-        OutputError: the folder above is a link, or belongs to somebody else.
+        OutputError: ``folder`` is a link, or belongs to another user.
     """
     with storing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,60 +157,62 @@ def _own_folder(folder: Path) -> Path:
 def run_jobs(
     commands: Mapping[str, Sequence[str]], options: Mapping[str, str], folder: Path, log: Log, signals: Interruptions
 ) -> dict[str, Ended]:
-    """Submit commands and wait for them. After SIGINT or SIGTERM all are cancelled, which lets those that run save.
+    """Submit commands as jobs and wait for them. After SIGINT or SIGTERM all are cancelled, and running ones can save.
 
     Args:
-        commands: by name their command lines.
-        options: of the jobs, by names of submitit or sbatch; ``time`` in minutes. ``cluster`` is ``slurm`` or, for jobs
-            on this machine, ``local``.
-        folder: of submitit's files, logs of the jobs among them, which all nodes must see.
-        log: hears what happens.
-        signals: says whether SIGINT or SIGTERM has come; entered by the caller.
+        commands: the command lines by name.
+        options: options of the jobs, with the names of submitit or sbatch; ``time`` is in minutes. ``cluster`` is
+            ``slurm``, or ``local`` for jobs on this machine.
+        folder: the folder for submitit's files, such as logs of the jobs. All nodes must see it.
+        log: receives which jobs are submitted and how they end.
+        signals: tells whether SIGINT or SIGTERM has come; the caller has entered this context manager.
 
     Returns:
         How each command ended, by name in the order of ``commands``.
 
     Raises:
-        UsageError: for options that submitit does not know, or where there is no Slurm.
+        UsageError: submitit does not know an option, or there is no Slurm.
     """
     jobs = _submit(commands, options, folder)
     for name, job in jobs.items():
         log.info(f"{name}: submitted as job {job.job_id}, which writes {job.paths.stderr}")
     ended: dict[str, Ended] = {}
-    stopping = False
+    are_cancelled = False
     with log.progress("jobs", len(jobs), "jobs") as progress:
         while len(ended) < len(jobs):
             # After a signal, cancel all jobs, once.
-            if signals.requested and not stopping:
-                stopping = True
+            if signals.requested and not are_cancelled:
+                are_cancelled = True
                 for job in jobs.values():
                     job.cancel(check=False)
 
-            # Take the results of those that have ended since the last look.
+            # Take the results of the jobs that have ended since the last look.
             for name, job in jobs.items():
                 if name in ended or not job.done():
                     continue
-                ended[name] = _result(name, job, stopping=stopping)
+                ended[name] = _result(name, job, stopping=are_cancelled)
                 progress.advance(1, name)
-                report(ended[name], log, stopping=stopping)
+                report(ended[name], log, stopping=are_cancelled)
             time.sleep(_POLL_S)
     return {name: ended[name] for name in commands}
 
 
 def _submit(commands: Mapping[str, Sequence[str]], options: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Submit commands, each as a job; return submitit's jobs by the name of the command.
+    """Submit each command as a job; return submitit's jobs by the name of the command.
 
     Args:
-        commands: by name their command lines.
-        options: of the jobs, by names of submitit or sbatch; ``time`` in minutes, and ``cluster``, else ``slurm``.
-        folder: a new folder of submitit's files is made in it.
+        commands: the command lines by name.
+        options: options of the jobs, with the names of submitit or sbatch; ``time`` in minutes. ``cluster`` is
+            ``slurm`` by default.
+        folder: a new folder for submitit's files is created in it.
 
     Raises:
-        UsageError: for options that submitit does not know, or where there is no Slurm.
+        UsageError: submitit does not know an option, or there is no Slurm.
     """
     import submitit
 
-    # The options by the names that submitit's executor for any cluster has for them.
+    # Convert whole numbers, and rename the options: submitit's AutoExecutor takes ``timeout_min`` for ``time``, and
+    # wants the prefix ``slurm_`` for options of sbatch.
     values: dict[str, int | str] = {}
     for key, text in options.items():
         values[key] = text
@@ -243,9 +245,9 @@ def _submit(commands: Mapping[str, Sequence[str]], options: Mapping[str, str], f
 def _result(name: str, job: Any, *, stopping: bool) -> Ended:
     """Return how the command of a job ended.
 
-    A job that left no result has failed, or, where all jobs were cancelled (``stopping``), was ended by SIGTERM.
+    A job without a result has failed, or was ended by SIGTERM if all jobs were cancelled (``stopping``).
     """
-    # submitit has errors of its own for a job that was killed, and reading a broken result may raise anything.
+    # submitit raises several errors of its own for a job that was killed, and a broken result may raise any error.
     with suppress(Exception):
         return job.result()
     code = 1

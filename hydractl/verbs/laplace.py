@@ -1,4 +1,4 @@
-"""``hydractl laplace``: a model with a Laplace approximation over its last linear layers, which every pass uses."""
+"""``hydractl laplace``: add a Laplace approximation over its last linear layers to a model; every pass then uses it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from hydractl.verbs.score import model_batches
 SCHEMA = "hydractl.laplace/1"
 
 FITTED = (*CHOSEN_BY_CALIBRATE, "cascade")
-"""The entries of a checkpoint that were fitted to its logits as they were."""
+"""The entries of a checkpoint that were fitted to its logits without a posterior."""
 
 
 def run(settings: LaplaceSettings, log: Log) -> Outcome:
-    """Fit the posterior and write the model with it."""
+    """Fit the posterior of the last layers and write the model with it."""
+    # Open the model and the data, and plan.
     source = _without_fitted(open_source(settings.model[0], model_options(settings)), log)
     path = file_path(settings.output or f"{source.name}.laplace.st")
     data, val, named = _open_data_sets(source, settings, log)
@@ -57,14 +58,17 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
     if settings.dry_run:
         check_outputs([path], force=settings.force)
         return Outcome(PlannedLaplace(schema=SCHEMA, plan=plan).to_json())
+
     announce_reading([source], log)
     with Output(path, force=settings.force) as output:
+        # Compute the curvature of each member, and choose the precision of the prior for each tower.
         model = build_model(source, settings.device, settings.dtype)
         fits = _fits(model, data, val, named, settings, log)
         priors = _priors(fits, samples, val, settings, log)
         chosen_by = _chosen_by(settings, val)
         log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
 
+        # Compute the posteriors from both, and store them beside the weights.
         posteriors = []
         for fit, prior in zip(fits, priors, strict=True):
             posteriors.append(fit.posteriors(prior, samples))
@@ -78,12 +82,12 @@ def run(settings: LaplaceSettings, log: Log) -> Outcome:
 
 @dataclass(frozen=True)
 class _PosteriorRecord:
-    """The choices behind the posteriors, which the checkpoint holds twice: in its description and in its provenance.
+    """The choices behind the posteriors. The checkpoint holds them twice: in its description and in its provenance.
 
     Attributes:
-        prior: the precision of the prior, by member and tower.
-        chosen_by: what chose it: ``given``, ``marginal likelihood`` or ``nll``.
-        pseudo_data: how many samples the curvature counts as.
+        prior: for each member, the precision of the prior by tower.
+        chosen_by: what chose the prior: ``given``, ``marginal likelihood`` or ``nll``.
+        pseudo_data: the number of samples that the curvature counts as.
     """
 
     prior: Sequence[Mapping[str, float]]
@@ -92,7 +96,7 @@ class _PosteriorRecord:
 
 
 def _without_fitted(source: Source, log: Log) -> Source:
-    """Return the model without a posterior, and without what was fitted to its logits as they were."""
+    """Return the model without a posterior, and without what was fitted to its logits before; warn of the latter."""
     extra = dict(source.description.extra)
     extra.pop(KEY, None)
     left_out = [key for key in FITTED if key in extra]
@@ -106,7 +110,7 @@ def _without_fitted(source: Source, log: Log) -> Source:
 def _priors(
     fits: Sequence[LaplaceFit], samples: float, val: Dataset | None, settings: LaplaceSettings, log: Log
 ) -> list[dict[str, float]]:
-    """Return the prior of each tower of each member; the arguments are as of :func:`_prior`."""
+    """Return the prior of each tower, for each member; :func:`_prior` explains the arguments."""
     labels = None
     if val is not None and val.labels is not None:
         labels = torch.from_numpy(val.labels)
@@ -119,15 +123,17 @@ def _priors(
 def _prior(
     member: int, fit: LaplaceFit, samples: float, labels: torch.Tensor | None, settings: LaplaceSettings, log: Log
 ) -> dict[str, float]:
-    """Return the prior of each tower of a member, with a warning where it is the first or last of those tried.
+    """Return the prior of each tower of a member: the one in the settings, or the best of a range of values.
+
+    Logs a warning if the best value is the first or last of the range.
 
     Args:
-        member: its index, for the warning.
-        fit: its curvature.
-        samples: how many samples the curvature counts as.
-        labels: of the validation data; None where the marginal likelihood chooses.
-        settings: which may give the prior.
-        log: hears the warning.
+        member: the index of the member, for the warning.
+        fit: the curvature of the member.
+        samples: the number of samples that the curvature counts as.
+        labels: the labels of the validation data; None if the marginal likelihood chooses.
+        settings: the options of the command.
+        log: receives the warning.
     """
     if settings.prior is not None:
         return dict.fromkeys(fit.curvatures, settings.prior)
@@ -144,7 +150,7 @@ def _prior(
 
 
 def _chosen_by(settings: LaplaceSettings, val: Dataset | None) -> str:
-    """Return what chose the prior, as the answer and the checkpoint call it."""
+    """Return what chose the prior, in the words of the answer and the checkpoint."""
     if settings.prior:
         return "given"
     if val is None:
@@ -153,7 +159,7 @@ def _chosen_by(settings: LaplaceSettings, val: Dataset | None) -> str:
 
 
 def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
-    """Return the priors of all members in words."""
+    """Return the priors of all members in words, e.g. ``text 0.1, image 1; text 0.3, image 1``."""
     words_of_members = []
     for prior_by_tower in priors:
         words_of_towers = [f"{tower} {prior:g}" for tower, prior in prior_by_tower.items()]
@@ -164,40 +170,40 @@ def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
 def _description(
     source: Source, settings: LaplaceSettings, record: _PosteriorRecord, data: Dataset, val: Dataset | None
 ) -> Description:
-    """Return what the checkpoint says of itself, with the posterior and the data that it was fitted to."""
-    used = [entry("laplace", "calibration", data)]
+    """Return the description of the checkpoint with the posterior, and with the data that it was fitted to."""
+    entries_of_data = [entry("laplace", "calibration", data)]
     val_fingerprint = None
     if val is not None:
-        used.append(entry("laplace", "val", val))
+        entries_of_data.append(entry("laplace", "val", val))
         val_fingerprint = val.fingerprint()
-    details = asdict(record)
-    details.update(asked_classes(source, None))
-    details["dtype"] = settings.dtype
-    details["train"] = data.fingerprint()
-    details["val"] = val_fingerprint
+    provenance_details = asdict(record)
+    provenance_details.update(asked_classes(source, None))
+    provenance_details["dtype"] = settings.dtype
+    provenance_details["train"] = data.fingerprint()
+    provenance_details["val"] = val_fingerprint
     posterior = {**asdict(record), "samples": len(data)}
     return replace(
         source.description,
         extra={**source.description.extra, KEY: posterior},
         layout="sliced",
-        seen=tuple(merged(source.description.seen, used)),
-        provenance=provenance("laplace", settings.seed, [source.sha256], details, source.lineage),
+        seen=tuple(merged(source.description.seen, entries_of_data)),
+        provenance=provenance("laplace", settings.seed, [source.sha256], provenance_details, source.lineage),
     )
 
 
 def _needs_pairs(source: Source) -> bool:
-    """Return whether the training data are pairs of images and captions: those of a model without a classifier."""
+    """Return whether the training data are pairs of images and captions: so for a model without a classifier."""
     return source.family.classes(source.description.config) is None
 
 
 def _open_data_sets(source: Source, settings: LaplaceSettings, log: Log) -> tuple[Dataset, Dataset | None, Source]:
-    """Open the data of the verb.
+    """Open the data of the command.
 
     Returns:
-        The training data, pairs for a model of two towers; the validation data without samples of the training data,
-        None without ``--val``; and the source, its classes named by the validation data.
+        The training data (pairs for a model of two towers); the validation data without samples of the training data,
+        or None without ``--val``; and the model, with its classes named by the validation data.
     """
-    assert settings.train is not None  # the settings need it
+    assert settings.train is not None  # the settings require it
     needs_pairs = _needs_pairs(source)
     data = open_data(
         settings.train,
@@ -227,7 +233,7 @@ def _open_data_sets(source: Source, settings: LaplaceSettings, log: Log) -> tupl
 
 
 def _doubts(source: Source, data: Dataset, val: Dataset | None, *, in_passing: bool) -> list[str]:
-    """Return what is odd about the data, one sentence each; ``in_passing`` as of :func:`sample_doubts`."""
+    """Return what is odd about the data, one sentence each; :func:`sample_doubts` explains ``in_passing``."""
     doubts = sample_doubts(data, in_passing=in_passing)
     if val is None:
         return doubts
@@ -245,22 +251,24 @@ def _fits(
 
     Args:
         model: a classifier, or a model of two towers.
-        data: training data.
-        val: validation data that choose the prior, if there are any.
-        named: the source, its classes named by the validation data.
-        settings: of the verb.
-        log: hears of odd data, and of the progress.
+        data: the training data; pairs for a model of two towers.
+        val: the validation data that choose the prior; None if there are none.
+        named: the source of the model, with its classes named by the validation data.
+        settings: the options of the command.
+        log: receives warnings about odd data, and the progress.
     """
-    last_layers(model)  # refuses what has none, before anything runs
+    last_layers(model)  # raises an error for a model without such layers, before anything runs
     report_all_cut(model, [data, val], log)
     validation = None
     if val is not None:
         report_classes(val, log)
         validation = _read(model, val, settings, log)
+    # A classifier has one tower.
     if len(model.chains) == 1:
         batches_of_samples = _read(model, data, settings, log)
         return fit_classifier(model, batches_of_samples, validation)
 
+    # Two towers: validation needs the features of the class names.
     classes = None
     if val is not None and named.description.labels is not None:
         classes = model.zero_shot(named.description.labels, named.description.prompt)
@@ -269,7 +277,7 @@ def _fits(
 
 
 def _read(model: HydraModel, data: Dataset, settings: LaplaceSettings, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Yield batches of inputs on the model's device, each with the indices of its samples, in the order of the data."""
+    """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
     all_samples = range(len(data))
     with log.progress(data.where, len(data), "samples") as progress:
         for inputs, batch in model_batches(model, data, all_samples, settings):

@@ -1,7 +1,7 @@
-"""``hydractl list``: what there is to choose from, read from the registries, what other packages add included.
+"""``hydractl list``: show what there is to choose from, by reading the registries; entries of plug-ins are included.
 
-Importing this imports neither numpy nor torch. What describes the entries of a kind may need them: it is imported when
-they are listed.
+Importing this imports neither numpy nor torch. Modules that describe the entries of a kind may need them, and are
+imported only when that kind is listed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Settings(Common):
     )
 
     def settle(self) -> None:
-        """Leave a MODEL that a file or a variable names for other verbs."""
+        """Ignore a MODEL that comes from a settings file or an environment variable: it is meant for other commands."""
         if self._rank("model") < FLAG:
             self.model = []
 
     def _model_problems(self) -> list[str]:
-        """Return what is wrong with the kind and the pattern."""
+        """Return what is wrong with the kind and the pattern on the command line."""
         if not self.model:
             return []
         kind = self.model[0]
@@ -69,7 +69,7 @@ class Kind(NamedTuple):
     Attributes:
         about: what they are, and which option takes their names.
         names: returns all names, without importing what they name.
-        entries: yields what is listed, given a pattern, which may be empty and which the entries need not fit yet.
+        entries: yields the entries, given the pattern (which may be empty). It may yield entries that do not fit.
     """
 
     about: str
@@ -113,9 +113,9 @@ def _outcome(answer: ListAnswer) -> Outcome:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Return whether a name holds a text or, with wildcards, matches it as a whole; case is ignored.
+    """Return whether a name contains the pattern or, if the pattern has wildcards, matches all of it; case is ignored.
 
-    A pattern with wildcards may also match the name behind the colon of ``FAMILY:NAME``.
+    A pattern with wildcards may also match only the part after the colon of ``FAMILY:NAME``.
     """
     name = name.lower()
     pattern = pattern.lower()
@@ -128,13 +128,13 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _first_sentence(text: str | None) -> str:
-    """Return the first sentence of a docstring, on one line and without markup of code."""
+    """Return the first sentence of a docstring, on one line and without code markup."""
     if text is None:
         return ""
     paragraph, _, _ = text.partition("\n\n")
     line = " ".join(paragraph.split())
     line = line.replace("``", "")
-    # A full stop, not the last of "...", in front of a capital letter.
+    # Split at a full stop (but not at the last of "...") that comes before a capital letter.
     sentences = re.split(r"(?<=[^.])\. (?=[A-Z])", line)
     return sentences[0].removesuffix(".")
 
@@ -154,7 +154,7 @@ _NEEDED_BY_METRIC: dict[MetricKind, str] = {
     "diversity": "several members",
 }
 _LIBRARIES = {"hf": "transformers"}
-"""Families that are not called as their library is."""
+"""The library of each family whose name differs from that of its library."""
 
 
 def _score_names() -> list[str]:
@@ -162,14 +162,14 @@ def _score_names() -> list[str]:
 
 
 def _scores(pattern: str) -> Iterator[ListedEntry]:
-    """Yield the OOD scores: those of logits, then those of features."""
+    """Yield the OOD scores: first those on logits, then those on features."""
     for name, score in SCORES.items():
         about = _without_label(score.convention)
         needs = ""
         if score.of_several:
             needs = "several members"
         yield ListedEntry(name=name, about=about, needs=needs)
-    # One of them trains a network, so torch comes with it.
+    # Imported only here: one of the scores trains a network, so this imports torch.
     feature_scores: Any = pkgutil.resolve_name("hydractl.metrics.feature_scores.scores:FEATURE_SCORES")
     for name, needed in ON_FEATURES.items():
         about = _without_label(feature_scores[name].convention)
@@ -177,7 +177,7 @@ def _scores(pattern: str) -> Iterator[ListedEntry]:
 
 
 def _without_label(convention: str) -> str:
-    """Return the convention of an OOD score without the words that it is one."""
+    """Return the convention of an OOD score without its first words ``OOD score:``."""
     sentence = convention.removeprefix("OOD score: ")
     return sentence.removesuffix(".")
 
@@ -188,13 +188,13 @@ def _metric_names() -> list[str]:
 
 
 def _metrics(pattern: str) -> Iterator[ListedEntry]:
-    """Yield what ``eval`` measures, each with the data that it takes."""
+    """Yield what ``eval`` measures, each metric with the data that it needs."""
     for kind, needs in _NEEDED_BY_METRIC.items():
         for metric in metrics(kind):
             about = _first_sentence(metric.convention)
             name = metric.key
             if kind == "errors":
-                name = f"errors.{metric.key}"  # their own names are those of other kinds
+                name = f"errors.{metric.key}"  # metrics of other kinds have the same keys
             yield ListedEntry(name=name, about=about, needs=needs)
 
 
@@ -218,7 +218,7 @@ def _criteria(pattern: str) -> Iterator[ListedEntry]:
 
 
 def _suites(pattern: str) -> Iterator[ListedEntry]:
-    """Yield the OOD benchmarks, each with the names and the groups of its sets."""
+    """Yield the OOD benchmarks, each with the names and groups of its data sets."""
     suites: Any = pkgutil.resolve_name("hydractl.data.suites:SUITES")
     for name in OOD_SUITES:
         suite = suites[name]
@@ -259,7 +259,7 @@ def _family_names() -> list[str]:
 
 
 def _models(pattern: str) -> Iterator[ListedEntry]:
-    """Yield the libraries; with a pattern, which imports them, the models that they know by name."""
+    """Yield the libraries; with a pattern, import them and yield the models that they know by name."""
     families = _families()
     for family_name in families.names:
         library = _LIBRARIES.get(family_name, family_name)

@@ -1,8 +1,8 @@
-"""``prune --max-drop``: how many heads go, decided by the accuracy that is left.
+"""``prune --max-drop``: decide by the accuracy that is left how many heads are removed.
 
-Budgets are tried from zero on, and the first one that loses too much accuracy ends the trial: the budget is the one
-before it. So the answer does not depend on the length of the ranking, and no budget is taken because of one lucky step
-behind many bad ones.
+Budgets are tried in order, beginning with zero. The first budget that loses too much accuracy ends the search, and the
+budget before it is taken. So the answer does not depend on the length of the ranking, and a single lucky step after
+many bad ones is never taken.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class HeadChoice:
     """The heads that a model keeps.
 
     Attributes:
-        mask: which they are.
-        details: what the provenance says of the choice, by key.
-        seen: the samples that model and choice depend on.
+        mask: the kept heads.
+        details: what the provenance says about the choice, by key.
+        seen: the samples that the model and the choice depend on.
     """
 
     mask: HeadMask
@@ -43,18 +43,17 @@ class HeadChoice:
 
 
 def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple[int, list[int]]:
-    """Count the steps before the first one that loses too much accuracy.
+    """Count the steps before the first step that loses too much accuracy.
 
     Args:
-        correct: how many samples are classified right before the first step and after each step; it is read only up to
-            the step that loses too much.
-        samples: how many samples there are.
-        max_drop: the accuracy that may be lost, as a share of the samples; taken as the decimal number that it prints
-            as, so that rounding decides nothing.
+        correct: how many samples are classified correctly, before the first step and after each step. It is read only
+            up to the step that loses too much.
+        samples: the number of samples.
+        max_drop: the accuracy that may be lost, as a share of the samples, e.g. 0.01. It is taken as exactly the
+            decimal number that it is printed as, so that rounding decides nothing.
 
     Returns:
-        The number of steps, and the counts that were read: before the first step, after each step, and after the one
-        that lost too much.
+        The number of steps, and all counts that were read, the one of the step that lost too much included.
     """
     most_lost = Fraction(str(max_drop)) * samples
     counts_read: list[int] = []
@@ -62,24 +61,25 @@ def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple
         counts_read.append(count)
         lost = counts_read[0] - count
         if lost > most_lost:
+            # Neither the count before the first step nor the step that lost too much is a step to take.
             return len(counts_read) - 2, counts_read
     return len(counts_read) - 1, counts_read
 
 
 def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float) -> tuple[int, dict[str, Any]]:
-    """Count the removals of a circuit that stay within the drop, by what its own search counted.
+    """Count the removals of a circuit that stay within the drop, using the counts that its search stored.
 
     Args:
-        document: the circuit: its ``base`` and each entry of ``removed`` say how many of ``n_id`` samples are
-            ``correct`` there.
-        path: of its file, for errors.
+        document: the circuit. Its ``base`` and each entry of ``removed`` say how many of ``n_id`` samples are
+            ``correct``.
+        path: the path of the circuit, for error messages.
         max_drop: the accuracy that may be lost, as a share of the samples.
 
     Returns:
-        The number of removals, and what the provenance says of it.
+        The number of removals, and the entries of the provenance about it.
 
     Raises:
-        InputError: for a circuit without counts, or one whose steps are no sequence.
+        InputError: the circuit has no counts, or it ranks heads without removing them one after another.
     """
     if document.get("algorithm", "greedy") != "greedy":
         raise InputError(f"{path} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
@@ -96,14 +96,14 @@ def removals_of_circuit(document: Mapping[str, Any], path: str, max_drop: float)
 
 
 def _correct_after_steps(steps: Sequence[Any], samples: Any) -> list[int] | None:
-    """Return how many samples the model gets right after each step of a circuit.
+    """Return how many samples the model classifies correctly after each step of a circuit.
 
     Args:
-        steps: as in the file, which may be broken.
-        samples: the number of samples, which has to be the same for all steps.
+        steps: the steps as they are in the file, which may be broken.
+        samples: the number of samples, which must be the same for all steps.
 
     Returns:
-        None where a step does not say, or says it of another number of samples.
+        The counts; None if a step has no count, or has a count for another number of samples.
     """
     correct = []
     for step in steps:
@@ -120,16 +120,17 @@ def _correct_after_steps(steps: Sequence[Any], samples: Any) -> list[int] | None
 def choose_within(
     source: Source, settings: PruneSettings, budgets: Sequence[int], choose: Callable[[int, Log], HeadChoice], log: Log
 ) -> HeadChoice:
-    """Return the choice of the largest budget up to which every one stays within ``--max-drop``.
+    """Return the choice of heads at the largest budget such that it and all smaller budgets stay within ``--max-drop``.
 
-    Accuracy is measured on ``--val`` or on the calibration samples.
+    The budget is the number of heads to remove. Accuracy is measured on ``--val``, or else on the calibration samples
+    of ``--data``.
 
     Args:
-        source: the whole model.
-        settings: of ``prune``.
-        budgets: in order, the first of which removes nothing.
-        choose: returns the choice for a budget.
-        log: hears of the first two choices, one without and one with removals, and of every accuracy.
+        source: the unpruned model.
+        settings: the options of ``prune``.
+        budgets: the budgets to try, in ascending order; the first is zero.
+        choose: returns the choice of heads for a budget.
+        log: receives what the first two choices log (one without and one with removals), and every accuracy.
     """
     dataset, indices = _samples_to_measure_on(source, settings, log)
     samples = len(indices)
@@ -137,14 +138,14 @@ def choose_within(
     choices_tried: list[HeadChoice] = []
 
     def try_budgets() -> Iterable[int]:
-        """Yield how many samples are right at each budget, and add the choice for it to ``choices_tried``.
+        """Yield how many samples are correct at each budget; also append the choice for it to ``choices_tried``.
 
-        Budgets are tried while they are asked for, so that none is measured after the first that loses too much.
+        A budget is tried only when its count is asked for, so none is tried after the first that loses too much.
         """
         for budget in budgets:
             log_of_choice = log
             if len(choices_tried) >= 2:
-                log_of_choice = Log()  # says nothing: the first two choices have said it all
+                log_of_choice = Log()  # silent: every further choice would repeat what the first two have logged
             choice = choose(budget, log_of_choice)
             choices_tried.append(choice)
             correct = _count_correct(source, choice.mask, dataset, indices, settings)
@@ -168,26 +169,26 @@ def choose_within(
 
 
 def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequence[int]) -> dict[str, object]:
-    """Return what the provenance says of the accuracy that decided.
+    """Return the entries of the provenance about the accuracy that decided.
 
     Args:
-        max_drop: the accuracy that might be lost.
-        measured_on: ``val``, ``data``, or ``circuit`` where the search of a circuit counted.
-        samples: how many there are.
-        correct: how many of them are right before the first step and after each.
+        max_drop: the accuracy that may be lost.
+        measured_on: ``val``, ``data``, or ``circuit`` if the search of a circuit counted.
+        samples: the number of samples.
+        correct: how many of them are correct, before the first step and after each step.
     """
     measured = {"on": measured_on, "n": samples, "correct": list(correct)}
     return {"max_drop": max_drop, "measured": measured}
 
 
 def _samples_to_measure_on(source: Source, settings: PruneSettings, log: Log) -> tuple[Dataset, list[int]]:
-    """Open the labelled set that accuracy is measured on: that of ``--val``, else that of ``--data``.
+    """Open the labelled data set that accuracy is measured on: ``--val``, or else ``--data``.
 
     Returns:
-        The set, and the indices of the samples that are used: of ``--val`` all, of ``--data`` those that are drawn.
+        The data set, and the indices of the samples to use: all of ``--val``, or the drawn ones of ``--data``.
     """
     spec = settings.val or settings.data
-    assert spec is not None  # the settings need one of them
+    assert spec is not None  # the settings require one of them
     named = named_by_data(source, spec, settings.limit)
     dataset = open_data(
         spec,
@@ -208,7 +209,7 @@ def _samples_to_measure_on(source: Source, settings: PruneSettings, log: Log) ->
 def _count_correct(
     source: Source, mask: HeadMask, dataset: Dataset, indices: Sequence[int], settings: PruneSettings
 ) -> int:
-    """Return how many samples, of those at ``indices``, the model pruned by a mask classifies right."""
+    """Return how many of the samples at ``indices`` the model classifies correctly when it is pruned by ``mask``."""
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)
     model = build_model(pruned_source, settings.device, settings.dtype)

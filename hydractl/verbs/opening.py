@@ -1,4 +1,4 @@
-"""The MODEL arguments of every verb: the options they are opened with, and a word on what takes long to read."""
+"""Opening the MODEL arguments of every command: the options for it, and notes about weights that take long to read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hydractl.settings.common import Common
 from hydractl.settings.finetuning import FinetuneSettings
 
 _BIG_BYTES = 200_000_000
-"""Bytes of weights that take about a second to hash and to read: reading so many is announced."""
+"""Bytes of weights that take about a second to hash and read. Reading this many or more is announced."""
 
 
 def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
-    """Return the options of a verb about its models; reads the files of ``--labels`` and ``--prompt``.
+    """Return the options about models from those of a command; reads the files of ``--labels`` and ``--prompt``.
 
     Raises:
-        InputError: for a file that holds no class names or templates.
-        UsageError: for a name that is both a file and built in.
+        InputError: a file holds no class names or templates.
+        UsageError: a name is both a file and built in.
     """
     labels = None
     if settings.labels is not None:
@@ -34,8 +34,8 @@ def model_options(settings: Common, *, bodies: bool = False) -> ModelOptions:
 def start_options(settings: FinetuneSettings) -> ModelOptions:
     """Return :func:`model_options` for a training.
 
-    It may start from a body without a classifier. The names of ``--labels`` are those of a new classifier where one is
-    trained, and so not those of the model that is opened.
+    A training may start from a body without a classifier. If a new classifier is trained, the names of ``--labels`` are
+    its class names and not those of the model that is opened, so they are left out here.
     """
     options = model_options(settings, bodies=True)
     if settings.new_head:
@@ -44,7 +44,7 @@ def start_options(settings: FinetuneSettings) -> ModelOptions:
 
 
 def renaming_doubts(sources: Iterable[Source]) -> list[str]:
-    """Return what is odd about the names that ``--labels`` gives to the classes of models, each doubt once."""
+    """Return what is odd about the class names that ``--labels`` gives to models, without repetition."""
     doubts: list[str] = []
     for source in sources:
         if source.renamed is not None and source.renamed not in doubts:
@@ -53,7 +53,7 @@ def renaming_doubts(sources: Iterable[Source]) -> list[str]:
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
-    """Say what is read next that takes long, is drawn by ``--seed``, comes from a pickle or is left out."""
+    """Log what is special about the weights to be read: big, drawn by ``--seed``, from a pickle, or left out."""
     sources = list(sources)
     for doubt in renaming_doubts(sources):
         log.warn(doubt)
@@ -72,7 +72,7 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
 
 
 def _announce_odd_weights(source: Source, log: Log) -> None:
-    """Say which weights of a model are drawn, come from a pickle, or are left out; mostly none are."""
+    """Log which weights of a model are drawn at random, come from a pickle, or are left out; usually none."""
     name = source.name
     tensors = source.tensors
     if source.drawn_by is not None:

@@ -1,4 +1,4 @@
-"""The result that a verb returns to its caller: the answer as a JSON document, and the files that were written."""
+"""The result that a command returns to its caller: the answer as a JSON document, and the files that were written."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 @dataclass
 class Outcome:
-    """The result of one verb.
+    """The result of one command.
 
     Attributes:
-        document: the answer, ready for JSON: text keys, finite numbers, its own ``schema``.
-        files: the files written, in the order a person should read them; empty after ``--dry-run``.
-        unmet: the ``--require`` expressions that did not hold, each with the value found.
-        print_document: the artefact itself goes to standard output (``-o -``), so ``document`` is what to print.
-        silent: another process gives the answer.
-        lines: rows that are computed while they are read, one for each sample; whoever gets the outcome reads them
-            all, and only then are ``document``, ``files`` and ``unmet`` complete. None where there are none.
+        document: the answer, ready for JSON: keys are texts, numbers are finite, and ``schema`` names its form.
+        files: the files that were written, in the order a person should read them; empty after ``--dry-run``.
+        unmet: the ``--require`` expressions that are not met, each with the value found.
+        print_document: whether ``document`` is printed because standard output is the output file (``-o -``).
+        silent: whether nothing is printed because another process gives the answer.
+        lines: rows, one for each sample, that are computed while the caller reads them. The caller must read them
+            all; only then are ``document``, ``files`` and ``unmet`` complete. None if there are no rows.
     """
 
     document: dict[str, object]

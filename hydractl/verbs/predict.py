@@ -1,4 +1,4 @@
-"""``hydractl predict``: what a model says of inputs without labels, and which of them it was not made for."""
+"""``hydractl predict``: what a model predicts for inputs without labels, and which inputs it was not trained for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from hydractl.model.source import Source, split_model
 from hydractl.report.watch_words import watch_lines
 from hydractl.settings.common import Common
 from hydractl.settings.predicting import PredictSettings, parse_part
-from hydractl.verbs.jobs import check_places
+from hydractl.verbs.jobs import check_devices_or_slurm
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.predict_parts import (
@@ -61,26 +61,26 @@ from hydractl.verbs.predict_parts import (
 from hydractl.verbs.requirements import check_known, unmet_in
 
 _PATIENCE_S = 86_400.0
-"""How long a rank waits for one whose part takes longer, in seconds; that one has died is noticed at once."""
+"""Seconds that a rank waits for a slower rank; a rank that has died is noticed at once."""
 THRESHOLD_HINT = "hydractl calibrate MODEL --val SPEC --threshold id:0.05 writes one"
 REFERENCE_HINT = "hydractl calibrate MODEL --reference SPEC writes one"
 
 
 @dataclass(frozen=True)
 class _OpenedModel:
-    """The MODEL, a checkpoint or an exported file, its weights not yet read.
+    """The MODEL, a checkpoint or an exported file, opened without reading its weights.
 
     Attributes:
         name: what to call it.
-        chosen: what it holds of a calibration.
+        chosen: what ``calibrate`` stored in it, e.g. a temperature and a threshold.
         members: the number of its members.
-        labels: the names of its classes; None where they have only numbers.
-        classes: how many classes it has; 0 where only their names say it.
+        labels: the names of its classes; None if its classes have only numbers.
+        classes: the number of classes; 0 if only ``labels`` tells.
         reads: ``image`` or ``text``.
-        facts: what of it decides the lines beside its digest.
+        facts: what else decides its predictions beside the digest, by key, e.g. ``dtype``.
         digest: computes its SHA-256.
         build: reads its weights.
-        sources: the checkpoint; none for an exported file.
+        sources: the checkpoint; empty for an exported file.
     """
 
     name: str
@@ -95,19 +95,19 @@ class _OpenedModel:
     sources: Sequence[Source] = ()
 
     def record(self) -> PredictingModelRecord:
-        """Return what the summary says of the model."""
+        """Return the entry for the model in the summary."""
         return predicting_model_record(self.name, self.digest(), self.members, self.chosen)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is predicted.
+    """What is predicted, and how it is written.
 
     Attributes:
-        model: what predicts.
+        model: the model that predicts.
         dataset: all inputs.
-        samples: those of this part.
-        form: what is said of each.
+        samples: the indices of the inputs that this part predicts.
+        form: what is written about each input.
     """
 
     model: _OpenedModel
@@ -117,7 +117,10 @@ class _Plan:
 
     @property
     def reference(self) -> Reference | None:
-        """The samples that inputs are compared with; None where there are none, or they were predicted as others."""
+        """The samples that inputs are compared with.
+
+        None if the model holds none, or they were predicted with other classes than the model has now.
+        """
         reference = self.model.chosen.reference
         if reference is None:
             return None
@@ -128,7 +131,7 @@ class _Plan:
 
     @property
     def fields(self) -> list[str]:
-        """The fields of every line, in order."""
+        """The names of the fields of every line, in order."""
         fields = list(FIELDS)
         if self.model.chosen.threshold is not None:
             fields.append(FLAG)
@@ -142,7 +145,7 @@ class _Plan:
 
 
 def run(settings: PredictSettings, log: Log) -> Outcome:
-    """Predict every input: into a file, or line by line for whoever reads the outcome.
+    """Predict every input: into a file, or line by line as the caller takes the lines of the outcome.
 
     Under ``torchrun`` all ranks predict into one file, and rank 0 answers.
     """
@@ -156,12 +159,12 @@ def run(settings: PredictSettings, log: Log) -> Outcome:
 
 
 def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
-    """Return the settings of one of several processes that ``torchrun`` started: on its own device.
+    """Return the settings of one of several processes that ``torchrun`` started, with its own device.
 
     Processes that ``torchrun`` starts again after a failure resume.
 
     Raises:
-        UsageError: for what cannot be shared.
+        UsageError: an option does not work with several processes.
     """
     if settings.output is None or settings.output == "-":
         raise UsageError("predict by several processes needs --output", hint="their lines would mix on standard output")
@@ -178,18 +181,18 @@ def _settings_of_rank(settings: PredictSettings) -> PredictSettings:
 
 
 def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
-    """Predict with all processes of a team, which may be a single one.
+    """Predict with all processes of a team, which may be a single process.
 
     Args:
-        settings: of this process.
-        log: hears all of a single process; of a team, most is said by rank 0.
-        team: each of its processes predicts a part.
+        settings: the options of this process.
+        log: receives everything from a single process; in a team, most is logged by rank 0 only.
+        team: the processes; each predicts a part.
 
     Returns:
-        The summary; of the other ranks a silent outcome. Without an output file nothing is predicted yet: the outcome
-        has lines, which are predicted while they are taken, and its summary is there after the last one.
+        The summary; on ranks other than 0, a silent outcome. Without an output file nothing is predicted yet: the
+        ``lines`` of the outcome predict while they are taken, and fill in the summary after the last one.
     """
-    resolve_device(settings.device)  # refuses one that is not there
+    resolve_device(settings.device)  # raises an error if the device does not exist
     path, report = _output_files(settings)
     plan = _make_plan(settings, Part(team.rank + 1, team.size))
     log_of_team = team.quieted(log)
@@ -212,17 +215,17 @@ def _predict(settings: PredictSettings, log: Log, team: Processes) -> Outcome:
 
 
 def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
-    """Predict parts by commands of their own, on devices or as jobs, and join their lines into the output.
+    """Predict each part by a command of its own, on devices or as jobs, and join their lines into the output.
 
     Raises:
-        UsageError: under ``torchrun``, or where the devices or Slurm are not there.
+        UsageError: under ``torchrun``, or if a device or Slurm is not available.
     """
     if not alone():
         hint = "start it without torchrun: --devices 0,1,2 predicts a part on each"
         raise UsageError("--devices and --slurm are not for torchrun", hint=hint)
-    check_places(settings.places, settings.slurm)
+    check_devices_or_slurm(settings.places, settings.slurm)
     path, report = _output_files(settings)
-    assert path is not None  # a rule of the settings
+    assert path is not None  # the settings require --output
     plan = _make_plan(settings, Part(1, 1))
     _check_requirements(plan, settings)
     _say_what_is_missing(plan, log)
@@ -233,7 +236,7 @@ def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
         output = stack.enter_context(Output(path, force=settings.force))
         report_output = _claim_report(report, settings, stack)
         fingerprint = _fingerprint(plan, settings)
-        fingerprint.pop("device", None)  # that of a job is known on its node alone
+        fingerprint.pop("device", None)  # only the node that runs a job knows its device
         parts = PredictionParts(output.target, fingerprint, settings.parts_in_all, resume=settings.resume, log=log)
         parts.run(settings, log)
         tally = _empty_tally(plan)
@@ -248,10 +251,10 @@ def _predict_side_by_side(settings: PredictSettings, log: Log) -> Outcome:
 
 
 def _output_files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
-    """Return the file of the predictions, None where they are printed, and that of the summary, None for none.
+    """Return the file of the predictions (None: they are printed) and the file of the summary (None: no file).
 
     Raises:
-        OutputError: one of them names a folder.
+        OutputError: one of the paths names a folder.
         UsageError: Parquet cannot be written.
     """
     path = None
@@ -267,21 +270,21 @@ def _output_files(settings: PredictSettings) -> tuple[Path | None, Path | None]:
 
 
 def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
-    """Open the checkpoint and the inputs, and return what is to be predicted, and how it is said.
+    """Open the model and the inputs, and return what is predicted and how it is written.
 
     Args:
-        settings: of the command.
-        part: what this process predicts, where ``--part`` does not say it.
+        settings: the options of the command.
+        part: the part that this process predicts, unless ``--part`` names another.
 
     Raises:
-        UsageError, InputError: the model or the inputs cannot be opened, or do not suit each other.
+        UsageError, InputError: the model or the inputs cannot be opened, or do not fit each other.
     """
     model = _open_model(settings)
     if settings.inputs:
         inputs = list(settings.inputs)
     else:
-        assert settings.data is not None  # a rule of the settings
-        inputs = [settings.data]  # which may hold samples of a Python program
+        assert settings.data is not None  # the settings require inputs or --data
+        inputs = [settings.data]  # in Python, data may also be an object that holds the samples
     dataset = open_inputs(
         inputs,
         reads={model.name: model.reads},
@@ -299,11 +302,11 @@ def _make_plan(settings: PredictSettings, part: Part) -> _Plan:
 
 
 def _open_model(settings: PredictSettings) -> _OpenedModel:
-    """Open the MODEL, an exported file or a checkpoint; its weights are not read.
+    """Open the MODEL, an exported file or a checkpoint, without reading its weights.
 
     Raises:
-        UsageError: it is no single model, its classes have no names, or an option is not for exported files.
-        InputError: what is wrong with the file.
+        UsageError: it is not a single model, its classes have no names, or an option is not for exported files.
+        InputError: the file cannot be read, or is broken.
     """
     file = exported_file(settings.model[0])
     if file is not None:
@@ -312,11 +315,11 @@ def _open_model(settings: PredictSettings) -> _OpenedModel:
 
 
 def single_source(settings: Common) -> Source:
-    """Return the checkpoint of the MODEL of a verb that predicts with one model.
+    """Return the checkpoint that MODEL names, for a command that predicts with one model.
 
     Raises:
-        UsageError: it is no single model, it is an exported file, or its classes have no names.
-        InputError: what is wrong with the file.
+        UsageError: it is not a single model, it is an exported file, or its classes have no names.
+        InputError: the file cannot be read, or is broken.
     """
     text = settings.model[0]
     _, files = split_model(text)
@@ -336,7 +339,7 @@ def single_source(settings: Common) -> Source:
 
 
 def _open_checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
-    """Return a checkpoint as the MODEL."""
+    """Return a checkpoint as an opened model."""
     description = source.description
     labels = None
     if description.labels is not None:
@@ -373,14 +376,14 @@ def _open_checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
 
 
 _NOT_FOR_FILES = ("arch", "labels", "prompt", "whole_last_block")
-"""Options about checkpoints: what they decide is settled in an exported file."""
+"""Options that are only for checkpoints: an exported file has their effects fixed."""
 
 
 def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _OpenedModel:
-    """Return an exported file as the MODEL.
+    """Return an exported file as an opened model.
 
     Raises:
-        UsageError: an option says what an exported file cannot do.
+        UsageError: an option asks for what an exported file cannot do.
     """
     for name in _NOT_FOR_FILES:
         if settings.of_this_verb(name):
@@ -411,7 +414,7 @@ def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _Opene
 
 
 def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
-    """Return how many samples would be predicted, and which files written.
+    """Return how many samples would be predicted, and which files would be written.
 
     Raises:
         OutputError: a file exists, and ``--force`` is not given.
@@ -424,15 +427,15 @@ def _dry_run(plan: _Plan, path: Path | None, report: Path | None, settings: Pred
 
 
 def _files_to_write(path: Path | None, report: Path | None) -> list[Path]:
-    """Return the file of the predictions and that of the summary, of those that there are."""
+    """Return the paths that are not None: the file of the predictions, and the file of the summary."""
     return [file for file in (path, report) if file is not None]
 
 
 def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
-    """Refuse requirements that can never hold.
+    """Refuse requirements on figures that these predictions will not have.
 
     Raises:
-        UsageError: of a figure that there is not.
+        UsageError: a requirement names such a figure.
     """
     name = plan.model.name
     has_threshold = plan.model.chosen.threshold is not None
@@ -448,7 +451,7 @@ def _check_requirements(plan: _Plan, settings: PredictSettings) -> None:
 
 
 def _say_what_is_missing(plan: _Plan, log: Log) -> None:
-    """Say before it begins what the checkpoint cannot tell of its inputs."""
+    """Log, before predicting, what the model lacks for judging its inputs: a threshold, or a fitting reference."""
     name = plan.model.name
     if plan.model.chosen.threshold is None:
         log.info(f"{name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
@@ -460,9 +463,9 @@ def _say_what_is_missing(plan: _Plan, log: Log) -> None:
 
 
 def _predict_windows(plan: _Plan, start: int, settings: PredictSettings, log: Log) -> Iterator[Window]:
-    """Yield the predictions of the samples of a plan from ``start`` on, in windows of a few batches, with progress.
+    """Yield the predictions for the samples from index ``start`` on, a few batches at a time, with progress.
 
-    The weights are read when the first window is asked for, and not at all where no sample is left.
+    The weights are read when the first window is asked for, and not at all if no sample is left.
     """
     samples = range(start, plan.samples.stop)
     if not samples:
@@ -484,10 +487,10 @@ def _predict_windows(plan: _Plan, start: int, settings: PredictSettings, log: Lo
 def _predict_line_by_line(
     plan: _Plan, report: Path | None, outcome: Outcome, settings: PredictSettings, log: Log
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each sample as it is predicted, and fill in ``outcome`` after the last one.
+    """Yield one row for each sample as it is predicted; fill in ``outcome`` after the last row.
 
     Raises:
-        InputError: not one of the inputs can be read.
+        InputError: none of the inputs can be read.
     """
     with ExitStack() as stack:
         report_output = _claim_report(report, settings, stack)
@@ -495,7 +498,7 @@ def _predict_line_by_line(
         for window in _predict_windows(plan, plan.samples.start, settings, log):
             tally.add(window)
             yield from window.rows
-        is_whole = settings.part is None  # all samples of one part may be broken
+        is_whole = settings.part is None  # for one part of the inputs it is no error if none can be read
         if is_whole and plan.samples and not tally.predicted:
             raise _nothing_readable(plan)
         answer = _sum_up(plan, tally, None, report_output, settings, log)
@@ -508,17 +511,17 @@ def _predict_line_by_line(
 def _predict_into_file(
     plan: _Plan, path: Path, report: Path | None, settings: PredictSettings, log: Log, team: Processes
 ) -> Outcome:
-    """Predict into a file. Each process first writes an unfinished file; rank 0 joins them at the end.
+    """Predict into a file. Each process first writes an unfinished file; rank 0 joins these at the end.
 
     Returns:
-        The summary; a silent outcome of the other ranks.
+        The summary; on ranks other than 0, a silent outcome.
 
     Raises:
-        InputError: not one of the inputs can be read.
-        UsageError: what is to be resumed was begun by another number of processes.
+        InputError: none of the inputs can be read.
+        UsageError: the run to resume was started with another number of processes.
     """
     with ExitStack() as stack:
-        # Claim the outputs before anybody begins.
+        # Rank 0 claims the outputs before any rank begins.
         target = Path(os.path.realpath(path))
         if settings.resume:
             refuse_other_division(target, team.size)
@@ -526,9 +529,9 @@ def _predict_into_file(
         if team.rank == 0:
             output = stack.enter_context(Output(path, force=settings.force))
             report_output = _claim_report(report, settings, stack)
-        team.gather(None)  # waits for rank 0
+        team.gather(None)  # wait until rank 0 has claimed the outputs
 
-        # Predict the samples of this process.
+        # Predict the samples of this process; a resumed process goes on after the last sample in its unfinished file.
         unfinished_path = unfinished_of_rank(target, team.rank, team.size)
         unfinished = _open_unfinished(unfinished_path, path, plan, settings, team.quieted(log))
         stack.callback(unfinished.close)
@@ -537,15 +540,15 @@ def _predict_into_file(
             start = unfinished.stop
         for window in _predict_windows(plan, start, settings, team.quieted(log)):
             unfinished.append(window)
-        unfinished.close()  # so that it is whole for rank 0
+        unfinished.close()  # rank 0 reads the complete file below
         predicted_by_all = sum(team.gather(unfinished.predicted))
         if output is None:
             report_skipped(plan.dataset, log)
             return Outcome({}, silent=True)
 
-        # Join those of all processes.
+        # Only rank 0 gets here: it joins the unfinished files of all processes.
         files_of_team = unfinished_of_team(target, team.size)
-        is_whole = settings.part is None  # all samples of one part may be broken
+        is_whole = settings.part is None  # for one part of the inputs it is no error if none can be read
         if is_whole and len(plan.dataset) and not predicted_by_all:
             _remove(files_of_team)
             raise _nothing_readable(plan)
@@ -560,14 +563,14 @@ def _predict_into_file(
 def _open_unfinished(
     unfinished_path: Path, path: Path, plan: _Plan, settings: PredictSettings, log: Log
 ) -> UnfinishedPredictions:
-    """Return the unfinished file of a process: the one that is there with ``--resume``, else an empty one.
+    """Return the unfinished file of a process: the existing one with ``--resume``, else an empty one.
 
     Args:
-        unfinished_path: the file.
-        path: the output that it becomes, for messages.
+        unfinished_path: the unfinished file.
+        path: the output that it will become, for messages.
         plan: what is predicted.
-        settings: of the command.
-        log: hears whether it is resumed, and how many samples are left.
+        settings: the options of the command.
+        log: receives whether the file is resumed, and how many samples are left.
     """
     exists = unfinished_path.exists()
     if settings.resume and not exists:
@@ -582,7 +585,7 @@ def _open_unfinished(
 
 
 def _empty_tally(plan: _Plan) -> PredictionTally:
-    """Return a count before the first prediction; it compares with the reference that the model holds, if any."""
+    """Return a tally that has counted nothing yet; it compares inputs with the model's reference, if there is one."""
     watch = None
     reference = plan.reference
     if reference is not None:
@@ -596,28 +599,28 @@ def _remove(files: Iterable[Path]) -> None:
 
 
 def _nothing_readable(plan: _Plan) -> InputError:
-    """Return the error of inputs that are all left out, with the first reasons."""
+    """Return the error for inputs of which none can be read, with the first ten reasons."""
     skipped = plan.dataset.skipped or {}
     reasons = [skipped[row] for row in sorted(skipped)]
     return InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
 
 
 def _rows_counted(windows: Iterator[Window], count: Callable[[Window], None]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of windows; ``count`` is called with each window before its rows."""
+    """Yield the rows of windows; ``count`` is called with each window before its rows are yielded."""
     for window in windows:
         count(window)
         yield from window.rows
 
 
 def _claim_report(report: Path | None, settings: PredictSettings, stack: ExitStack) -> Output | None:
-    """Claim the file of the summary before anything long begins; the stack gives it free or completes it."""
+    """Claim the file of the summary before predicting; the stack completes it, or frees it after an error."""
     if report is None:
         return None
     return stack.enter_context(Output(report, force=settings.force))
 
 
 def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
-    """Return what decides the lines, by key: an unfinished file of other values is of no use."""
+    """Return by key everything that decides the lines; an unfinished file with other values cannot be resumed."""
     digest_of_ids = _sha256("\n".join(plan.dataset.ids))
     digest_of_inputs = _sha256(canonical_json([plan.dataset.spec, len(plan.dataset), digest_of_ids]))
     return {
@@ -633,7 +636,7 @@ def _fingerprint(plan: _Plan, settings: PredictSettings) -> dict[str, Any]:
 
 
 def _sha256(text: str) -> str:
-    """Return the digest of a text, which may hold names of files that are no UTF-8."""
+    """Return the SHA-256 of a text, which may contain file names that are not valid UTF-8."""
     encoded = text.encode("utf-8", "surrogateescape")
     return hashlib.sha256(encoded).hexdigest()
 
@@ -644,15 +647,15 @@ def _sha256(text: str) -> str:
 def _sum_up(
     plan: _Plan, tally: PredictionTally, path: Path | None, report: Output | None, settings: PredictSettings, log: Log
 ) -> PredictAnswer:
-    """Return the summary of all predictions, after telling the log of it and writing it to the file of ``--report``.
+    """Return the summary of all predictions; also log it, and write it to the file of ``--report``.
 
     Args:
         plan: what was predicted.
-        tally: has counted every window.
-        path: the file of the predictions; None where they were printed.
-        report: the file of the summary; None for none.
-        settings: of the command.
-        log: hears of inputs that were flagged, that differ from the reference, or that could not be read.
+        tally: the counts over all windows.
+        path: the file of the predictions; None if they were printed.
+        report: the file of the summary; None for no file.
+        settings: the options of the command.
+        log: receives how many inputs were flagged, how they differ from the reference, and which could not be read.
     """
     output_name = None
     if path is not None:
@@ -671,12 +674,12 @@ def _sum_up(
 
 
 def _summary_in_words(answer: PredictAnswer) -> str:
-    """Return in one line how many inputs were predicted, flagged and left out."""
+    """Return a line that says how many inputs were predicted, flagged as OOD and left out."""
     words = f"{answer.n:,} inputs"
     flagged = answer.ood
     if flagged is not None and flagged.share is not None and flagged.ci is not None:
         low, high = flagged.ci
-        assert low is not None and high is not None  # there are samples
+        assert low is not None and high is not None  # they are None only if there are no samples
         interval = f"95 % interval {low:.2%} to {high:.2%}"
         words += f", {flagged.n:,} flagged as OOD: {flagged.share:.2%} ({interval})"
     if answer.skipped is not None:
@@ -685,7 +688,7 @@ def _summary_in_words(answer: PredictAnswer) -> str:
 
 
 def _outcome(answer: PredictAnswer, path: Path | None, report: Path | None, settings: PredictSettings) -> Outcome:
-    """Return the outcome of finished predictions: summary, files, and the requirements that do not hold."""
+    """Return the outcome of finished predictions: the summary, the files, and the requirements that are not met."""
     row = (answer.model.name, answer.requirable())
     unmet = unmet_in([row], settings.requirements(), skip_first=False)
     return Outcome(answer.to_json(), files=_files_to_write(path, report), unmet=unmet)

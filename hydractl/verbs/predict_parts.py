@@ -1,9 +1,9 @@
-"""Predictions of one command that several processes share: what each leaves behind, and how that becomes one file.
+"""Predictions of one command that several processes share: the files of each part, and how they become one file.
 
-The parts are those of ``--part``: neighbouring samples, cut where batches begin. So every batch holds the samples that
-it holds in a single process, and the joined lines are the bytes that a single process writes. Under ``torchrun`` each
-rank keeps its part in an unfinished file beside the output. With ``--devices`` or ``--slurm`` each part is a command
-of its own, which writes into a folder beside the output.
+The parts are those of ``--part``: neighbouring samples, cut where batches begin. So every batch holds the same samples
+as in a single process, and the joined lines are byte for byte what a single process writes. Under ``torchrun`` each
+rank keeps its part in an unfinished file beside the output. With ``--devices`` or ``--slurm`` a command of its own
+predicts each part, and writes into a folder beside the output.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _REPLACED = (
     "quiet",
     "verbose",
 )
-"""Options of the command that the command of a part is given anew, or not at all."""
+"""Options that are not copied from the command to that of a part: it gets its own value, or none."""
 
 
 # --- ranks of torchrun ------------------------------------------------------------------------------------------------
 
 
 def unfinished_of_rank(target: Path, rank: int, size: int) -> Path:
-    """Return where a process of ``torchrun`` keeps its predictions until all are done.
+    """Return the file in which a process of ``torchrun`` keeps its predictions until all processes are done.
 
     Args:
-        target: the output, beside which the file lies.
+        target: the output; the file lies beside it.
         rank: the number of the process, from 0.
-        size: how many processes there are; a single one uses the file that it would use without ``torchrun``.
+        size: the number of processes. A single process uses the same file as without ``torchrun``.
     """
     if size == 1:
         return unfinished_path(target)
@@ -69,11 +69,12 @@ def unfinished_of_rank(target: Path, rank: int, size: int) -> Path:
 def refuse_other_division(target: Path, size: int) -> None:
     """Refuse to resume what another number of processes has begun.
 
-    Beside the output OUT a single process leaves ``OUT.part``, and the first of three ``OUT.1of3.part``.
+    The number is in the names of unfinished files: beside the output OUT, a single process leaves ``OUT.part``, and the
+    first of three processes ``OUT.1of3.part``.
 
     Args:
         target: the output.
-        size: how many processes there are now.
+        size: the number of processes now.
 
     Raises:
         UsageError: files of another number of processes are beside the output.
@@ -85,21 +86,21 @@ def refuse_other_division(target: Path, size: int) -> None:
         match = re.fullmatch(r"(?:\.[0-9]+of([0-9]+))?\.part", ending)
         if match is None:
             continue
-        begun_by = 1
+        earlier_size = 1
         if match[1] is not None:
-            begun_by = int(match[1])
-        if begun_by != size:
+            earlier_size = int(match[1])
+        if earlier_size != size:
             raise UsageError(
-                f"{path} is of a run of {begun_by} processes, and this one has {size}",
-                hint=f"start {begun_by} of them, or {_BEGIN_ANEW}",
+                f"{path} is of a run of {earlier_size} processes, and this one has {size}",
+                hint=f"start {earlier_size} of them, or {_BEGIN_ANEW}",
             )
 
 
 def unfinished_of_team(target: Path, size: int) -> list[Path]:
-    """Return the files of all ranks, in their order.
+    """Return the unfinished files of all ranks, in the order of the ranks.
 
     Raises:
-        InputError: one of them is not there.
+        InputError: one of the files does not exist.
     """
     paths = [unfinished_of_rank(target, rank, size) for rank in range(size)]
     for path in paths:
@@ -112,20 +113,20 @@ def unfinished_of_team(target: Path, size: int) -> list[Path]:
 
 
 class PredictionParts:
-    """The parts of one output that are predicted by commands of their own, in the folder ``OUTPUT.parts``.
+    """The parts of one output, each predicted by a command of its own, in the folder ``OUTPUT.parts``.
 
-    Whoever makes it holds the lock of the output.
+    Creating it prepares the folder. The caller must hold the lock of the output.
 
     Args:
         target: the output.
-        fingerprint: what decides the predictions, and how they are divided.
-        count: how many parts there are.
-        resume: keep the parts that are there.
-        log: hears what becomes of them.
+        fingerprint: what decides the predictions, by key.
+        count: the number of parts.
+        resume: keep the parts in an existing folder.
+        log: receives whether the parts are resumed or begun anew.
 
     Raises:
-        InputError: the parts that are there are of another command.
-        OutputError: what is there is no such folder, or cannot be written.
+        InputError: the existing parts belong to another command.
+        OutputError: the existing folder is not a folder of parts, or cannot be written.
     """
 
     def __init__(self, target: Path, fingerprint: Mapping[str, Any], count: int, *, resume: bool, log: Log) -> None:
@@ -134,10 +135,12 @@ class PredictionParts:
         fingerprint_with_parts = {**fingerprint, "parts": count}
         with storing(self.folder):
             exists = self.folder.exists()
-            is_another = exists and not self._plan_file.is_file()
-            # A link could lead to a folder of somebody else, which would be removed below.
-            if is_another or self.folder.is_symlink():
+            is_other_folder = exists and not self._plan_file.is_file()
+            # A link is refused too: it could lead to another user's folder, which would be removed below.
+            if is_other_folder or self.folder.is_symlink():
                 raise OutputError(f"{self.folder} is no folder of unfinished predictions", hint="remove it")
+
+            # Resume in the existing folder, or begin with an empty one.
             if exists and resume:
                 self._check_same_command(fingerprint_with_parts)
                 return
@@ -147,6 +150,8 @@ class PredictionParts:
             elif resume:
                 log.info(f"nothing to resume: {target} is begun")
             self.folder.mkdir()
+
+        # The plan lets a later command see whether these parts are its own.
         with Output(self._plan_file) as output:
             write_json(output, {"schema": SCHEMA, "fingerprint": fingerprint_with_parts})
 
@@ -156,23 +161,23 @@ class PredictionParts:
         return self.folder / "plan.json"
 
     def _lines_file(self, number: int) -> Path:
-        """Return the file of the lines of a part, counted from 1."""
+        """Return the file that holds the predicted lines of a part; parts are counted from 1."""
         return self.folder / f"{number}.jsonl"
 
     def _summary_file(self, number: int) -> Path:
-        """Return the file of the summary of a part, counted from 1, which is written after its lines."""
+        """Return the file that holds the summary of a part; it is written after the lines. Parts are counted from 1."""
         return self.folder / f"{number}.json"
 
     def _is_done(self, number: int) -> bool:
-        """Return whether a part, counted from 1, was predicted to its end."""
+        """Return whether a part (counted from 1) was predicted to its end."""
         has_lines = self._lines_file(number).exists()
         return has_lines and self._summary_file(number).exists()
 
     def _check_same_command(self, fingerprint: Mapping[str, Any]) -> None:
-        """Refuse to go on with parts that another command has begun.
+        """Refuse to continue parts that another command has begun.
 
         Args:
-            fingerprint: what decides the predictions of this command, and how they are divided.
+            fingerprint: what decides the predictions of this command, and the number of parts.
 
         Raises:
             InputError: the plan in the folder has another fingerprint, or cannot be read.
@@ -190,15 +195,15 @@ class PredictionParts:
             raise InputError(f"{self.folder} is of another command", hint=hint, problems=problems)
 
     def run(self, settings: PredictSettings, log: Log) -> None:
-        """Run one command for each part that is not predicted yet, on devices side by side or as jobs of Slurm.
+        """Run one command for each part that is not predicted yet, side by side on devices or as jobs of Slurm.
 
         Args:
-            settings: of the command whose parts these are; they say on which devices, or with which Slurm options.
-            log: hears of each part.
+            settings: the options of the whole command, with its devices or Slurm options.
+            log: receives the lines of all parts.
 
         Raises:
             Interrupted: a signal came before all parts were predicted.
-            HydraError: some failed; it has the hint and the exit code of the first.
+            HydraError: parts failed; it has the hint and the exit code of the first of them.
         """
         commands = {}
         for number in self._numbers:
@@ -214,68 +219,68 @@ class PredictionParts:
         with Interruptions() as signals:
             ended = run_side_by_side(commands, settings.places, settings.slurm, folder_of_output, log, signals)
 
-        # A signal ends the commands with errors of their own, which say less than how to go on.
-        done = sum(self._is_done(number) for number in self._numbers)
-        if signals.requested and done < self._count:
-            hint = f"add --resume to the same command to go on; {done} of {self._count} parts are predicted"
+        # After a signal, say how to go on, and not that each command was interrupted.
+        done_count = sum(self._is_done(number) for number in self._numbers)
+        if signals.requested and done_count < self._count:
+            hint = f"add --resume to the same command to go on; {done_count} of {self._count} parts are predicted"
             raise Interrupted(hint=hint)
         _raise_failures(ended)
 
     @property
     def _numbers(self) -> range:
-        """The numbers of the parts, from 1."""
+        """The numbers of all parts, counted from 1."""
         return range(1, self._count + 1)
 
     def _command_for_device(self, number: int, settings: PredictSettings) -> Callable[[str], list[str]]:
-        """Return a function that takes a device and returns the words of the command that predicts a part on it.
+        """Return a function that returns the command line for predicting a part on a given device.
 
-        The words begin with the verb, without ``hydractl``.
+        The command line begins with the name of the command, without ``hydractl``.
         """
         options_left_out = list(_REPLACED)
         if settings.inputs:
-            options_left_out.append("data")  # what hydra.yaml says of it for every verb is set aside
+            options_left_out.append("data")  # the inputs replace a --data from the settings file
 
         def command_on(device: str) -> list[str]:
-            words = ["predict", *to_argv(settings, options_left_out)]
-            words.append(f"--part={number}/{self._count}")
-            words.append(f"--output={self._lines_file(number)}")
-            words.append(f"--report={self._summary_file(number)}")
-            words.append(f"--device={device}")
-            # A part that was cut off goes on; one whose summary was not written yet is predicted again.
-            words += ["--resume", "--force", "--quiet"]
-            return [*words, "--", *settings.model]
+            arguments = ["predict", *to_argv(settings, options_left_out)]
+            arguments.append(f"--part={number}/{self._count}")
+            arguments.append(f"--output={self._lines_file(number)}")
+            arguments.append(f"--report={self._summary_file(number)}")
+            arguments.append(f"--device={device}")
+            # --resume continues a part that was cut off; --force predicts a part again that lacks only its summary.
+            arguments += ["--resume", "--force", "--quiet"]
+            return [*arguments, "--", *settings.model]
 
         return command_on
 
     def windows(self, tally: PredictionTally) -> Iterator[Window]:
         """Yield the predicted rows of all parts in order, in windows of at most 1024 rows of one part.
 
-        After the rows of a part, its samples that could not be read are counted in ``tally``.
+        After the rows of each part, its samples that could not be read are added to ``tally``.
 
         Raises:
-            InputError: a part holds something else than predictions.
+            InputError: the file of a part holds something other than predictions.
         """
-        rows_so_far = 0
+        rows_yielded = 0
         for number in self._numbers:
-            rows: list[dict[str, Any]] = []
+            rows_of_window: list[dict[str, Any]] = []
             for row in self._predicted_rows(number):
-                rows.append(row)
-                if len(rows) == _ROWS_A_WINDOW:
-                    rows_so_far += len(rows)
-                    yield Window(rows_so_far, rows, {})
-                    rows = []
-            # The rest of the part, which may be empty.
-            rows_so_far += len(rows)
-            yield Window(rows_so_far, rows, {})
+                rows_of_window.append(row)
+                if len(rows_of_window) == _ROWS_A_WINDOW:
+                    rows_yielded += len(rows_of_window)
+                    yield Window(rows_yielded, rows_of_window, {})
+                    rows_of_window = []
+            # The last window of the part has the rest of its rows, perhaps none.
+            rows_yielded += len(rows_of_window)
+            yield Window(rows_yielded, rows_of_window, {})
             summary = PredictAnswer.from_json(read_json_file(str(self._summary_file(number))))
             if summary.skipped is not None:
                 tally.skip(summary.skipped.n, summary.skipped.ids)
 
     def _predicted_rows(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the rows in the file of a part, which is counted from 1.
+        """Yield the rows in the file of a part (counted from 1).
 
         Raises:
-            InputError: a line is no JSON object.
+            InputError: a line is not a JSON object.
         """
         path = self._lines_file(number)
         with storing(path), open(path, "rb", opener=open_own) as lines:
@@ -287,18 +292,18 @@ class PredictionParts:
                 yield row
 
     def remove(self) -> None:
-        """Remove the folder, when its predictions are where they belong."""
+        """Remove the folder, after its predictions have been written to the output."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _raise_failures(ended: Mapping[str, Ended]) -> None:
-    """Raise one error for all commands that failed; return where none did.
+    """Raise one error for all commands that failed; return if none failed.
 
     Args:
         ended: how the command of each part ended, by the name of the part.
 
     Raises:
-        HydraError: with what each of them said as its problems, and the hint and the exit code of the first.
+        HydraError: commands failed. Its problems are their messages; it has the hint and the exit code of the first.
     """
     failed = [command for command in ended.values() if command.code != 0]
     if not failed:

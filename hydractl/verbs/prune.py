@@ -1,4 +1,4 @@
-"""``hydractl prune``: remove heads for good, chosen by scores, a circuit or a mask."""
+"""``hydractl prune``: remove heads for good. Scores, a circuit or a mask choose them."""
 
 from __future__ import annotations
 
@@ -46,29 +46,30 @@ from hydractl.verbs.score import criterion_of, score_source, site_paths
 _SCHEMA = "hydractl.prune/1"
 
 Fixed = dict[str, tuple[int, ...]]
-"""The heads to keep at the sites where another mask decides, by path."""
+"""By the path of a site (attention module): the heads to keep there, at the sites where ``--with-mask`` decides."""
 
 
 def run(settings: PruneSettings, log: Log) -> Outcome:
-    """Choose the heads, slice the weights, write the checkpoint or folder and its mask; or prune single weights.
+    """Choose the heads, slice the weights, and write the checkpoint or folder and its mask; or prune single weights.
 
     Returns:
-        The mask with what was saved, and the files; of a dry run what is known without reading data.
+        The mask with what was saved, and the files; for a dry run, what is known without reading data.
     """
-    # --max-length is about the texts that heads are scored on: the pruned model keeps its own.
+    # --max-length applies only to the texts that heads are scored on; the pruned model keeps its own length.
     options = replace(model_options(settings, bodies=True), max_length=None)
     source = only_one(open_sources(settings.model, options), "prune")
     if settings.weights is not None:
         return prune_weights(source, settings, log)
     settings = settled(source, settings)
-    with_max_length(source, settings.max_length)  # refuses what the model does not take, before anything is read
+    with_max_length(source, settings.max_length)  # raises an error for a length that the model cannot take
 
+    # The outputs: a folder holds its mask; a checkpoint has it in a file beside.
     output = settings.output or default_name(source, settings)
     as_folder = output.endswith("/")
     if as_folder:
         layout = settings.layout or "zeroed"
         if layout == "sliced":
-            _stock_config(source, [1])  # refuses a library that has no configuration of fewer heads
+            _stock_config(source, [1])  # raises an error if the library's configuration cannot have fewer heads
         path = Path(output.rstrip("/"))
         mask_path = path / "hydractl.mask.json"
         outputs = [path]
@@ -89,12 +90,12 @@ def run(settings: PruneSettings, log: Log) -> Outcome:
 
 
 def default_name(source: Source, settings: PruneSettings) -> str:
-    """Return the name of the output: the model, what was done to it, and the seed where it decides.
+    """Return the name of the output: the model, how it was pruned, and the seed if it decides the result.
 
-    For example ``vit.taylor-8.st``, ``vit.taylor-8.seed1.st``.
+    For example ``vit.taylor-8.st`` or ``vit.taylor-8.seed1.st``.
     """
     change = _name_of_decision(settings)
-    change = change.removeprefix(f"{source.name}.")  # vit.circuit.acc.json made from vit.st names the model already
+    change = change.removeprefix(f"{source.name}.")  # the name of vit.circuit.acc.json already begins with "vit."
     if settings.keep is not None:
         change += f"-{settings.keep}"
     if settings.remove is not None:
@@ -107,7 +108,7 @@ def default_name(source: Source, settings: PruneSettings) -> str:
 
 
 def _name_of_decision(settings: PruneSettings) -> str:
-    """Return the name of what decides which heads go: the criterion, or a file without its ending."""
+    """Return the name of what decides which heads are removed: the criterion, or a file name without its ending."""
     if settings.method:
         return settings.method
     if settings.scores == "-":
@@ -121,7 +122,7 @@ def _name_of_decision(settings: PruneSettings) -> str:
 
 
 def mask_name(path: Path) -> Path:
-    """Return the path of the mask of a checkpoint: ``a.mask.json`` for ``a.st``."""
+    """Return the path of the mask of a checkpoint, e.g. ``a.mask.json`` for ``a.st``."""
     stem = re.sub(r"\.(st|safetensors)$", "", path.name)
     name = f"{stem}.mask.json"
     return path.with_name(name)
@@ -131,13 +132,16 @@ def mask_name(path: Path) -> Path:
 
 
 def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
-    """Return the mask of the pruned model, what decided it, and the samples that model and decision have seen.
+    """Choose the heads of the pruned model.
 
-    With ``--max-drop``, the budget is the largest one whose accuracy stays within the drop. Accuracy is measured at one
-    budget after another; for a circuit without ``--val``, its own search has counted it.
+    With ``--max-drop``, the budget (how many heads to remove) is the largest one whose accuracy stays within the drop.
+    Budgets are measured one after another. For a circuit without ``--val``, the counts that its search stored are used.
+
+    Returns:
+        The mask, what decided it, and the samples that the model and the decision have seen.
 
     Raises:
-        UsageError: ``--val`` shall tell what each removal of a circuit costs, but the model lacks the first ones.
+        UsageError: ``--val`` is to measure each removal of a circuit, but the circuit's first heads are gone already.
     """
     documents: dict[str, Any] = {}
     for path in (settings.with_mask, settings.mask, settings.circuit):
@@ -146,7 +150,7 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
     if settings.max_drop is None:
         return _choose_at_budget(source, settings, documents, log)
 
-    # One-shot scores do not depend on the budget, so all budgets are chosen by the same ones.
+    # One-shot scores do not depend on the budget, so they are measured once for all budgets.
     scores = None
     if settings.method and settings.order == "one-shot":
         scores = _score(source, settings, log)
@@ -155,31 +159,35 @@ def choose(source: Source, settings: PruneSettings, log: Log) -> HeadChoice:
         with_budget = replace(settings, remove=count)
         return _choose_at_budget(source, with_budget, documents, log, scores)
 
+    # Scores: measure at every budget from 0 on.
     if settings.circuit is None:
         budgets = range(_most_removable(source, settings) + 1)
         return choose_within(source, settings, budgets, choose_for_budget, log)
 
-    document = documents[settings.circuit]
-    ranking = ranking_from_json(document, sites=source.sites, origin=settings.circuit)
+    # A circuit: its search may have started from a pruned model, with ``gone_at_start`` heads fewer than this one.
+    circuit_document = documents[settings.circuit]
+    ranking = ranking_from_json(circuit_document, sites=source.sites, origin=settings.circuit)
     heads_present = set(source.description.mask.kept_heads)
     gone_at_start = len(heads_present.intersection(ranking.start))
     if settings.val and gone_at_start:
         raise UsageError(
             f"{settings.circuit} begins with {gone_at_start} heads gone, so --val cannot tell what each costs"
         )
+
+    # Measure after each removal on --val, or use the counts that the circuit's search stored.
     if settings.val:
         budgets = range(len(ranking.removed) + 1)
         return choose_within(source, settings, budgets, choose_for_budget, log)
-    count, measured = removals_of_circuit(document, settings.circuit, settings.max_drop)
-    choice = choose_for_budget(gone_at_start + count, log)
+    removals_within_drop, measured = removals_of_circuit(circuit_document, settings.circuit, settings.max_drop)
+    choice = choose_for_budget(gone_at_start + removals_within_drop, log)
     return replace(choice, details={**choice.details, **measured})
 
 
 def _most_removable(source: Source, settings: PruneSettings) -> int:
-    """Return the largest number for ``--remove``.
+    """Return the largest number that ``--remove`` may have.
 
-    It counts heads of the whole model, of which one has to stay, or heads of each site (attention module), which may
-    lose all; the site with the fewest heads is then the limit.
+    With the scope ``global`` it counts heads of the whole model, of which one must stay. With the scope ``site`` it
+    counts heads of each site (attention module), which may lose all, so the site with the fewest heads is the limit.
     """
     present = source.description.mask.at(site_paths(source, settings.tower))
     if settings.scope == "global":
@@ -191,27 +199,27 @@ def _most_removable(source: Source, settings: PruneSettings) -> int:
 def _choose_at_budget(
     source: Source, settings: PruneSettings, documents: Mapping[str, object], log: Log, scores: HeadScores | None = None
 ) -> HeadChoice:
-    """Return the heads that a mask, a circuit or scores keep where the number of heads to remove is known.
+    """Return the heads that a mask, a circuit or scores keep, when the number of heads to remove is known.
 
-    At the sites where ``--with-mask`` decides, its mask takes the place of that choice.
+    At the sites where ``--with-mask`` decides, its mask replaces that choice.
 
     Args:
         source: the model.
-        settings: of ``prune``, with the budget.
-        documents: the files that decide, by path.
-        log: hears of odd files.
-        scores: those of ``--method`` where they are known; else they are measured.
+        settings: the options of ``prune``, with the budget.
+        documents: the files of masks and circuits, by path.
+        log: receives warnings about odd files.
+        scores: scores of ``--method`` that were measured before; None to measure them.
     """
-    # The sites where another mask decides.
+    # The heads at the sites where --with-mask decides.
     arch = source.description.arch
     fixed: Fixed = {}
     if settings.share_sites and settings.with_mask:
         document = documents[settings.with_mask]
-        other = mask_from_json(document, source.sites, settings.with_mask, arch)
+        shared_mask = mask_from_json(document, source.sites, settings.with_mask, arch)
         _check_same_base(document, settings.with_mask, source, settings, log)  # before scoring, which may take long
-        fixed = shared_sites(source.sites, other, settings.share_sites)
+        fixed = shared_sites(source.sites, shared_mask, settings.share_sites)
 
-    # The heads that a mask, a circuit or scores keep.
+    # The heads that the mask, the circuit or the scores keep, and what the provenance says about that decision.
     decision: Mapping[str, object] = {}
     seen_by_scores: Sequence[Entry] = ()
     if settings.mask:
@@ -231,7 +239,7 @@ def _choose_at_budget(
         decision = choice_of_scores.details
         seen_by_scores = choice_of_scores.seen
 
-    # What the provenance says of it.
+    # The provenance: the options, and then the decision. The samples seen are those of the model, files and scores.
     details: dict[str, object] = {
         "keep": settings.keep,
         "remove": settings.remove,
@@ -250,18 +258,19 @@ def _choose_at_budget(
 def _choose_by_scores(
     source: Source, settings: PruneSettings, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> HeadChoice:
-    """Return the mask that scores decide, what the provenance says of them, and the samples that they were taken on.
+    """Return the mask that scores decide, with its provenance and the samples that the scores were measured on.
 
     Args:
         source: the model.
-        settings: of ``prune``; the scores are those of ``--scores``, or else of ``--method``.
-        fixed: the heads to keep, by path, at the sites where another mask decides.
-        log: hears of odd scores.
-        known: scores of ``--method``; None: they are measured now.
+        settings: the options of ``prune``; the scores come from ``--scores``, or else from ``--method``.
+        fixed: by site, the heads to keep at the sites where another mask decides.
+        log: receives warnings about odd scores.
+        known: scores of ``--method`` that were measured before; None to measure them now.
 
     Raises:
-        InputError: the file has no scores of the tower that is meant.
+        InputError: the file has no scores for the tower that is pruned.
     """
+    # The scores, and where they come from.
     if settings.scores:
         scores = _read_scores(settings.scores, source, settings, log)
         origin = {}
@@ -274,37 +283,37 @@ def _choose_by_scores(
     details: dict[str, object] = {"scores": origin}
     seen = checked(scores.info.get("seen"), settings.scores or "scores")
 
-    # In a model of two towers, only the heads that are meant, and that have scores, are counted and removed.
+    # Count and remove only heads that have scores and belong to the tower of --tower (if that option is given).
     mask_of_model = source.description.mask
     paths = site_paths(source, settings.tower)
     scored_paths = [path for path in paths if path in scores.scores]
-    present = mask_of_model.at(scored_paths)
-    fixed_here = _fixed_at_sites_of(present, fixed)
-    if not present.heads:
+    mask_of_scored_sites = mask_of_model.at(scored_paths)
+    fixed_at_scored_sites = _fixed_at_sites_of(mask_of_scored_sites, fixed)
+    if not mask_of_scored_sites.heads:
         raise InputError(f"{settings.scores} has no scores of the {settings.tower} tower")
-    check_scored(scores, present)
+    check_scored(scores, mask_of_scored_sites)
 
-    # A criterion that decides how many heads are kept: its decision is the mask.
+    # Some criteria decide which heads are kept: their decision is the mask.
     if settings.method in DECIDE:
         decided = scores.info[settings.method]["kept"]
-        mask = _mask_of_decision(decided, present, fixed_here)
+        mask = _mask_of_decision(decided, mask_of_scored_sites, fixed_at_scored_sites)
         return HeadChoice(mask_of_model.updated(mask), details, seen)
 
-    # The others only rank heads: the lowest go, of the whole model or of each site.
+    # The others only score heads: the lowest are removed, over the whole model or within each site.
     details["scope"] = settings.scope
     if settings.scope == "global":
-        count = total_budget(present, settings.keep, settings.remove)
-        lowest_first = lowest(scores, present.kept_heads)
-        mask = select_global(lowest_first, present, count, fixed_here)
+        count = total_budget(mask_of_scored_sites, settings.keep, settings.remove)
+        lowest_first = lowest(scores, mask_of_scored_sites.kept_heads)
+        mask = select_global(lowest_first, mask_of_scored_sites, count, fixed_at_scored_sites)
     else:
-        removals_by_path = site_budget(present, settings.keep, settings.remove)
-        mask = select_per_site(scores, present, removals_by_path)
-        mask = _with_shared_sites(mask, present, fixed_here)
+        removals_by_path = site_budget(mask_of_scored_sites, settings.keep, settings.remove)
+        mask = select_per_site(scores, mask_of_scored_sites, removals_by_path)
+        mask = _with_shared_sites(mask, mask_of_scored_sites, fixed_at_scored_sites)
     return HeadChoice(mask_of_model.updated(mask), details, seen)
 
 
 def _read_scores(path: str, source: Source, settings: PruneSettings, log: Log) -> HeadScores:
-    """Return the scores of a file, after a check that they are of this model and of this budget."""
+    """Return the scores in a file, after a check that they belong to this model and fit the budget."""
     document = read_json_file(path)
     scores = scores_from_json(document, source.sites, path)
     _check_same_base(document, path, source, settings, log)
@@ -313,12 +322,12 @@ def _read_scores(path: str, source: Source, settings: PruneSettings, log: Log) -
 
 
 def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, fixed: Fixed) -> HeadMask:
-    """Return the mask of a criterion that decides itself which heads are kept.
+    """Return the mask of a criterion that decides by itself which heads are kept.
 
     Args:
-        decided: the heads that it keeps, by the path of the site (attention module).
+        decided: the heads that the criterion keeps, by the path of the site (attention module).
         present: the heads that the model has.
-        fixed: the heads that another mask keeps, by path; at its sites the criterion decides nothing.
+        fixed: by site, the heads that another mask keeps; at these sites it decides instead of the criterion.
     """
     kept = dict(present.kept)
     for path, heads in decided.items():
@@ -328,7 +337,7 @@ def _mask_of_decision(decided: Mapping[str, Sequence[int]], present: HeadMask, f
 
 
 def _fixed_at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
-    """Return the fixed heads, by path, at the sites of a mask, without those at other sites."""
+    """Return the entries of ``fixed`` whose site is a site of ``mask``."""
     fixed_here = {}
     for path, kept in fixed.items():
         if path in mask.heads:
@@ -337,12 +346,12 @@ def _fixed_at_sites_of(mask: HeadMask, fixed: Fixed) -> Fixed:
 
 
 def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadMask:
-    """Return a mask that keeps, at the sites where another mask decides, what that keeps of the heads that are present.
+    """Return ``mask`` with other heads at the sites in ``fixed``: the present ones that the other mask keeps.
 
     Args:
         mask: decides at the other sites (attention modules).
         present: the heads that the model has.
-        fixed: the heads that the other mask keeps, by the path of the site.
+        fixed: by site, the heads that the other mask keeps.
     """
     kept = dict(mask.kept)
     for path, heads_of_other in fixed.items():
@@ -352,21 +361,22 @@ def _with_shared_sites(mask: HeadMask, present: HeadMask, fixed: Fixed) -> HeadM
 
 
 def _check_same_base(document: Any, path: str, source: Source, settings: PruneSettings, log: Log) -> None:
-    """Check that a file was made from the weights of this model; a dry run reads no weights, and checks nothing."""
+    """Check that a file was made from the weights of this model. A dry run reads no weights and skips the check."""
     if settings.dry_run:
         return
     check_base(document, path, source, allow_other=settings.allow_other_base, log=log)
 
 
 def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
-    """Warn of a mask ``NAME.mask.json`` that is not that of the weights ``NAME.st`` beside it.
+    """Warn if a mask ``NAME.mask.json`` is not the mask of the checkpoint ``NAME.st`` beside it.
 
-    A run may have been killed between writing both. Nothing is said where there is no such checkpoint of one member.
+    This happens if a run was killed after writing one of the two. Without such a checkpoint of one member, there is no
+    warning.
 
     Args:
         path: the file of the mask.
-        mask: what is in it.
-        log: hears the warning.
+        mask: the mask in the file.
+        log: receives the warning.
     """
     if not path.endswith(".mask.json"):
         return
@@ -377,7 +387,7 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
     try:
         header = read_header(weights)
         description = Description.from_json(header.description or {}, str(weights))
-    except InputError:  # the file beside it is no checkpoint, or a broken one
+    except InputError:  # the file beside the mask is not a checkpoint, or is broken
         return
     masks = description.masks
     if len(masks) != 1:  # a fused model has no single mask
@@ -388,12 +398,12 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
 
 
 def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
-    """Check that the scores of a file suit the scope and the budget.
+    """Check that the scores in a file fit the scope and the budget.
 
-    Nothing is checked where the file does not say how it was made.
+    Nothing is checked if the file does not say how the scores were made.
 
     Raises:
-        UsageError: scores that were made site by site shall be compared across sites, or serve several budgets.
+        UsageError: scores that were made site by site cannot be compared across sites, or serve several budgets.
     """
     source = scores.info.get("source")
     if not isinstance(source, Mapping):
@@ -401,13 +411,15 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
     scoring = source.get("settings")
     if not isinstance(scoring, Mapping):
         return
+    # One-shot scores fit any scope and budget; within a site, scoring site by site would be better.
     order = scoring.get("order")
     if order == "one-shot" and settings.scope == "site":
         log.info(f"{settings.scores} is one-shot; prune --method scores site by site, and so does score --keep N")
     if order != "sequential":
         return
 
-    # Sequential scores of a site are those of a model that has lost heads at the sites before, as many as their budget.
+    # Sequential scores of a site were measured on a model that had already lost heads at earlier sites, as many as
+    # the budget said. So they hold within a site, and for that budget.
     if settings.scope == "global":
         raise UsageError(
             f"{settings.scores} was scored site by site, so heads of different sites cannot be compared",
@@ -427,11 +439,11 @@ def _check_order(scores: HeadScores, settings: PruneSettings, log: Log) -> None:
 
 
 def settled(source: Source, settings: PruneSettings) -> PruneSettings:
-    """Return the settings with the scope and the order that the model decides where the user did not.
+    """Return the settings with scope and order filled in from the model, if the user did not set them.
 
-    In a model of two towers (encoders of images and of texts), as the paper does for CLIP, heads are compared across
-    all sites (attention modules): the scope is ``global``. In a model of one tower, as it does for ViT, they are
-    compared within each ``site``. Across sites, one-shot is the only order that makes sense.
+    As in the paper: in a model of two towers (encoders of images and of texts), such as CLIP, heads are compared across
+    all sites (attention modules): the scope is ``global``. In a model of one tower, such as ViT, they are compared
+    within each ``site``. Across sites the only sensible order is ``one-shot``.
 
     Raises:
         UsageError: the user asks for the sequential order across sites.
@@ -462,7 +474,8 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
 def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
     """Return new scores of the heads by ``--method``.
 
-    A warning is logged where heads of the visual and the text tower are compared, though the sizes of scores are not.
+    Logs a warning if heads of the visual and the text tower are compared by a criterion whose scores have different
+    scales in the two towers.
     """
     towers = {site.tower for site in sites_of(source, settings.tower)}
     across_towers = settings.scope == "global" and len(towers) > 1
@@ -478,70 +491,75 @@ def _score(source: Source, settings: PruneSettings, log: Log) -> HeadScores:
 def _choose_by_circuit(
     document: Any, path: str, source: Source, settings: PruneSettings, fixed: Fixed
 ) -> tuple[HeadMask, dict[str, object]]:
-    """Return the mask that a circuit decides, and what the provenance says of the circuit.
+    """Return the mask that a circuit decides, and the entries of the provenance about the circuit.
 
-    Heads go in the order in which the search removed them, or with ``--sample-from`` in one that is drawn.
+    Heads are removed in the order in which the search removed them, or with ``--sample-from`` in an order that is
+    drawn.
 
     Args:
         document: the circuit.
-        path: where it was read.
+        path: the path of the circuit, for messages.
         source: the model.
-        settings: of ``prune``.
-        fixed: the heads to keep at the sites where another mask decides.
+        settings: the options of ``prune``.
+        fixed: by site, the heads to keep at the sites where another mask decides.
 
     Raises:
-        InputError: the circuit is of a tower that the model does not have.
+        InputError: the circuit belongs to a tower that the model does not have.
     """
     ranking = ranking_from_json(document, source.sites, path)
     mask_at_start = source.description.mask.without(ranking.start)
 
-    # A circuit of one tower says so; a budget then counts the heads of that tower.
+    # If the circuit ranks the heads of one tower, the budget counts only the heads of that tower.
     tower_of_circuit = _tower_of_circuit(document, path, source)
     paths = site_paths(source, settings.tower or tower_of_circuit)
-    before = source.description.mask.at(paths)
-    present = mask_at_start.at(paths)
-    fixed_here = _fixed_at_sites_of(present, fixed)
-    count = _count_removals(ranking, before, present, settings)
+    mask_of_model = source.description.mask.at(paths)
+    mask_at_start_of_tower = mask_at_start.at(paths)
+    fixed_in_tower = _fixed_at_sites_of(mask_at_start_of_tower, fixed)
+    count = _count_removals(ranking, mask_of_model, mask_at_start_of_tower, settings)
     removals = max(count, 0)
 
-    search = {}
+    # The entries of the provenance.
+    facts_of_search = {}
     for key in ("objective", "algorithm"):
         if key in document:
-            search[key] = document[key]
-    details: dict[str, object] = {"circuit": search}
+            facts_of_search[key] = document[key]
+    details: dict[str, object] = {"circuit": facts_of_search}
+
+    # Remove heads in a drawn order, or in the order of the search. A circuit of headmap (which is not nested) ranks no
+    # heads, so check_whole() refuses to keep a part of the heads that it removes.
     if settings.sample_from is not None:
         details["sample_from"] = settings.sample_from
         drawn_order = sample_ranking(ranking, settings.sample_from, count, settings.seed)
         never_drawn = ranking.removed[settings.sample_from :]
         check_whole(ranking, never_drawn, path)
-        mask = select_global(drawn_order, present, removals, fixed_here)
+        mask = select_global(drawn_order, mask_at_start_of_tower, removals, fixed_in_tower)
     else:
-        mask = select_global(list(ranking.removed), present, removals, fixed_here)
-        kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed_here]
+        mask = select_global(list(ranking.removed), mask_at_start_of_tower, removals, fixed_in_tower)
+        kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed_in_tower]
         check_whole(ranking, kept_by_circuit, path)
     return mask_at_start.updated(mask), details
 
 
 def _count_removals(ranking: Ranking, before: HeadMask, present: HeadMask, settings: PruneSettings) -> int:
-    """Return how many heads go in the order of a circuit; below zero where its start takes more than the budget.
+    """Return how many heads to remove in the order of a circuit; negative if its start has lost more than the budget.
 
     Args:
-        ranking: of the circuit.
+        ranking: the ranking in the circuit.
         before: the heads of the model.
-        present: those of them that are there where the circuit starts.
-        settings: with the budget; without one, all removals of the circuit count.
+        present: the heads of the model that are left where the circuit starts.
+        settings: the options with the budget; without a budget, all removals of the circuit are made.
     """
     has_budget = settings.keep is not None or settings.remove is not None
     if not has_budget:
         removable = set(present.kept_heads).intersection(ranking.removed)
         return len(removable)
-    # A circuit may start from a mask; the budget counts from the model, so that mask is part of it.
+    # A circuit may start from a mask. The budget counts from the model, so heads that the mask removed count as well.
     gone_at_start = len(before.kept_heads) - len(present.kept_heads)
     return total_budget(before, settings.keep, settings.remove) - gone_at_start
 
 
 def _tower_of_circuit(document: Any, path: str, source: Source) -> str | None:
-    """Return the tower whose heads a circuit ranks: its name, ``both``, or None where the circuit does not say.
+    """Return the tower whose heads a circuit ranks: its name, ``both``, or None if the circuit does not say.
 
     Raises:
         InputError: the model has no such tower.
@@ -565,20 +583,20 @@ def _write(
 
     Args:
         source: the model.
-        settings: of ``prune``.
-        layout: ``sliced`` or ``zeroed``.
+        settings: the options of ``prune``.
+        layout: ``sliced`` (removed heads are cut out of the weights) or ``zeroed`` (their weights are set to zero).
         output: the checkpoint or the folder.
-        mask_output: the file of the mask; None for a folder, which holds its mask itself.
-        log: hears what was saved.
+        mask_output: the file of the mask; None for a folder, which holds the mask itself.
+        log: receives warnings, and what was saved.
     """
-    # The heads that are kept.
+    # Choose the heads to keep.
     announce_reading([source], log)
     choice = choose(source, settings, log)
     mask = choice.mask
     check_finite_weights(source.name, source.tensors)
     _warn_of_mask(source, settings, mask, log)
 
-    # What the model, its mask and the answer say.
+    # Prune the model, and make the documents: its description, its mask and the answer.
     details = {**choice.details, "layout": layout}
     origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
     description, tensors = pruned(source, mask, layout)
@@ -597,7 +615,7 @@ def _write(
     )
     log.info(_saving(source.description.mask, mask, cost))
 
-    # A folder of the library, which holds the mask too.
+    # Write a folder in the library's format, with the mask in it.
     if mask_output is None:
         config: Mapping[str, object] = description.config
         if layout != "zeroed":
@@ -611,7 +629,7 @@ def _write(
         answer = replace(answer, sha256=digest)
         return Outcome(answer.to_json(), files=[output.commit()])
 
-    # A checkpoint, with the mask beside it.
+    # Or write a checkpoint, and the mask beside it.
     digest = write_checkpoint(output, tensors, description.to_json())
     mask_file = write_json(mask_output, mask_document)
     answer = replace(answer, sha256=digest)
@@ -619,15 +637,15 @@ def _write(
 
 
 def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: Log) -> None:
-    """Warn of a mask that is hardly what was meant: it removes nothing, undoes ``--weights``, or empties whole sites.
+    """Warn of a mask that is hardly intended: it removes nothing, undoes ``--weights``, or empties whole sites.
 
     Args:
-        source: the model before.
-        settings: of ``prune``.
-        mask: the heads that it keeps.
-        log: hears the warnings.
+        source: the model before pruning.
+        settings: the options of ``prune``.
+        mask: the heads that are kept.
+        log: receives the warnings.
     """
-    # Nothing goes, although an option says how much should. The first option that was given is named.
+    # No head is removed, although an option says how many should be. The first such option is named.
     removes_nothing = mask.kept == source.description.mask.kept
     amounts_given = [name for name in ("keep", "remove", "max_drop", "circuit") if settings.given(name)]
     if removes_nothing and amounts_given:
@@ -636,10 +654,12 @@ def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: 
         value = getattr(settings, amount)
         log.warn(f"no head is removed: {flag} {value} keeps every head that {source.name} has")
 
+    # Single weights that were set to zero before are not protected any more: a training would change them.
     has_lost_weights = source.description.params_nonzero is not None
     if has_lost_weights:
         log.warn(f"finetune will train the single weights that {source.name} lost: prune heads first, then --weights")
 
+    # Sites (attention modules) without any head.
     empty_sites = [path for path, kept in mask.kept.items() if not kept]
     if empty_sites:
         listed = ", ".join(empty_sites)
@@ -647,7 +667,7 @@ def _warn_of_mask(source: Source, settings: PruneSettings, mask: HeadMask, log: 
 
 
 def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]:
-    """Return the library's configuration of a model with so many heads at each site (attention module).
+    """Return the library's configuration for a model with this number of heads at each site (attention module).
 
     A configuration has one number of heads for all sites.
 
@@ -672,7 +692,7 @@ def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]
 
 
 def _saving(before: HeadMask, after: HeadMask, cost: SizeChange) -> str:
-    """Return the sentence that says how many heads were removed, and what that saves."""
+    """Return a sentence that says how many heads were removed, and how many parameters and multiply-adds that saves."""
     heads = len(before.kept_heads)
     heads_left = len(after.kept_heads)
     removed = heads - heads_left
@@ -682,7 +702,7 @@ def _saving(before: HeadMask, after: HeadMask, cost: SizeChange) -> str:
 
 
 def _costs(source: Source, mask: HeadMask) -> SizeChange:
-    """Return the size of the model and of what a mask leaves of it when the weights are sliced."""
+    """Return the size of the model before and after pruning by a mask, with sliced weights."""
     description, tensors = pruned(source, mask, "sliced")
     before = size_of(source.description, source.tensors)
     after = size_of(description, tensors)
@@ -692,7 +712,7 @@ def _costs(source: Source, mask: HeadMask) -> SizeChange:
 def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, mask_path: Path) -> Outcome:
     """Return what would be done and written.
 
-    The number of heads at each site is named only where it follows without reading data.
+    The number of heads at each site is given only if it is known without reading data; otherwise a note says why not.
     """
     whole = source.description.mask
     present = whole.at(site_paths(source, settings.tower))
@@ -704,17 +724,21 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
         layout=layout,
         files=[str(path), str(mask_path)],
     )
-    drops_as_in_circuit = settings.circuit is not None and not settings.val
-    if settings.max_drop is not None and not drops_as_in_circuit:
+
+    # Cases in which the number of heads at each site depends on data.
+    circuit_tells_accuracy = settings.circuit is not None and not settings.val
+    if settings.max_drop is not None and not circuit_tells_accuracy:
         return _outcome_with_note(plan, "how many heads are removed is known only after measuring accuracy")
     if settings.method in DECIDE:
-        criterion_of(source, settings)  # refuses what it cannot score
+        criterion_of(source, settings)  # raises an error if the criterion cannot score this model
         return _outcome_with_note(plan, "how many heads are kept, and which, is known only after scoring")
     if settings.method and settings.scope == "global":
-        total_budget(present, settings.keep, settings.remove)  # refuses more heads than there are
+        total_budget(present, settings.keep, settings.remove)  # raises an error for more heads than there are
         return _outcome_with_note(plan, "heads per site of a global selection are known only after scoring")
+
+    # Cases in which it is known.
     if settings.method:
-        # The first heads of each site stand for those that scores would remove: only their number is known.
+        # Only the number of heads to remove is known, not which: take the first heads of each site instead.
         removals_by_path = site_budget(present, settings.keep, settings.remove)
         removed = []
         for path_of_site, heads in present.kept.items():
@@ -728,6 +752,6 @@ def _dry_run(source: Source, settings: PruneSettings, layout: str, path: Path, m
 
 
 def _outcome_with_note(plan: PruneAnswer, note: str) -> Outcome:
-    """Return the outcome of a dry run, with a note on what is not known beforehand."""
+    """Return the outcome of a dry run with a note on what is not known beforehand."""
     plan_with_note = replace(plan, note=note)
     return Outcome(plan_with_note.to_json())

@@ -1,4 +1,4 @@
-"""``hydractl prune --weights``: set single weights to zero, wherever they are in the model."""
+"""``hydractl prune --weights``: set single weights to zero, anywhere in the model."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class _WeightPlan:
     """How many weights to remove, and from where.
 
     Attributes:
-        prefixes: how the names of the parameters start whose tower is meant.
+        prefixes: the prefixes of the names of parameters in the tower that is pruned; ``("",)`` for the whole model.
         names: the stored tensors whose weights may be removed, sorted.
-        has_biases: whether biases are among them.
+        has_biases: whether biases may be removed.
         steps: the number of steps in which weights are removed.
-        removable: how many these weights are.
-        total: parameters of the model.
-        count: weights to remove, those that are zero already included.
-        share: of all parameters, those that stay.
+        removable: the number of weights that may be removed.
+        total: the number of parameters of the model.
+        count: the number of weights to remove; weights that are zero already are included.
+        share: the share of all parameters that stay, e.g. 0.3.
     """
 
     prefixes: tuple[str, ...]
@@ -55,12 +55,13 @@ class _WeightPlan:
 
 
 def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
-    """Score the weights, write the model with the lowest of them set to zero, and return what it cost.
+    """Score the weights, write the model with the lowest of them set to zero, and return what that cost.
 
-    Of a dry run, the answer is how many weights would be removed.
+    The answer of a dry run is how many weights would be removed.
     """
     if settings.method in NEED_DATA:
         need_classifier(source)
+    # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
     change = f"{settings.method}-weights{settings.weights:g}{settings.seed_mark}"
     output = settings.output or f"{source.name}.{change}.st"
     as_folder = output.endswith("/")
@@ -93,26 +94,26 @@ def prune_weights(source: Source, settings: PruneSettings, log: Log) -> Outcome:
 
 
 def _plan_weights(source: Source, settings: PruneSettings) -> _WeightPlan:
-    """Return which weights may be removed, and how many have to be.
+    """Return which weights may be removed, and how many must be.
 
-    ``--weights`` is the share of all parameters that stay. Those outside matrices, such as biases, always stay, and in
-    a model of two towers also those of the tower that is not meant.
+    ``--weights`` is the share of all parameters that stay. Parameters outside matrices, such as biases, always stay,
+    and in a model of two towers so do the parameters of the other tower.
 
     Raises:
-        UsageError: more have to be removed than may be.
+        UsageError: more weights must be removed than may be.
     """
     share = settings.weights
-    assert share is not None  # else heads are pruned
+    assert share is not None  # without --weights, heads are pruned instead
     criterion = _criterion(settings)
     prefixes, names = _removable(source, settings.tower, with_biases=criterion.removes_biases)
     total = parameters(source.tensors)
     removable = sum(source.tensors.info(name).numel for name in names)
-    staying = round(share * total)
-    count = total - staying
+    kept_count = round(share * total)
+    count = total - kept_count
     if count > removable:
-        always_staying = total - removable
+        least_kept = total - removable
         least_share = 1 - removable / total
-        hint = f"{always_staying} of {total} parameters always stay, a share of {least_share:.4f}"
+        hint = f"{least_kept} of {total} parameters always stay, a share of {least_share:.4f}"
         raise UsageError(f"--weights {share:g} is too small for {source.name}", hint=hint)
     return _WeightPlan(
         prefixes=prefixes,
@@ -134,16 +135,16 @@ def _criterion(settings: PruneSettings) -> type[WeightCriterion]:
 
 
 def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple[tuple[str, ...], list[str]]:
-    """Find the weights that may be removed: those in layers of a tower, or of the whole model.
+    """Find the weights that may be removed: the weights of layers in a tower, or in the whole model.
 
     Returns:
-        How the names of parameters of the tower start, and the names of the stored tensors, sorted.
+        The prefixes of the names of the tower's parameters, and the names of the stored tensors, sorted.
     """
     network = source.family.build(source.description.config)
-    sites_of(source, tower)  # refuses a tower that is not there
+    sites_of(source, tower)  # raises an error for a tower that the model does not have
     prefixes: tuple[str, ...] = ()
     if tower in (None, "both"):
-        prefixes = ("",)  # which every name starts with
+        prefixes = ("",)  # every name starts with the empty prefix
     else:
         for stages in source.family.stages(network):
             if stages.tower == tower:
@@ -158,7 +159,7 @@ def _removable(source: Source, tower: str | None, *, with_biases: bool) -> tuple
 
 
 def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str, nn.Parameter]:
-    """Return the matrices of linear layers and convolutions, and perhaps their biases, by name."""
+    """Return the weight matrices of linear layers and convolutions by name, with their biases if asked for."""
     layers = matrices(network)
     if with_biases:
         layers.update(biases(network))
@@ -168,7 +169,7 @@ def _parameters_of_layers(network: nn.Module, *, with_biases: bool) -> dict[str,
 def _write(
     source: Source, settings: PruneSettings, plan: _WeightPlan, target: Output, log: Log
 ) -> tuple[SizeChange, str]:
-    """Write and commit the model with zeros for its lowest weights.
+    """Write and commit the model with its lowest weights set to zero.
 
     Returns:
         Its size before and after, and the SHA-256 of its weights.
@@ -180,16 +181,18 @@ def _write(
         f"{plan.count} of {plan.total} parameters are removed: mult-adds, time and bytes stay, as zeros are stored and "
         "multiplied like other numbers"
     )
+
+    # Describe the model, with the provenance of the change.
     details: dict[str, object] = {"method": settings.method, "weights": plan.share}
     details.update(measured_on)
     details.update(asked_classes(source, settings.tower))
     sparse: dict[str, object] = {"share": plan.share, "params_nonzero": nonzero_parameters(tensors)}
     if plan.has_biases:
-        sparse["biases"] = True  # zeros among them were removed, and stay zero in a training
+        sparse["biases"] = True  # zero biases count as removed, too, so that a training keeps them at zero
     if plan.steps > 1:
         details["steps"] = plan.steps
     layout = "sliced"
-    if target.is_folder:  # which holds zeros for heads that were removed before
+    if target.is_folder:  # a folder has zeros where heads were removed before
         layout = "zeroed"
     origin = provenance("prune", settings.seed, [source.sha256], details, source.lineage)
     description = replace(
@@ -200,6 +203,8 @@ def _write(
         provenance=origin,
         seen=tuple(merged(source.description.seen, used)),
     )
+
+    # Compare sizes, and write.
     nonzero_before = nonzero_parameters(source.tensors)
     before = replace(size_of(source.description, source.tensors), params_nonzero=nonzero_before)
     after = size_of(description, tensors)
@@ -210,55 +215,59 @@ def _write(
 def _choose_weights(
     source: Source, settings: PruneSettings, plan: _WeightPlan, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
-    """Choose the weights to remove.
+    """Choose the weights to remove, in one step or several.
+
+    Each step scores the weights that are left and sets the lowest to zero.
 
     Returns:
-        By the name of the tensor, a mask of its shape that is true for weights to remove; what the provenance says of
-        the samples that they were scored on; and the entries of these samples.
+        By the name of the tensor, a mask of its shape that is true for weights to remove; the entries of the provenance
+        about the samples that they were scored on; and the samples themselves, as entries for ``seen``.
 
     Raises:
-        UsageError: more weights are zero already than have to be removed.
+        UsageError: more weights are zero already than are to be removed.
     """
     criterion = _criterion(settings)()
     weights = {name: source.tensors.read(name) for name in plan.names}
     _check_zeros(weights, source, plan, log)
+
+    # Without data, a single step scores the weights as they are.
     if not criterion.needs_data:
         no_samples = Calibration(lambda: iter(()), 0, settings.seed, log)
         scores = criterion.score(weights, None, no_samples)
         return _masks_of_lowest(scores, weights, plan.count), {}, []
 
-    # --max-length is about the texts that weights are scored on: the pruned model keeps its own.
+    # With data. --max-length applies only to the texts that weights are scored on, and not to the pruned model.
     source_to_score = with_max_length(source, settings.max_length)
     on_data = open_calibration(source_to_score, settings, {}, log)
     model = on_data.model
-    for count in _counts(plan, _count_zeros(weights)):
+    for count_after_step in _counts(plan, _count_zeros(weights)):
         _require_gradients(model, plan)
         scores = criterion.score(weights, model, on_data.calibration)
-        masks = _masks_of_lowest(scores, weights, count)
+        masks = _masks_of_lowest(scores, weights, count_after_step)
         weights = {name: weight.masked_fill(masks[name], 0) for name, weight in weights.items()}
-        if count < plan.count:
-            # The next step scores what is left, and the last one has changed its model.
-            left = replace(on_data.source, tensors=_with_zeros(on_data.source, masks))
-            model = build_model(left, settings.device, settings.dtype)
-            log.detail(f"{count} of {plan.count} weights are removed")
+        if count_after_step < plan.count:
+            # The next step scores a new model with the zeros of this step, because scoring changed this one.
+            source_with_zeros = replace(on_data.source, tensors=_with_zeros(on_data.source, masks))
+            model = build_model(source_with_zeros, settings.device, settings.dtype)
+            log.detail(f"{count_after_step} of {plan.count} weights are removed")
     return masks, on_data.measured_on, on_data.used
 
 
 def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
-    """Return how many weights are removed after each step, those that are zero already included.
+    """Return how many weights are removed after each step; weights that are zero already are included.
 
-    The share that is left falls by the same factor in each step, as in the code of the authors of OBA.
+    The share of weights that are left falls by the same factor in each step, as in the code of the authors of OBA.
     """
-    left_before = 1 - zeros / plan.total
+    share_before = 1 - zeros / plan.total
     counts = []
     for step in range(1, plan.steps):
-        left = left_before * (plan.share / left_before) ** (step / plan.steps)
-        counts.append(plan.total - round(left * plan.total))
+        share_after_step = share_before * (plan.share / share_before) ** (step / plan.steps)
+        counts.append(plan.total - round(share_after_step * plan.total))
     return [*counts, plan.count]
 
 
 def _require_gradients(model: HydraModel, plan: _WeightPlan) -> None:
-    """Let the weights that may be removed require gradients, and no others."""
+    """Switch gradients on for the weights that may be removed, and off for all other parameters."""
     model.requires_grad_(False)
     parameters = _parameters_of_layers(model.networks[0], with_biases=plan.has_biases)
     for name, parameter in parameters.items():
@@ -266,16 +275,16 @@ def _require_gradients(model: HydraModel, plan: _WeightPlan) -> None:
 
 
 def _check_zeros(weights: Mapping[str, Tensor], source: Source, plan: _WeightPlan, log: Log) -> None:
-    """Refuse a share that keeps more weights than the model has left; warn of one that keeps all of them.
+    """Refuse ``--weights`` if it keeps more weights than the model has left; warn if it keeps exactly these.
 
     Args:
-        weights: those that may be removed, by name; the ones that are zero have been removed before.
+        weights: the tensors whose weights may be removed, by name; a weight that is zero was removed before.
         source: the model.
         plan: how many weights are to be zero in the end.
-        log: hears the warning.
+        log: receives the warning.
 
     Raises:
-        UsageError: more of them are zero already.
+        UsageError: more weights are zero already than are to be zero in the end.
     """
     zeros = _count_zeros(weights)
     option = f"--weights {plan.share:g}"
@@ -288,7 +297,7 @@ def _check_zeros(weights: Mapping[str, Tensor], source: Source, plan: _WeightPla
 
 
 def _count_zeros(weights: Mapping[str, Tensor]) -> int:
-    """Count the weights that are zero."""
+    """Return how many weights are zero."""
     zeros = 0
     for weight in weights.values():
         is_zero = weight == 0
@@ -299,7 +308,7 @@ def _count_zeros(weights: Mapping[str, Tensor]) -> int:
 def _masks_of_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     """Return, by the name of the matrix, a mask of its shape that is true for the ``count`` lowest weights of all.
 
-    Weights that are zero already are given the lowest score, in ``scores`` itself, so that they stay zero.
+    Weights that are zero already stay removed: this sets their scores to -1, in ``scores`` itself.
 
     Raises:
         NonFiniteError: the scores of some weights are not finite.
@@ -314,10 +323,10 @@ def _masks_of_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 
 
 def _with_zeros(source: Source, masks: Mapping[str, Tensor]) -> MappedTensors:
-    """Return the tensors of a source, read when they are asked for, with zeros where a mask is true."""
+    """Return the tensors of a model with zeros where a mask is true; tensors are read only when they are asked for."""
 
     def read(name: str) -> Tensor:
-        """Return a tensor by name, masked if it has a mask."""
+        """Return a tensor by name, with zeros where its mask is true, if it has a mask."""
         tensor = source.tensors.read(name)
         if name not in masks:
             return tensor

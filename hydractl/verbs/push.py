@@ -1,4 +1,4 @@
-"""``hydractl push``: a checkpoint or a published folder, and its card, into a repository of the Hugging Face Hub."""
+"""``hydractl push``: upload a checkpoint or a published folder, with its card, to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def run(settings: PushSettings, log: Log) -> Outcome:
         The files with their digests, which of them were uploaded, and the reference that pins the commit.
 
     Raises:
-        UsageError, InputError: what is wrong with the model or the name of the repository.
-        OutputError: other files of these names are there, and ``--force`` is not given.
+        UsageError, InputError: the model or the name of the repository is wrong.
+        OutputError: the repository has other files with these names, and ``--force`` is not given.
     """
-    # The folder or file, and the repository.
+    # Parse the arguments: the file or folder, and the repository, e.g. ``hf:NAME/REPO@BRANCH``.
     path = Path(settings.model[0])
     hub_text = settings.model[1]
     hub_name = parse_hub_name(hub_text.removeprefix("hf:"))
@@ -45,7 +45,7 @@ def run(settings: PushSettings, log: Log) -> Outcome:
     if not path.exists():
         raise InputError(f"no such file or folder: {path}")
 
-    # The files that are uploaded.
+    # Collect the files to upload. The card is made new, or from an existing card.
     source = open_source(str(path), ModelOptions(bodies=True))
     contents = contents_of(path, settings.include)
     files: dict[str, Path | bytes] = dict(contents.files)
@@ -67,7 +67,7 @@ def run(settings: PushSettings, log: Log) -> Outcome:
         answer = replace(answer, dry_run=True)
         return Outcome(answer.to_json())
 
-    # The upload.
+    # Upload them.
     listed = ", ".join(files)
     log.info(f"uploading {listed} to {repo}")
     message = settings.message or f"Add {path.name}"
@@ -78,7 +78,7 @@ def run(settings: PushSettings, log: Log) -> Outcome:
 
 
 def _file_record(name: str, content: Path | bytes) -> PushedFile:
-    """Return what the answer says of a file: its name in the repository, its size in bytes and its digest."""
+    """Return the entry for a file in the answer: its name in the repository, its size in bytes and its digest."""
     if isinstance(content, bytes):
         size = len(content)
         digest = hashlib.sha256(content).hexdigest()
@@ -89,7 +89,7 @@ def _file_record(name: str, content: Path | bytes) -> PushedFile:
 
 
 def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFiles) -> bytes:
-    """Return the card of the repository, from the card that was named or lies in the folder, else a new one.
+    """Return the card of the repository, made from the card of ``--card`` or of the folder, or else a new one.
 
     Raises:
         InputError: the card cannot be read, or is broken.
@@ -113,7 +113,7 @@ def _card(settings: PushSettings, source: Source, repo: str, contents: PushedFil
 
 
 def _hub_task(source: Source) -> str:
-    """Return the Hub's name of the model's task."""
+    """Return the Hub's name for the task of the model."""
     classes = source.family.classes(source.description.config)
     if classes is None:
         return "zero-shot-image-classification"

@@ -30,18 +30,18 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in, unmet_of_bench
 
 _ONLY_FOR_EVALS = ("html", "card", "card_model", "note", "openood_csv", "over")
-"""Options that only documents of ``eval`` have a use for."""
+"""Options that are only for documents of ``eval``."""
 
 Documents = Mapping[str, Any]
-"""The documents, as read, by the path that each was read from."""
+"""The documents as they were read, by path."""
 
 
 def run(settings: ReportSettings, log: Log) -> Outcome:
-    """Report on documents of one kind: one, several summaries of predict, or the means of several evals.
+    """Report on documents of one kind: a single one, several summaries of ``predict``, or the means of several evals.
 
     Raises:
-        UsageError: several documents that no report can show together.
-        InputError: a document of another kind.
+        UsageError: there are several documents that no report can show together.
+        InputError: there are no reports on documents of this kind.
     """
     documents = {}
     schemas = set()
@@ -71,10 +71,10 @@ def run(settings: ReportSettings, log: Log) -> Outcome:
 
 
 def _schema_of(document: Any, path: str) -> str:
-    """Return the schema of a document that there are reports on.
+    """Return the schema of a document, if there are reports on documents of that kind.
 
     Raises:
-        InputError: there are none on this one; names its schema.
+        InputError: there are none; the message names the schema.
     """
     schema = None
     schema_shown = "none"
@@ -104,14 +104,14 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
     """Show one eval, or the means of several, and write the reports that are asked for.
 
     Returns:
-        The eval or the means, the files that were written, and the requirements that do not hold.
+        The eval or the means, the files that were written, and the requirements that are not met.
     """
     answer = _one_eval(documents, settings, log)
-    if settings.note is not None:  # the user's own, for the page
+    if settings.note is not None:  # a sentence of the user for the page
         answer = replace(answer, note=settings.note)
     document = answer.to_json()
 
-    # Hold the requirements against its rows.
+    # Check the requirements against its rows.
     rows = [(row.name, row.to_json()) for row in answer.models]
     unmet = unmet_in(rows, settings.requirements(), skip_first=False)
     names = [name for name, _ in rows]
@@ -123,15 +123,15 @@ def _report_on_evals(documents: Documents, settings: ReportSettings, log: Log) -
 def _write_eval(
     answer: EvalAnswer, document: dict[str, object], names: list[str], settings: ReportSettings
 ) -> list[Path]:
-    """Write the document where ``--output`` names a file, and the reports that are asked for; return the files.
+    """Write the document if ``--output`` names a file, and the reports that are asked for; return the files.
 
-    Every file is claimed before the first is written. A dry run claims them, and writes none.
+    Every file is claimed before the first is written. A dry run claims the files, and writes none.
 
     Args:
         answer: the eval, or the mean of several.
         document: the same as JSON.
-        names: of its rows.
-        settings: of the command.
+        names: the names of its rows.
+        settings: the options of the command.
     """
     files: list[Path] = []
     with ExitStack() as stack:
@@ -150,12 +150,12 @@ def _write_eval(
 
 
 def _one_eval(documents: Documents, settings: ReportSettings, log: Log) -> EvalAnswer:
-    """Return the answer of a single eval; with ``--over``, the means of all, whose warnings are logged."""
+    """Return the answer of a single eval; with ``--over``, the means of all evals, whose warnings are logged."""
     answers = {}
     for path, document in documents.items():
         answers[path] = eval_of(document, _origin(path))
     if settings.over is None:
-        (answer,) = answers.values()  # the settings refuse several
+        (answer,) = answers.values()  # several documents without --over were refused before
         return answer
     mean = means(answers, settings.over)
     for warning in mean.warnings or ():
@@ -170,7 +170,7 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
     """Show a bench, and with ``--plots`` draw it as one picture.
 
     Returns:
-        The bench, the picture, and the requirements that do not hold in its rows.
+        The bench, the picture, and the requirements that its rows do not meet.
     """
     check_document(document, _origin(path), Bench)
     _refuse_options("bench", path, settings, _ONLY_FOR_EVALS, hint=None)
@@ -178,7 +178,7 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
     if settings.plots is not None:
         plot = _plot_path(settings.plots, "a bench")
 
-    # Hold the requirements against its rows. Those that --compare added are no models of their own.
+    # Check the requirements against its rows. Rows that --compare added need to meet only requirements that name them.
     rows = document["results"]
     names = list(dict.fromkeys(row["model"] for row in rows))
     compared = {row["model"] for row in rows if row.get("kind") in COMPARED}
@@ -186,7 +186,7 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
     check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
     unmet = unmet_of_bench(rows, requirements, compared)
 
-    # Draw it.
+    # Draw the bench.
     if plot is None:
         return Outcome(document, unmet=unmet)
     if settings.dry_run:
@@ -200,10 +200,14 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
 
 
 def _plot_path(plots: str, drawn: str) -> Path:
-    """Return the file that ``--plots`` of one picture names; ``drawn`` says of what.
+    """Return the file that ``--plots`` names for a single picture.
+
+    Args:
+        plots: the value of the option.
+        drawn: what is drawn, for the message.
 
     Raises:
-        UsageError: it is no picture.
+        UsageError: the file is not a picture.
     """
     plot = file_path(plots)
     if plot.suffix.lower() not in (".png", ".svg"):
@@ -225,10 +229,10 @@ def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outc
 
 
 def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log) -> Outcome:
-    """Show the inputs of one or several runs of predict beside the references of their models, and draw them.
+    """Compare the inputs of one or several runs of ``predict`` with the references of their models, and draw that.
 
     Returns:
-        Each run with what was watched of its inputs, the picture of ``--plots``, and the requirements that do not hold.
+        Each run with what was watched of its inputs, the picture of ``--plots``, and the requirements that are not met.
     """
     plot = None
     if settings.plots is not None:
@@ -245,12 +249,12 @@ def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log)
     for warning in warnings:
         log.warn(warning)
 
-    # Hold the requirements against all inputs together.
+    # Check the requirements against all inputs together.
     requirements = settings.requirements()
     check_known(requirements, [_TRAFFIC], TRAFFIC_KEYS, skip_first=False)
     unmet = unmet_in([(_TRAFFIC, answer.requirable())], requirements, skip_first=False)
 
-    # Draw them.
+    # Draw the runs.
     if plot is None:
         return Outcome(answer.to_json(), unmet=unmet)
     if settings.dry_run:
@@ -263,10 +267,10 @@ def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log)
 
 
 def _record_of_run(document: Any, path: str) -> TrafficFileRecord:
-    """Return what was watched of the inputs of one run of predict, from its summary.
+    """Return what was watched of the inputs of one run of ``predict``, from its summary.
 
     Raises:
-        InputError: it is no such document, or one of a model that held no reference.
+        InputError: the document is no such summary, or its model held no reference.
     """
     check_document(document, _origin(path), Predictions)
     answer = PredictAnswer.from_json(document)
@@ -279,18 +283,18 @@ def _record_of_run(document: Any, path: str) -> TrafficFileRecord:
 
 
 _TRAFFIC = "traffic"
-"""The name of all inputs in requirements."""
+"""The name that requirements use for all inputs together."""
 
 
 def _refuse_options(verb: str, path: str, settings: ReportSettings, names: tuple[str, ...], hint: str | None) -> None:
-    """Refuse options that documents of this verb have no use for.
+    """Refuse options that do not apply to documents of this command.
 
     Args:
-        verb: which wrote the document.
-        path: of the document.
-        settings: of the command.
-        names: of the options.
-        hint: to add to the error.
+        verb: the command that wrote the document.
+        path: the path of the document.
+        settings: the options of the report.
+        names: the options to refuse.
+        hint: the hint of the error.
 
     Raises:
         UsageError: one of the options was given.
@@ -305,4 +309,4 @@ _REPORTS_ON_OTHERS: Mapping[str, Callable[[Any, str, ReportSettings], Outcome]] 
     BENCH_SCHEMA: _report_on_bench,
     STUDY_SCHEMA: _report_on_study,
 }
-"""The functions that report on a document that is no eval, by its schema."""
+"""By schema, the functions that report on a single document that is not an eval."""

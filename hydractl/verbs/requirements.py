@@ -1,4 +1,4 @@
-"""Holding ``--require`` against the rows of an answer; ``expressions/conditions`` says how an expression is written."""
+"""Checking ``--require`` on the rows of an answer; ``expressions/conditions`` explains how an expression is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hydractl.errors import UsageError, did_you_mean
 from hydractl.expressions.conditions import Requirement
 
 Values = Mapping[str, object]
-"""The values of a row by key, as JSON has them: numbers, and groups of values."""
+"""The values of a row by key, as JSON values: numbers, and groups of values."""
 
 Row = tuple[str, Values]
 """The name of a row and its values."""
@@ -23,18 +23,20 @@ def unmet_in(
     label: Callable[[str, Values], str] = lambda name, _: name,
     named_only: Collection[str] = (),
 ) -> list[str]:
-    """Return the requirements that do not hold, with the reason.
+    """Return the requirements that are not met, with the reason.
 
     Args:
-        rows: name and values of each row, in order.
-        requirements: the expressions; with a row name one is about the rows of that name, else about all.
-        skip_first: whether an expression without a row name leaves out the rows of the first name (the reference).
-        label: returns what to call a row in a failure, from its name and its values, where names may be repeated.
-        named_only: names of rows that only an expression with their name is about.
+        rows: the name and the values of each row, in order.
+        requirements: the expressions. One with a row name, e.g. ``fused:id.accuracy>0.9``, is checked on the rows of
+            that name only, any other on all rows.
+        skip_first: whether an expression without a row name is not checked on rows with the name of the first row (the
+            reference).
+        label: returns the name of a row in a message, from its name and its values. Needed if names are repeated.
+        named_only: names of rows that are only checked by expressions with their name.
 
     Returns:
-        One line for each requirement and each row in which it does not hold. A value that is null, missing or no
-        number does not meet a requirement. One that no row is left for has a line of its own.
+        A line for each requirement and each row that does not meet it. A value that is null, missing or not a number
+        does not meet a requirement. A requirement without any row to check gets a line, too.
     """
     failures = []
     for requirement in requirements:
@@ -50,7 +52,7 @@ def unmet_in(
 
 
 def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
-    """Return why a requirement does not hold in one row; None where it does."""
+    """Return why a row does not meet a requirement; None if it does."""
     key = requirement.key
     value = lookup(values, key)
     if value is _MISSING:
@@ -68,19 +70,19 @@ def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
 def unmet_of_bench(
     results: Sequence[Values], requirements: Sequence[Requirement], compared: Collection[str]
 ) -> list[str]:
-    """Return the requirements that do not hold in the rows of a bench.
+    """Return the requirements that the rows of a bench do not meet.
 
     Args:
-        results: its rows, those of the reference first.
+        results: the rows; those of the reference come first.
         requirements: the expressions.
-        compared: names of rows that ``--compare`` added.
+        compared: names of rows that ``--compare`` added; only expressions with their name are checked on them.
 
     Returns:
-        One line for each row in which one does not hold.
+        A line for each requirement and each row that does not meet it.
     """
 
     def with_setting(name: str, row: Values) -> str:
-        """Name a row with what it was measured at, since a model has one row for each batch size and dtype."""
+        """Return the name of a row with its batch size and dtype, since a model has a row for each of these."""
         batch_size = row["batch_size"]
         dtype = row["dtype"]
         return f"{name} (batch {batch_size}, {dtype})"
@@ -97,25 +99,26 @@ def check_known(
     skip_first: bool,
     named_only: Collection[str] = (),
 ) -> None:
-    """Refuse, before any work, requirements that can never hold because of what they name.
+    """Refuse, before any work, requirements that can never be met because of the row or the key that they name.
 
     Args:
         requirements: the expressions.
         names: the names of the rows to come.
-        keys: the dotted keys of the numbers that every row will have.
-        skip_first: whether an expression without a row name leaves out the rows of the first name (the reference).
-        named_only: names of rows that only an expression with their name is about.
+        keys: the dotted keys of the numbers that every row will have, e.g. ``id.accuracy``.
+        skip_first: whether an expression without a row name is not checked on rows with the name of the first row (the
+            reference).
+        named_only: names of rows that are only checked by expressions with their name.
 
     Raises:
-        UsageError: listing every unknown key or row, and every requirement without a row to hold it against.
+        UsageError: a key or a row is unknown, or a requirement has no row to be checked on; it lists all of these.
     """
-    rows_without_values: list[Row] = [(name, {}) for name in names]
+    rows_to_come: list[Row] = [(name, {}) for name in names]
     problems = []
     for requirement in requirements:
         option = f"--require {requirement.text}"
-        rows_to_check = _rows_of(requirement, rows_without_values, skip_first, named_only)
+        rows_to_check = _rows_of(requirement, rows_to_come, skip_first, named_only)
         if not rows_to_check:
-            reason = _why_no_row(requirement, rows_without_values)
+            reason = _why_no_row(requirement, rows_to_come)
             problems.append(f"{option}: {reason}")
         if requirement.key not in keys:
             advice = _advice_on_unknown_key(requirement.key, keys)
@@ -130,26 +133,26 @@ def check_known(
 
 
 _OOD_GROUPS = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
-"""The beginnings of keys that rows have only where there are OOD data."""
+"""The beginnings of keys that rows have only if there are OOD data."""
 
 
 def _advice_on_unknown_key(key: str, keys: Sequence[str]) -> str:
-    """Return the end of the message on an unknown key: which key was meant, or which data it needs.
+    """Return the end of the message about an unknown key: which key may be meant, or which data it needs.
 
     Args:
-        key: the dotted key of a requirement; none of ``keys``.
+        key: the dotted key of a requirement; it is not in ``keys``.
         keys: the dotted keys that every row will have.
 
     Returns:
-        A text that follows the key, beginning with ``;``; empty where no key is like it.
+        A text to put after the key, beginning with ``;``; empty if no key is similar.
     """
-    # Only the last part was written, such as auroc for ood_avg.auroc.
+    # The user may have written only the last part, such as auroc for ood_avg.auroc.
     ending_in_it = [known for known in keys if known.endswith(f".{key}")]
     if ending_in_it:
         first_three = " or ".join(ending_in_it[:3])
         return f"; did you mean {first_three}?"
 
-    # The key exists, but only in an evaluation with other data.
+    # The key may exist, but only in an evaluation with other data.
     has_ood_data = any(known.startswith(_OOD_GROUPS) for known in keys)
     if key.startswith(_OOD_GROUPS) and not has_ood_data:
         return "; it needs OOD data: --ood NAME=SPEC"
@@ -158,29 +161,30 @@ def _advice_on_unknown_key(key: str, keys: Sequence[str]) -> str:
     if key.startswith("id.") and is_evaluation and not has_labels:
         return "; it needs labels, and the data have none"
 
-    # A slip of the pen.
+    # Otherwise it may be misspelt.
     return did_you_mean(key, keys)
 
 
 _MISSING = object()
-"""Stands for the value of a key that a row does not have; None would be a value."""
+"""The value of a key that a row does not have; None would be a value."""
 
 
 def lookup(row: Values, key: str) -> object:
-    """Return the value of a dotted key, such as ``ood_avg.auroc``.
+    """Return the value of a dotted key in a row, such as ``ood_avg.auroc``.
 
-    Any dot may be part of a name, as in ``ood.set.v2.auroc``, so every place to cut the key into the name of a group
-    and the rest is tried, the longest name first. Entries of lists are looked up by their index.
+    Names may contain dots themselves, as in ``ood.set.v2.auroc``. So the key is cut at every dot, from the last to the
+    first: the part before the cut is looked up as the name of a group, and the rest in that group. Entries of lists are
+    looked up by their index.
 
     Returns:
-        The value; None where the whole group is null; ``_MISSING`` where the row has no such key.
+        The value; None if a group on the way is null; ``_MISSING`` if the row has no such key.
     """
     if key in row:
         return row[key]
     parts = key.split(".")
-    for parts_of_name in range(len(parts) - 1, 0, -1):
-        group_name = ".".join(parts[:parts_of_name])
-        rest = ".".join(parts[parts_of_name:])
+    for cut in range(len(parts) - 1, 0, -1):
+        group_name = ".".join(parts[:cut])
+        rest = ".".join(parts[cut:])
         group = row.get(group_name, _MISSING)
         if isinstance(group, Mapping):
             value = lookup(group, rest)
@@ -189,13 +193,13 @@ def lookup(row: Values, key: str) -> object:
         elif isinstance(group, list):
             if rest.isdecimal() and int(rest) < len(group):
                 return group[int(rest)]
-        elif group is None:  # a whole group without meaning, for example an average over no data set
+        elif group is None:  # a group may be null, e.g. an average over no data sets
             return None
     return _MISSING
 
 
 def _number_keys(row: Values, prefix: str = "") -> Iterator[str]:
-    """Yield all dotted keys that hold a number, or null where a number may stand."""
+    """Yield all dotted keys whose value is a number, or null in place of a number."""
     for key, value in row.items():
         if isinstance(value, Mapping):
             yield from _number_keys(value, f"{prefix}{key}.")
@@ -204,18 +208,19 @@ def _number_keys(row: Values, prefix: str = "") -> Iterator[str]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    if isinstance(value, bool):  # in Python an int too
+    if isinstance(value, bool):  # bool is a subclass of int
         return False
     return isinstance(value, (int, float))
 
 
 def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, named_only: Collection[str]) -> list[Row]:
-    """Return the rows that a requirement is about.
+    """Return the rows that a requirement is checked on.
 
     Args:
-        requirement: if it names a row, it is about all rows of that name; else about all but those left out.
-        rows: name and values of each row, in order.
-        skip_first: whether the rows of the first name (the reference) are left out.
+        requirement: one that names a row is checked on all rows of that name, any other on all rows except those left
+            out.
+        rows: the name and the values of each row, in order.
+        skip_first: whether rows with the name of the first row (the reference) are left out.
         named_only: names of further rows that are left out.
     """
     if requirement.row is not None:
@@ -228,7 +233,7 @@ def _rows_of(requirement: Requirement, rows: Sequence[Row], skip_first: bool, na
 
 
 def _why_no_row(requirement: Requirement, rows: Sequence[Row]) -> str:
-    """Return why a requirement is about no row at all, and what to write instead."""
+    """Return why a requirement has no row to be checked on, and what to write instead."""
     names: list[str] = []
     for name, _ in rows:
         if name not in names:

@@ -1,4 +1,4 @@
-"""``hydractl score``: one importance per head, as JSON."""
+"""``hydractl score``: write one importance score per head, as JSON."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
 Scoring = ScoreSettings | PruneSettings
-"""The settings of a verb that can score heads."""
+"""The options of a command that can score heads."""
 
 
 def run(settings: ScoreSettings, log: Log) -> Outcome:
-    """Score every head of one model; return the scores, and the file that they are written to, if any."""
+    """Score every head of one model; return the scores, and the file they are written to, if any."""
     opened = open_sources(settings.model, model_options(settings, bodies=True))
     source = only_one(opened, "score")
     default_name = f"{source.name}.{settings.method}{settings.seed_mark}.scores.json"
     path = file_path(settings.output or default_name)
+    # A dry run checks the output and the criterion.
     if settings.dry_run:
         outputs = []
         if not settings.to_stdout:
@@ -68,9 +69,9 @@ def criterion_of(source: Source, settings: Scoring) -> Criterion:
     """Return the criterion of ``--method``, after every check that is possible before the model is loaded.
 
     Raises:
-        InputError: it needs data, and the model has no classifier.
+        InputError: the criterion needs data, and the model has no classifier.
     """
-    assert settings.method is not None  # the settings need it wherever scores are asked for
+    assert settings.method is not None  # the settings require it if scores are asked for
     criterion = get_criterion(settings.method)
     if criterion.needs_data:
         need_classifier(source)
@@ -79,14 +80,14 @@ def criterion_of(source: Source, settings: Scoring) -> Criterion:
 
 
 def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
-    """Score the heads of a model; in a model of two towers, those of ``--tower``.
+    """Score the heads of a model; in a model of two towers, only the heads of ``--tower``.
 
     Returns:
-        The scores. A criterion that decides how many heads are kept adds an entry of its name to ``info``: how it
-        decided, and as ``kept`` which heads.
+        The scores. A criterion that decides how many heads are kept also adds an entry with its name to ``info``, which
+        says how it decided and, as ``kept``, which heads it keeps.
 
     Raises:
-        NonFiniteError: when a score is not finite.
+        NonFiniteError: a score is not finite.
     """
     criterion = criterion_of(source, settings)
     criterion_options = {}
@@ -94,22 +95,22 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
         criterion_options[option.name] = getattr(settings, option.name)
     paths = site_paths(source, settings.tower)
 
-    # The model and the samples, or what stands in for them where nothing runs.
+    # Open the model and the samples. A criterion without data reads the stored weights, and gets an empty calibration.
     model: Any
     measured_on: dict[str, object] = {}
-    used: list[Entry] = []
+    seen_samples: list[Entry] = []
     if criterion.needs_data:
         on_data = open_calibration(source, settings, criterion_options, log)
         source = on_data.source
         model = on_data.model
         calibration = on_data.calibration
         measured_on = on_data.measured_on
-        used = on_data.used
+        seen_samples = on_data.used
     else:
         model = _stored_heads(source, settings)
         calibration = Calibration(lambda: iter(()), 0, settings.seed, log, criterion_options)
 
-    # The scores.
+    # Score: a Decider scores and decides in one go; a sequential order scores one site after another.
     site_indices = []
     for index, site in enumerate(model.sites):
         if site.path in paths:
@@ -126,7 +127,7 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     else:
         scores = criterion.score(model, calibration, site_indices)
 
-    # How they were made.
+    # Say in the provenance how the scores were made.
     details: dict[str, object] = {"method": criterion.name, "order": None, "keep": None, "remove": None}
     if criterion.needs_data:
         details["order"] = settings.order
@@ -137,13 +138,13 @@ def score_source(source: Source, settings: Scoring, log: Log) -> HeadScores:
     details.update(criterion_options)
     details.update(asked_classes(source, settings.tower))
     info["source"] = provenance("score", settings.seed, [source.sha256], details, source.lineage)
-    info["seen"] = merged(source.description.seen, used)
+    info["seen"] = merged(source.description.seen, seen_samples)
     scores_by_path = _scores_of_original_heads(source, model, criterion.name, scores)
     return HeadScores(scores_by_path, info)
 
 
 def site_paths(source: Source, tower: str | None) -> list[str]:
-    """Return the paths of the sites (attention modules) of a tower; of all towers where it is None or ``both``."""
+    """Return the paths of the sites (attention modules) in a tower; of all sites if ``tower`` is None or ``both``."""
     sites = sites_of(source, tower)
     return [site.path for site in sites]
 
@@ -152,12 +153,12 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
     """Return the heads to keep by their numbers in the model before any pruning.
 
     Args:
-        source: the model, perhaps pruned before.
-        model: the same, built.
-        kept: by the index of the site (attention module), indices among the heads that the pruned model still has.
+        source: the model, which may have been pruned before.
+        model: the same model, built.
+        kept: by site index, the heads to keep, as indices among the heads that the pruned model still has.
 
     Returns:
-        The numbers of the heads by the path of the site.
+        By the path of the site (attention module), the original numbers of these heads.
     """
     originals = {}
     for site_index, head_indices in kept.items():
@@ -168,7 +169,7 @@ def _original_heads(source: Source, model: ScoredModel, kept: Mapping[int, Seque
 
 
 def _stored_heads(source: Source, settings: Scoring) -> Any:
-    """Return what stands in for a model that does not run: it reads the weights of one site after another."""
+    """Return an object with the interface of a model that does not run: it reads the weights of one site at a time."""
     check_finite_weights(source.name, source.tensors)
     resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype)
@@ -179,11 +180,11 @@ class ModelOnData(NamedTuple):
     """A model that runs, and the samples that its heads or weights are scored on.
 
     Attributes:
-        source: the model with its classes named for the data.
-        model: the same, built.
+        source: the model, with its classes named by the data if it is zero-shot.
+        model: the same model, built.
         calibration: the samples.
-        measured_on: what the provenance says of them, by key.
-        used: the entry of samples that have been seen.
+        measured_on: the entries of the provenance about the samples.
+        used: the samples as an entry of ``seen``.
     """
 
     source: Source
@@ -196,18 +197,18 @@ class ModelOnData(NamedTuple):
 def open_calibration(
     source: Source, settings: Scoring, criterion_options: Mapping[str, str | int | float | bool], log: Log
 ) -> ModelOnData:
-    """Return a model that is built, and the samples that it is scored on, drawn by ``--seed``.
+    """Build a model, and draw the samples that it is scored on by ``--seed``.
 
-    There are as many labelled samples as ``--samples`` says, each once, or all where there are fewer.
+    ``--samples`` says how many labelled samples are drawn, without repetition. If the data have fewer, all are used.
 
     Args:
         source: the model.
-        settings: of the verb that scores.
-        criterion_options: values of the options that are the criterion's own.
-        log: hears of odd data.
+        settings: the options of the command that scores.
+        criterion_options: values of the options that only the criterion has.
+        log: receives warnings about odd data.
     """
-    # The data.
-    assert settings.data is not None  # the settings need it for such a criterion
+    # Open the data, and build the model.
+    assert settings.data is not None  # the settings require it for a criterion that needs data
     source = named_by_data(source, settings.data, settings.limit)
     dataset = open_data(
         settings.data,
@@ -222,7 +223,7 @@ def open_calibration(
     check_labels_are_classes(dataset, source)
     model = build_model(source, settings.device, settings.dtype)
 
-    # The samples that are drawn.
+    # Draw the samples.
     count = min(settings.samples, len(dataset))
     if count < settings.samples:
         log.warn(f"{settings.data} has {len(dataset)} samples, fewer than --samples {settings.samples}: all are used")
@@ -238,7 +239,7 @@ def open_calibration(
 
     calibration = Calibration(iterate, count, settings.seed, log, criterion_options)
 
-    # What the provenance says of them.
+    # Say in the provenance which samples were used.
     measured_on = {
         "samples": count,
         "data": dataset.fingerprint(),
@@ -253,13 +254,13 @@ def open_calibration(
 def model_batches(
     model: HydraModel, dataset: Dataset, indices: Sequence[int], settings: Scoring | LaplaceSettings
 ) -> Iterator[tuple[Any, Batch]]:
-    """Yield batches of samples, each behind its inputs as the model takes them: on its device, in its dtype.
+    """Yield batches of samples: first the inputs as the model takes them (on its device, in its dtype), then the batch.
 
     Args:
         model: the model.
-        dataset: the samples.
-        indices: which of them, in order.
-        settings: with the size of a batch, and the workers that read.
+        dataset: the data set.
+        indices: the indices of the samples to read, in this order.
+        settings: the options with the batch size and the number of reading workers.
     """
     parameter = next(model.parameters())
     read_batches = batches(
@@ -291,20 +292,20 @@ def _score_site_by_site(
     settings: Scoring,
     site_indices: Sequence[int],
 ) -> dict[int, list[float]]:
-    """Score the heads of site after site; those to be removed are shut off before the next site is scored.
+    """Score the heads of one site after another, as in the sequential order of the paper (D.1.1).
 
-    This is the sequential order of the paper (D.1.1).
+    After a site is scored, its lowest heads are switched off, so the next site is scored without them.
 
     Args:
         source: the model.
-        model: the same, built; the gates of its heads are set while it is scored, and removed at the end.
-        criterion: by which heads are scored, and the lowest removed.
+        model: the same model, built. The gates of its heads are set during scoring, and removed at the end.
+        criterion: scores the heads of a site.
         calibration: the samples to score on.
-        settings: with the number of heads to keep or to remove at each site.
-        site_indices: of the sites (attention modules), in the order in which they are scored.
+        settings: the options with the number of heads to keep or to remove at each site.
+        site_indices: the indices of the sites (attention modules), in the order in which they are scored.
 
     Returns:
-        By the index of the site, the scores of the heads that are there.
+        By site index, the scores of the heads that the site has.
     """
     paths = [model.sites[index].path for index in site_indices]
     present = source.description.mask.at(paths)
@@ -319,7 +320,7 @@ def _score_site_by_site(
             heads = len(site_scores)
             lowest_first = sorted(range(heads), key=site_scores.__getitem__)  # of equal scores, the first head first
             removed = lowest_first[: removals_by_path[path]]
-            # A zero gate removes a head, for the outputs and for every gradient behind it.
+            # A head's output is multiplied by its gate: zero removes the head, and stops gradients through it.
             gate = torch.ones(1, heads, device=parameter.device, dtype=parameter.dtype)  # [1, heads]
             gate[0, removed] = 0
             model.attentions[index].head_gate = gate
@@ -332,18 +333,18 @@ def _score_site_by_site(
 def _scores_of_original_heads(
     source: Source, model: ScoredModel, method: str, scores: Mapping[int, Sequence[float]]
 ) -> dict[str, tuple[float, ...]]:
-    """Return one score for every head that the model had before any pruning, by the path of its attention module.
+    """Return, by the path of the site (attention module), a score for every head that the model had before any pruning.
 
-    The score of a head that is gone is minus infinity.
+    Heads that were removed before have the score minus infinity.
 
     Args:
-        source: the model.
-        model: the same, built.
-        method: the criterion, for the error.
-        scores: by the index of the site, the scores of the heads that are there.
+        source: the model, which may have been pruned before.
+        model: the same model, built.
+        method: the criterion, for the message of an error.
+        scores: by site index, the scores of the heads that the model still has.
 
     Raises:
-        NonFiniteError: the score of a head that is there is not finite.
+        NonFiniteError: the score of a head is not finite.
     """
     scores_by_path = {}
     for index, scores_present in scores.items():

@@ -1,4 +1,4 @@
-"""``hydractl serve``: one model that answers over HTTP, with the rows of ``predict``."""
+"""``hydractl serve``: one model that answers over HTTP, with the same rows as ``predict``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def run(settings: ServeSettings, log: Log) -> Outcome:
-    """Serve one model until SIGINT or SIGTERM, which is the only end there is, and no failure.
+    """Serve one model until SIGINT or SIGTERM, which is the normal end.
 
     Returns:
-        How many requests and inputs were answered, and how many of them were flagged.
+        How many requests and inputs were answered, and how many of the inputs were flagged as OOD.
 
     Raises:
         UsageError: a package is missing, or an option has no effect for this model.
     """
+    # Check packages, model and options.
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise UsageError(f"serve needs {package}, which is not installed", hint=install_hint(package))
@@ -54,11 +55,12 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
         plan = ServeAnswer(model=record, limits=limits.to_json(), dry_run=True)
         return Outcome(plan.to_json())
 
-    # Here, because a dry run does without them, and they may not be installed where this module is read.
+    # Imported only here, because a dry run does not need these packages, and they may not be installed.
     from hydractl.serving.server import HttpServer
     from hydractl.serving.service import ModelService
     from hydractl.serving.watching import WindowLog
 
+    # Read the model, and say which of its answers will be missing: flags, and comparisons with a reference.
     if record.threshold is None:
         log.info(f"{source.name} holds no threshold, so no input is flagged; {THRESHOLD_HINT}")
     announce_reading([source], log)
@@ -67,12 +69,14 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
     reference = _reference(source, chosen, log)
     if windows is not None and reference is None:
         raise UsageError("--windows has no effect: the model holds no reference", hint=REFERENCE_HINT)
+
+    # Serve.
     service = ModelService(
         model,
         record,
         limits,
         settings.batch_size,
-        settings.wait / 1000,
+        settings.wait / 1000,  # milliseconds to seconds
         log,
         reference,
         WindowLog(windows, log).add,
@@ -82,10 +86,10 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
     if settings.host not in _LOOPBACK:
         log.warn(f"whoever reaches {settings.host} can ask: there is no password and no encryption")
     log.info(f"{source.name} is served at {server.url}; Ctrl-C ends it")
-    with contextlib.suppress(KeyboardInterrupt):  # it comes behind the last answer
+    with contextlib.suppress(KeyboardInterrupt):  # raised after the last answer, when a signal has ended the server
         server.run()
 
-    # Say how much was answered.
+    # Return how much was answered.
     flagged = None
     if record.threshold is not None:
         flagged = service.watch.flagged
@@ -103,7 +107,7 @@ def run(settings: ServeSettings, log: Log) -> Outcome:
 
 
 def _reference(source: Source, chosen: Chosen, log: Log) -> Reference | None:
-    """Return the samples that inputs are compared with; None, with a line about it, where there are none."""
+    """Return the samples that inputs are compared with; if there are none, log why and return None."""
     reference = chosen.reference
     if reference is None:
         log.info(f"{source.name} holds no reference, so its inputs are counted and not compared; {REFERENCE_HINT}")

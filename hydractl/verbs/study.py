@@ -1,4 +1,4 @@
-"""``hydractl study``: does any of this help a model? From MODEL and data to a verdict, by literal commands."""
+"""``hydractl study``: does any of this help a model? It goes from MODEL and data to a verdict, by running commands."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from hydractl.studies.steps import Step, Value, in_order, script
 from hydractl.training.checkpointing import Interruptions
 from hydractl.verbs import bench, calibrate, eval, extract_circuit, finetune, fuse, laplace, prune, report
 from hydractl.verbs.children import Ended
-from hydractl.verbs.jobs import check_places, run_side_by_side
+from hydractl.verbs.jobs import check_devices_or_slurm, run_side_by_side
 from hydractl.verbs.opening import announce_reading, model_options
 from hydractl.verbs.outcome import Outcome
 
@@ -83,17 +83,17 @@ _COMMON = {
     "calibrate": (*_BATCHES, "limit"),
     "bench": (*_MODEL, "max_length"),
 }
-"""The options of a study that its commands are given too, by verb."""
+"""For each command, the options of a study that are passed on to it."""
 
 _TRAINING_PASSES = 4
-"""How many forward passes take about as long as one training step: forward, backward and the update."""
+"""Number of forward passes that take about as long as one training step (forward, backward and update)."""
 
 _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
 _SAMPLES_A_NEIGHBOUR = 20
-"""With fewer samples, k is the number of samples divided by this."""
+"""With fewer training samples, k is the number of samples divided by this."""
 _KEPT_BYTES = 1 << 30
-"""Memory for decoded data, which the rows that run in this process share."""
+"""Bytes of memory for decoded data, which all rows that run in this process share."""
 _DECISIVE = (
     "train",
     "val",
@@ -121,24 +121,24 @@ _DECISIVE = (
     "seed",
     "dtype",
 )
-"""The options that decide what a study finds."""
+"""The options that decide the findings of a study."""
 
 
 def run(settings: StudySettings, log: Log) -> Outcome:
     """Run the steps of a study that are not done yet, and return its verdict.
 
     Raises:
-        Interrupted: by a signal; the same command goes on.
-        OutputError: the folder holds something else, or a study of other settings or data.
+        Interrupted: a signal has come; the same command goes on.
+        OutputError: the folder holds other files, or a study with other settings or data.
     """
-    check_places(settings.places, settings.slurm)
+    check_devices_or_slurm(settings.places, settings.slurm)
     sources = open_sources(settings.model, model_options(settings))
     source = only_one(sources, "study")
     folder = Path(settings.output or f"{source.name}.study")
     sets = study_sets(settings, source)
     sets.tell(log)
 
-    # What was said of the data here is not said again by each step.
+    # What was said about the data here is not repeated by each step.
     log_once = SayOnce(log, sets.warnings)
     if settings.dry_run:
         return _dry_run(sets, source, folder, log_once)
@@ -156,24 +156,27 @@ def run(settings: StudySettings, log: Log) -> Outcome:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """The rows and commands of one study.
+    """The rows and commands of one study. A row is a model or ensemble to compare, e.g. ``single`` or ``circuits``.
+
+    A step is one command of hydractl with its outputs and the steps that it needs. The methods only return steps; they
+    run nothing.
 
     Attributes:
-        settings: of the study.
-        shop: what rows are made of.
-        rows: the single model first.
-        fitted: options of ``eval`` for OOD scores on features; none without training data.
-        warnings: what is odd about the data.
+        settings: the options of the study.
+        workshop: what rows are made from: the model, the data, the folder and options of commands.
+        rows: the rows; the single model is the first.
+        fitted: options of ``eval`` for OOD scores on features; empty if there are no such scores.
+        warnings: sentences on what is odd about the data.
     """
 
     settings: StudySettings
-    shop: Workshop
+    workshop: Workshop
     rows: Sequence[Row]
     fitted: Mapping[str, Value]
     warnings: Sequence[str] = ()
 
     def predictions_by_row(self, purpose: str) -> dict[str, Path]:
-        """Return :meth:`predictions` of all rows, by the name of the row."""
+        """Return the file of predictions of every row, by the name of the row; see :meth:`predictions`."""
         paths = {}
         for row in self.rows:
             paths[row.name] = self.predictions(row, purpose)
@@ -184,13 +187,20 @@ class StudyPlan:
 
         Args:
             row: the row.
-            purpose: ``choose`` for the data that rows are chosen by, ``test`` for the test data.
+            purpose: ``choose`` for predictions on the data that rows are chosen by, ``test`` for those on the test
+                data.
         """
         file_name = f"{row.name}.pred.st"
-        return self.shop.folder / purpose / file_name
+        return self.workshop.folder / purpose / file_name
 
     def _eval_step(self, row: Row, purpose: str, data_options: Mapping[str, Value]) -> Step:
-        """Return the step that evaluates a row on the data of one purpose and stores its predictions."""
+        """Return the step that evaluates a row and stores its predictions.
+
+        Args:
+            row: the row.
+            purpose: ``choose`` or ``test``; names the subfolder of the outputs.
+            data_options: the options of ``eval`` that name the data.
+        """
         predictions = f"{purpose}/{row.name}.pred.st"
         document = f"{purpose}/{row.name}.json"
         options: dict[str, Value] = dict(data_options)
@@ -198,7 +208,7 @@ class StudyPlan:
         options.update(row.options)
         options["predictions"] = str(self.predictions(row, purpose))
         options["resume"] = True
-        return self.shop.step(
+        return self.workshop.step(
             "eval",
             [f"{row.name}={row.model}"],
             options,
@@ -208,13 +218,13 @@ class StudyPlan:
         )
 
     def _feature_options(self, row: Row) -> dict[str, Value]:
-        """Return the options of ``eval`` for OOD scores on features; empty where the row has none.
+        """Return the options of ``eval`` for OOD scores on features; empty if the row has none.
 
-        All commands on a row name one file of features, so the row runs over the training data once.
+        All commands for a row name the same file of features, so the row runs over the training data only once.
         """
         if not self.fitted or not row.stored:
             return {}
-        features = self.shop.folder / "choose" / f"{row.name}.features.st"
+        features = self.workshop.folder / "choose" / f"{row.name}.features.st"
         options = dict(self.fitted)
         if "train" in options:
             options["features"] = str(features)
@@ -223,7 +233,7 @@ class StudyPlan:
     def choosing_step(self, row: Row) -> Step:
         """Return the step that stores the logits of a row on the second halves of the validation data.
 
-        Samples that the model was trained on are allowed, because no figure on these data is reported.
+        The model may have been trained on these samples, because no figure measured on them is reported.
         """
         ood: list[str] = []
         for ood_set in self.settings.choosing_sets():
@@ -245,14 +255,14 @@ class StudyPlan:
         return self._eval_step(row, "test", data_options)
 
     def step_of_best(self, row: Row, score: str, note: str) -> Step:
-        """Return the step that writes the row to use as ``best.st``, with its temperature, threshold and score.
+        """Return the step that writes the best row as ``best.st``, with its temperature, threshold and OOD score.
 
-        Nothing is fitted to the test data, so they are the reference that ``predict`` compares inputs with.
+        Nothing is fitted to the test data, so they serve as the reference that ``predict`` compares inputs with.
 
         Args:
-            row: the row to use.
-            score: its OOD score.
-            note: kept in the file; empty for none.
+            row: the row that the study recommends.
+            score: the OOD score of the row.
+            note: a text to keep in the file; empty for no note.
         """
         predictions_to_choose_by = self.predictions(row, "choose")
         predictions_to_test_on = self.predictions(row, "test")
@@ -262,7 +272,7 @@ class StudyPlan:
         options["force"] = True
         if note:
             options["note"] = note
-        return self.shop.step(
+        return self.workshop.step(
             "calibrate",
             [f"best={row.model}"],
             options,
@@ -271,7 +281,10 @@ class StudyPlan:
         )
 
     def step_of_best_figures(self, row: Row, score: str) -> Step:
-        """Return the step that measures the row to use as ``best.st`` holds it, from the predictions of the row."""
+        """Return the step that measures the best row with the calibration of ``best.st``.
+
+        It reuses the stored predictions of the row.
+        """
         predictions_to_choose_by = self.predictions(row, "choose")
         predictions_to_test_on = self.predictions(row, "test")
         options: dict[str, Value] = {
@@ -282,7 +295,7 @@ class StudyPlan:
         options["bootstrap"] = str(self.settings.bootstrap)
         options["reuse"] = [str(predictions_to_choose_by), str(predictions_to_test_on)]
         options["force"] = True
-        return self.shop.step(
+        return self.workshop.step(
             "eval",
             [f"best={row.model}"],
             options,
@@ -291,7 +304,7 @@ class StudyPlan:
         )
 
     def _calibration_options(self, row: Row, score: str) -> dict[str, Value]:
-        """Return options that choose temperature and threshold of a row on the second half of the validation data."""
+        """Return the options that fit temperature and threshold of a row on the second half of the validation data."""
         options: dict[str, Value] = {
             "val": _half(str(self.settings.val), 2),
             "temperature": "fit",
@@ -300,28 +313,28 @@ class StudyPlan:
         }
         if score in ON_FEATURES:
             feature_options = self._feature_options(row)
-            feature_options.pop("ood_score", None)  # it asks for all scores, and here one is chosen
+            feature_options.pop("ood_score", None)  # it names all scores; only ``score`` is wanted here
             if ON_FEATURES[score] != "words":
                 feature_options.pop("negative_words", None)
             options.update(feature_options)
         return options
 
     def recalibration_options(self, row: Row, score: str) -> dict[str, Value]:
-        """Return the options that calibrate ``best.st`` anew, in the way that the row it comes from was calibrated."""
+        """Return the options that calibrate ``best.st`` again in the same way as the row that it was made from."""
         options = self._calibration_options(row, score)
-        options.pop("features", None)  # they are of the row, and best.st is another file
+        options.pop("features", None)  # the stored features belong to the file of the row, not to best.st
         options["reference"] = str(self.settings.test)
         return options
 
     def card_step(self, row: Row, score: str, note: str) -> Step:
-        """Return the step that writes the card of the row to use."""
-        path = self.shop.folder / "best.md"
+        """Return the step that writes the card (``best.md``) of the best row."""
+        path = self.workshop.folder / "best.md"
         options: dict[str, Value] = {"card": str(path), "force": True}
         if note:
             options["note"] = note
         return Step(
             verb="report",
-            models=(str(self.shop.folder / "best.json"),),
+            models=(str(self.workshop.folder / "best.json"),),
             options=options,
             outputs=(path,),
             needs=(self.step_of_best_figures(row, score),),
@@ -329,13 +342,13 @@ class StudyPlan:
         )
 
     def table_step(self, study: Study | None = None) -> Step:
-        """Return the step that puts the stored predictions of all rows into one table.
+        """Return the step that puts the stored test predictions of all rows into one table, ``test.json``.
 
-        Each row has its own temperature. All rows have the score of the single model where they can compute it, and
-        their own score beside it.
+        Each row has its own temperature. All rows have the OOD score of the single model, if they can compute it, and
+        also their own score.
 
         Args:
-            study: what was chosen; None before anything is.
+            study: what was chosen; None if nothing is chosen yet.
         """
         options: dict[str, Value] = {"bootstrap": str(self.settings.bootstrap), "force": True}
         if study is not None:
@@ -352,18 +365,18 @@ class StudyPlan:
             verb="eval",
             models=tuple(models),
             options=options,
-            outputs=(self.shop.folder / "test.json",),
+            outputs=(self.workshop.folder / "test.json",),
             needs=tuple(needs),
         )
 
     def timing_steps(self, row: Row, score: str, note: str) -> list[Step]:
-        """Return the step that times ``best.st``; none where it is the single model, or no times are asked for."""
+        """Return the step that times ``best.st``; empty if it is the single model, or if no times are asked for."""
         if row.name == "single" or not self.settings.timed:
             return []
-        best_file = self.shop.folder / "best.st"
-        step = self.shop.step(
+        best_file = self.workshop.folder / "best.st"
+        step = self.workshop.step(
             "bench",
-            [f"single={self.shop.model}", f"best={best_file}"],
+            [f"single={self.workshop.model}", f"best={best_file}"],
             {"force": True},
             outputs=["bench.json"],
             needs=[self.step_of_best(row, score, note)],
@@ -371,13 +384,13 @@ class StudyPlan:
         return [step]
 
     def measuring_steps(self) -> list[Step]:
-        """Return the steps that store predictions, those to choose by before those on the test data."""
+        """Return the steps that store predictions: first those to choose by, then those on the test data."""
         choosing_steps = map(self.choosing_step, self.rows)
         testing_steps = map(self.testing_step, self.rows)
         return in_order([*choosing_steps, *testing_steps])
 
     def last_steps(self, study: Study) -> list[Step]:
-        """Return the steps that remain when the row to use is known."""
+        """Return the steps that remain when the best row is known."""
         used = study.used
         row = study.row(used.row)
         steps = [self.table_step(study)]
@@ -385,14 +398,14 @@ class StudyPlan:
         return steps
 
     def outlined_steps(self) -> list[Step]:
-        """Return all steps as far as they are known before anything is chosen; the last row stands for the best."""
+        """Return all steps that are known before anything is chosen, with the last row in place of the best row."""
         steps = self.measuring_steps()
         steps.append(self.table_step())
         steps += self._steps_of_best(self.rows[-1], "SCORE", note="")
         return in_order(steps)
 
     def _steps_of_best(self, row: Row, score: str, note: str) -> list[Step]:
-        """Return the steps that write the row to use as ``best.st``, measure it, write its card and time it."""
+        """Return the steps that write the best row as ``best.st``, measure it, write its card and time it."""
         return [
             self.step_of_best(row, score, note),
             self.step_of_best_figures(row, score),
@@ -402,10 +415,10 @@ class StudyPlan:
 
 
 def _asked_scale(settings: StudySettings) -> Scale:
-    """Return the rows and the size of the search that the settings ask for.
+    """Return the scale (which rows, and how large a search) that the settings ask for.
 
     Raises:
-        UsageError: for rows that need training data where there are none.
+        UsageError: a row needs training data, and there are none.
     """
     names_asked = ["single"]
     for name in settings.rows:
@@ -423,27 +436,27 @@ def _plan_study(settings: StudySettings, source: Source, folder: Path, scale: Sc
     """Return the rows of a study of this scale, with the commands that make and measure them.
 
     Raises:
-        UsageError: for rows that the model cannot have.
+        UsageError: the model cannot have a row, or its training would be too short.
     """
     _check_rows(settings, source, scale)
-    shop = _workshop(settings, source, folder, scale)
+    workshop = _workshop(settings, source, folder, scale)
     rows: list[Row] = []
     for row_name in scale.rows:
         make_rows = MAKERS[row_name]
-        rows += make_rows(shop)
-    return StudyPlan(settings, shop, rows, _options_of_feature_scores(settings, source))
+        rows += make_rows(workshop)
+    return StudyPlan(settings, workshop, rows, _options_of_feature_scores(settings, source))
 
 
 def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scale) -> Workshop:
-    """Return what the rows are made of: the model's heads, the data of the search, and options of the commands.
+    """Return what rows are made from: the model's heads, the data of the search, the folder, and options of commands.
 
     Args:
-        settings: of the study.
+        settings: the options of the study.
         source: the model.
-        folder: of the study.
+        folder: the folder of the study.
         scale: which rows there are, and how large the search is.
     """
-    # Options of the commands.
+    # The options of the search, and options that all commands of a kind share.
     search_options: dict[str, Value] = {}
     if scale.approx is not None:
         search_options["approx"] = scale.approx
@@ -457,17 +470,17 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         common[verb] = settings.common(SETTINGS[verb], option_names)
     common["prune --circuit"] = settings.common(SETTINGS["prune"], _MODEL)
 
-    # How many heads may be removed, by the number of their site (attention module) in the model.
+    # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
     sites = sites_of(source, settings.tower)
     heads_by_site = {}
     for site in sites:
-        site_number = source.sites.index(site)
-        heads_by_site[site_number] = len(source.description.mask.kept[site.path])
-    late_site_numbers = [source.sites.index(site) for site in _late_sites(sites)]
+        site_index = source.sites.index(site)
+        heads_by_site[site_index] = len(source.description.mask.kept[site.path])
+    late_site_indices = [source.sites.index(site) for site in _late_sites(sites)]
     return Workshop(
         model=settings.model[0],
         heads=heads_by_site,
-        late=late_site_numbers,
+        late=late_site_indices,
         train=settings.train,
         val=_half(str(settings.val), 1),
         ood_val=_half(settings.ood_val_sets()[0].spec, 1),
@@ -483,15 +496,15 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
 
 
 def _has_classifier(source: Source) -> bool:
-    """Return whether a model has a classifier of its own, which a zero-shot model has not."""
+    """Return whether a model has a classifier of its own; a zero-shot model has none."""
     return source.family.classes(source.description.config) is not None
 
 
 def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
-    """Refuse rows that the model cannot have or whose training would be too short.
+    """Refuse rows that the model cannot have, or whose training would be too short.
 
     Raises:
-        UsageError: naming these rows.
+        UsageError: there are such rows; the message names them.
     """
     has_classifier = _has_classifier(source)
     rows_of_classifiers = [name for name in scale.rows if name in NEED_CLASSIFIER]
@@ -514,7 +527,7 @@ def _check_rows(settings: StudySettings, source: Source, scale: Scale) -> None:
 
 
 def _late_sites(sites: Sequence[Site]) -> list[Site]:
-    """Return the sites (attention modules) in the last third of each tower (the image or the text encoder)."""
+    """Return the sites (attention modules) in the last third of each tower (the encoder of images or of texts)."""
     sites_by_tower: dict[str, list[Site]] = {}
     for site in sites:
         sites_by_tower.setdefault(site.tower, []).append(site)
@@ -526,22 +539,23 @@ def _late_sites(sites: Sequence[Site]) -> list[Site]:
 
 
 def _training_steps(settings: StudySettings) -> int:
-    """Return the number of optimizer steps of a row that is trained."""
+    """Return the number of optimizer steps in the training of a row."""
     samples = _count_samples(str(settings.train))
     steps_an_epoch = math.ceil(samples / settings.batch_size)
     return settings.epochs * steps_an_epoch
 
 
 def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[str, Value]:
-    """Return the options of ``eval`` for OOD scores on features; empty where there are none.
+    """Return the options of ``eval`` for OOD scores on features; empty if there are no such scores.
 
-    The scores are fitted to the training data or, without any, to the half of the validation data that the search uses;
-    never to the half that rows and scores are chosen by. Without data to fit them to, only those that were asked for
-    and need none are taken.
+    The scores are fitted to the training data or, without any, to the half of the validation data that the search uses.
+    They are never fitted to the half that rows and scores are chosen by. Without data to fit them to, only scores that
+    need no data and that the user asked for are used.
 
     Raises:
-        UsageError: a score of class texts is asked for, and the model has a classifier of its own.
+        UsageError: the user asks for a score on class texts, and the model is not zero-shot.
     """
+    # The names of the scores: the usual ones for this model, and those that the user asked for.
     samples = samples_to_fit_to(settings)
     is_zero_shot = not _has_classifier(source)
     names = [name for name in OF_STUDY if is_zero_shot or name not in OF_ZERO_SHOT]
@@ -549,18 +563,20 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
         if name in OF_ZERO_SHOT and not is_zero_shot:
             raise UsageError(f"--ood-score {name} is of class texts, and {source.name} is not zero-shot")
         names.append(name)
+    # Without data to fit to, keep only scores that the user asked for and that need none.
     if samples is None:
         names = [name for name in settings.ood_score if not needs_training_data(name)]
     if not names:
         return {}
 
-    # Scores on logits are computed from the logits that are kept, without being named.
+    # The options. Scores on logits need not be named (except one): they are computed later from the stored logits.
     options: dict[str, Value] = {"ood_score": [",".join(["msp", *names])]}
     if settings.negative_words is not None:
         options["negative_words"] = settings.negative_words
     if samples is None:
         return options
     options["train"] = samples.spec
+    # With few samples, the default number of neighbours (k) would be too large.
     neighbours = max(1, samples.count // _SAMPLES_A_NEIGHBOUR)
     if neighbours < _DEFAULT_NEIGHBOURS:
         options["knn_k"] = str(neighbours)
@@ -568,7 +584,7 @@ def _options_of_feature_scores(settings: StudySettings, source: Source) -> dict[
 
 
 def _rows_meant(name: str, settings: StudySettings) -> list[str]:
-    """Return the rows that a name stands for: ``default`` for several, any other for itself.
+    """Return the rows that a name stands for: several for ``default``, itself for any other name.
 
     Without training data, ``default`` leaves out the rows that need them.
     """
@@ -580,7 +596,7 @@ def _rows_meant(name: str, settings: StudySettings) -> list[str]:
 
 
 def _half(spec: str, number: int) -> str:
-    """Return the spec of the first (``number`` 1) or second (2) half of a data set."""
+    """Return the spec of one half of a data set: the first half for ``number`` 1, the second for 2."""
     return with_setting(spec, f"part={number}/2")
 
 
@@ -588,17 +604,17 @@ def _half(spec: str, number: int) -> str:
 
 
 def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder: Path, log: Log) -> StudyPlan:
-    """Make the folder of a study, or go on in the one that the same command has begun; return the plan of the study.
+    """Create the folder of a study, or continue in the folder that the same command began; return the study's plan.
 
     Args:
         asked: the settings of the command.
-        sets: its data, with the settings that follow from them.
+        sets: the data of the study, with the settings that follow from them.
         source: the model.
-        folder: of the study; it is made where it is missing.
-        log: hears how long a new study takes.
+        folder: the folder of the study; it is created if it does not exist.
+        log: receives how long a new study takes.
 
     Raises:
-        OutputError: the folder holds something else, or a study of other settings or data; lists the differences.
+        OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
     """
     plan_file = folder / "plan.json"
     decisive: dict[str, object] = {"model": source.sha256}
@@ -614,11 +630,11 @@ def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder:
 
 
 def _make_folder(folder: Path, plan: Path) -> None:
-    """Make the folder of a study.
+    """Create the folder of a study.
 
     Args:
-        folder: of the study.
-        plan: the file in it that shows that it is a study's.
+        folder: the folder of the study.
+        plan: the plan file in it; if it exists, the folder is that of a study.
 
     Raises:
         OutputError: the folder holds other files.
@@ -634,18 +650,18 @@ def _make_folder(folder: Path, plan: Path) -> None:
 
 
 def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> Scale:
-    """Return the scale of a study that was begun before, after a check that it is the study asked for now.
+    """Return the scale of a study that was begun before, after a check that the same study is asked for now.
 
-    The scale is which rows a study has and how large its search is; ``--time`` may have made it smaller.
+    The scale says which rows a study has and how large its search is; ``--time`` may have made it smaller.
 
     Args:
-        path: of its plan.
-        decisive: the model and the settings that decide what a study finds, as they are now.
+        path: the plan file of the study.
+        decisive: the model and the settings that decide the findings, as they are now.
         sets: the data, as they are now.
 
     Raises:
-        InputError: the file is no plan of a study, or its scale cannot come of these settings.
-        OutputError: it was begun with other settings or data; lists the differences.
+        InputError: the file is not a plan of a study, or these settings cannot lead to its scale.
+        OutputError: the study was begun with other settings or data; it lists the differences.
     """
     document = read_json_file(str(path))
     is_plan = isinstance(document, dict) and document.get("schema") == PLAN
@@ -662,6 +678,7 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets) -> 
         hint = "give the data it was begun with, or name another folder with -o"
         raise OutputError(f"{path.parent} holds a study of other data", hint=hint, problems=changed_data)
 
+    # Find the scale among those that the settings allow, rather than trust what the file says.
     scale_in_file = canonical_json(document.get("scale"))
     for scale in smaller(_asked_scale(sets.settings)):
         if canonical_json(asdict(scale)) == scale_in_file:
@@ -675,12 +692,12 @@ def _decide_scale_and_write_plan(
     """Begin a new study: decide its scale (which rows it has and how large its search is), and write its plan.
 
     Args:
-        path: the file of the plan, by which a study that was stopped goes on.
-        decisive: the model and the settings that decide what the study finds.
-        sets: its data.
+        path: the plan file, which lets an interrupted study go on.
+        decisive: the model and the settings that decide the findings.
+        sets: the data of the study.
         source: the studied model.
-        folder: of the study.
-        log: hears how long it takes, and what was cut to stay within ``--time``.
+        folder: the folder of the study.
+        log: receives how long the study takes, and what was cut to stay within ``--time``.
     """
     settings = sets.settings
     scale, seconds = _scale_within_time(settings, source, folder, log)
@@ -705,7 +722,7 @@ def _decide_scale_and_write_plan(
 
 
 def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome:
-    """Return the commands, with the last row in place of the best one, and an estimate of the time."""
+    """Return the commands, with the last row in place of the best one, and an estimate of the time in seconds."""
     settings = sets.settings
     scale, seconds = _scale_within_time(settings, source, folder, log)
     plan = _plan_study(settings, source, folder, scale)
@@ -722,9 +739,9 @@ def _dry_run(sets: StudySets, source: Source, folder: Path, log: Log) -> Outcome
 
 
 def _scale_within_time(settings: StudySettings, source: Source, folder: Path, log: Log) -> tuple[Scale, float]:
-    """Return the largest scale that keeps to ``--time``, and about how long it takes [s].
+    """Return the largest scale that keeps to ``--time``, and about how many seconds it takes.
 
-    Where no scale does, the smallest is returned, with a warning.
+    If no scale does, the smallest is returned, with a warning.
     """
     most_seconds = settings.seconds()
     for scale in smaller(_asked_scale(settings)):
@@ -738,45 +755,45 @@ def _scale_within_time(settings: StudySettings, source: Source, folder: Path, lo
 
 
 def _estimate(plan: StudyPlan, blocks: int) -> float:
-    """Return an estimate of how long searches, trainings and evaluations take [s].
+    """Return an estimate of the seconds that searches, trainings and evaluations take.
 
-    One batch of each search is timed; from that follows the time that a sample takes in a block of the model, and from
-    that the time of all that trains or evaluates.
+    One batch of each search is timed. That gives the time for one sample in one block of the model, and from this
+    follows the time of everything that trains or evaluates.
 
     Args:
-        plan: of the study.
-        blocks: how many blocks the model has.
+        plan: the plan of the study.
+        blocks: the number of blocks in the model.
     """
     settings = plan.settings
     if settings.slurm:
-        device = "auto"  # the probe runs on this machine, which may lack the devices of the cluster
+        device = "auto"  # the timing runs on this machine, which may not have the devices of the cluster
     else:
         device = settings.places[0]
     steps = in_order(map(plan.choosing_step, plan.rows))
 
-    # The searches.
+    # Time one batch of each search.
     searches = [_probe_search(step, device) for step in steps if step.verb == "extract-circuit"]
     search_seconds = sum(search.seconds for search in searches)
     if searches:
         timed_search = searches[0]
     else:
-        # It is not run, only timed for a batch.
-        timed_search = _probe_search(plan.shop.search_of_circuits, device)
-    seconds_a_block = timed_search.seconds / timed_search.sample_blocks
+        # No row needs a search; one is timed only for its speed.
+        timed_search = _probe_search(plan.workshop.search_of_circuits, device)
+    seconds_per_block = timed_search.seconds / timed_search.sample_blocks
 
-    # Everything else, counted as samples that pass forward through the whole model.
-    samples = _samples_of_a_row(plan)
+    # Count everything else in forward passes of one sample through the whole model.
+    samples_per_row = _samples_of_a_row(plan)
     forward_passes = 0
     for row in plan.rows:
         if "mc_dropout" in row.options:
-            passes_a_sample = 10
+            passes_per_sample = 10
         else:
-            passes_a_sample = 2  # a row takes about twice the single model's time
-        forward_passes += passes_a_sample * samples
+            passes_per_sample = 2  # a row takes about twice the single model's time
+        forward_passes += passes_per_sample * samples_per_row
     for step in steps:
         if step.verb == "finetune":
             forward_passes += _passes_of_training(step)
-    return search_seconds + forward_passes * blocks * seconds_a_block
+    return search_seconds + forward_passes * blocks * seconds_per_block
 
 
 def _samples_of_a_row(plan: StudyPlan) -> int:
@@ -799,7 +816,7 @@ def _count_samples(spec: str, limit: int | None = None) -> int:
 
 
 def _passes_of_training(step: Step) -> int:
-    """Return how many samples could pass forward through the model in the time of a training."""
+    """Return how many forward passes of one sample take as long as the training of a step."""
     options = step.options
     epochs = int(str(options["epochs"]))
     train_samples = _count_samples(str(options["train"]))
@@ -808,7 +825,7 @@ def _passes_of_training(step: Step) -> int:
 
 
 def _probe_search(step: Step, device: str) -> SearchPlan:
-    """Return the plan of the search that a step runs, with its time measured on one batch on a device."""
+    """Return the plan of the search that a step runs, with its time measured on one batch on ``device``."""
     options_on_device = {**step.options, "device": device}
     settings = _settings_of(replace(step, options=options_on_device))
     assert isinstance(settings, CircuitSettings)
@@ -824,21 +841,21 @@ def _probe_search(step: Step, device: str) -> SearchPlan:
 
 
 class _StepLog(PassedOn):
-    """The log of one command: its warnings and its progress; the rest are details."""
+    """The log of one command in a study: warnings and progress are passed on, other lines become details."""
 
     def info(self, message: str) -> None:
         self._log.detail(message)
 
 
 def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPlan, log: Log) -> None:
-    """Run the commands whose outputs are not there, one after another or some at a time.
+    """Run the commands whose outputs do not exist yet, one after another, or side by side on devices or as jobs.
 
     Args:
         steps: the commands.
-        all_steps: how many commands the study has, for the log.
-        begun: how many of them come before these.
-        plan: of the study.
-        log: hears which step runs.
+        all_steps: how many commands the study has in all, for the log.
+        begun: how many commands of the study come before these, for the log.
+        plan: the plan of the study.
+        log: receives which step runs.
     """
     if plan.settings.devices or plan.settings.slurm:
         _run_side_by_side(steps, plan, log)
@@ -854,36 +871,36 @@ def _run_steps(steps: Sequence[Step], all_steps: int, begun: int, plan: StudyPla
 
 
 def _run_side_by_side(steps: Sequence[Step], plan: StudyPlan, log: Log) -> None:
-    """Run those of the commands that wait for no other one, then those that waited for them, and so on.
+    """Run the commands that need no other command, then those that needed these, and so on.
 
-    Those that measure time, of ``bench``, run by themselves, when no other command is ready.
+    Commands of ``bench`` measure time. They run alone, when no other command can run.
 
     Raises:
         KeyboardInterrupt: a signal came.
-        HydraError: that of the first command that failed.
+        HydraError: a command failed; the error of the first one.
     """
     settings = plan.settings
-    left = [step for step in steps if not step.done]
+    steps_left = [step for step in steps if not step.done]
     with Interruptions() as signals:
-        while left:
-            ready = [step for step in left if not _waits_for_another(step, left)]
-            untimed = [step for step in ready if step.verb != "bench"]
-            if untimed:
-                steps_now = untimed
+        while steps_left:
+            ready_steps = [step for step in steps_left if not _waits_for_another(step, steps_left)]
+            ready_without_timings = [step for step in ready_steps if step.verb != "bench"]
+            if ready_without_timings:
+                steps_now = ready_without_timings
                 devices = settings.places
             else:
-                steps_now = ready
+                steps_now = ready_steps
                 devices = settings.places[:1]  # timings run alone, one after another
             commands = {_command_name(step): _command_for_device(step) for step in steps_now}
-            ended = run_side_by_side(commands, devices, settings.slurm, plan.shop.folder, log, signals)
+            ended = run_side_by_side(commands, devices, settings.slurm, plan.workshop.folder, log, signals)
             if signals.requested:
                 raise KeyboardInterrupt
             _raise_first_failure(ended)
-            left = [step for step in left if _command_name(step) not in ended]
+            steps_left = [step for step in steps_left if _command_name(step) not in ended]
 
 
 def _raise_first_failure(ended: Mapping[str, Ended]) -> None:
-    """Raise the error of the first command that failed, with its exit code; return where none did.
+    """Raise the error of the first command that failed, with its exit code; return if none failed.
 
     Args:
         ended: how each command ended, by its name.
@@ -898,29 +915,29 @@ def _raise_first_failure(ended: Mapping[str, Ended]) -> None:
 
 
 def _command_name(step: Step) -> str:
-    """Return the last output of a step, which no other step writes: the name of its command among others."""
+    """Return the last output of a step as the name of its command; no other step writes that file."""
     last_output = step.outputs[-1]
     return str(last_output)
 
 
 def _waits_for_another(step: Step, left: Sequence[Step]) -> bool:
-    """Return whether a command needs one that is left to do."""
+    """Return whether a step needs the outputs of a step in ``left``, the steps that are not done yet."""
     return any(needed in left for needed in step.needs)
 
 
 def _command_for_device(step: Step) -> Callable[[str], list[str]]:
-    """Return a function that takes a device and returns the words of the command of a step on it.
+    """Return a function that returns the command line of a step on a given device.
 
-    The command reads no hydra.yaml and is quiet. One that computes nothing, such as a report, names no device.
+    The command reads no hydra.yaml and is quiet. A command that computes nothing, such as a report, gets no device.
     """
     option_names = [option.name for option in options_of_verb(step.verb)]
     computes = "device" in option_names
 
     def command_on(device: str) -> list[str]:
-        words = step.argv()
+        arguments = step.argv()
         if computes:
-            words.append(f"--device={device}")
-        return [*words, "--config=/dev/null", "-q"]
+            arguments.append(f"--device={device}")
+        return [*arguments, "--config=/dev/null", "-q"]
 
     return command_on
 
@@ -928,7 +945,7 @@ def _command_for_device(step: Step) -> Callable[[str], list[str]]:
 def _settings_of(step: Step) -> Common:
     """Return the settings of a step.
 
-    A step gives every option that it needs, so neither variables of the environment nor hydra.yaml count.
+    A step has every option that it needs, so environment variables and hydra.yaml are ignored.
     """
     environment = {"HYDRACTL_CONFIG": os.devnull}
     settings_type = SETTINGS[step.verb]
@@ -936,15 +953,15 @@ def _settings_of(step: Step) -> Common:
 
 
 def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Log) -> Outcome:
-    """Run the commands that are left to do, choose a row on the validation data, test all rows, write the answer.
+    """Run the commands that are not done yet, choose a row on the validation data, test all rows, and write the answer.
 
     Args:
-        plan: of the study; commands whose outputs are there are not run again.
-        settings: of the study, with those that follow from its data.
+        plan: the plan of the study; commands whose outputs exist are not run again.
+        settings: the options of the study, with those that follow from its data.
         source: the model.
-        log: hears which step runs.
+        log: receives which step runs.
     """
-    folder = plan.shop.folder
+    folder = plan.workshop.folder
     for purpose in ("choose", "test"):
         subfolder = folder / purpose
         with storing(subfolder):
@@ -954,7 +971,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     steps_expected = len(plan.outlined_steps())
     study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
 
-    # Choose on the validation data, and write down what was chosen before any test sample is read.
+    # Choose on the validation data, and store the choice before any test sample is read.
     _run_steps(choosing_steps, steps_expected, 0, plan, log)
     study.choose(plan.predictions_by_row("choose"))
     with Output(folder / "choice.json", force=True) as output:
@@ -965,7 +982,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     _run_steps(testing_steps, steps_expected, len(choosing_steps), plan, log)
     study.test(plan.predictions_by_row("test"))
 
-    # Write the row to use, and what is said of it.
+    # Write the best row as best.st, measure it, and read back what was stored in it.
     steps = in_order([*measuring_steps, *plan.last_steps(study)])
     last_steps = [step for step in steps if step not in measuring_steps]
     _run_steps(last_steps, len(steps), len(measuring_steps), plan, log)
@@ -979,6 +996,8 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
         log.info(
             "best.st holds no reference to compare inputs with; hydractl calibrate best.st --reference SPEC adds it"
         )
+
+    # Make the answer.
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
     row_used = study.row(study.used.row)
@@ -989,7 +1008,7 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
 
 
 def _stored_results(model: Path) -> Mapping[str, object]:
-    """Return what is stored with a checkpoint beside its weights, by key: ``threshold``, ``reference`` and so on."""
+    """Return what is stored in a checkpoint beside its weights, by key: ``threshold``, ``reference`` and so on."""
     (source,) = open_sources([str(model)])
     return source.description.extra
 
@@ -998,9 +1017,9 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
     """Write the report, the script and the answer into the folder of a study.
 
     Returns:
-        The answer, with the times of the row to use where they were measured, and the files that a person wants.
+        The answer, with the times of the best row if they were measured, and the files that a person wants.
     """
-    folder = plan.shop.folder
+    folder = plan.workshop.folder
     if plan.warnings:
         answer = replace(answer, warnings=list(plan.warnings))
     table = read_eval(str(folder / "test.json"))
@@ -1015,20 +1034,20 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
     document = answer.to_json()
     is_timed = any(step.verb == "bench" for step in steps)
     if is_timed:
-        # For the terminal only: of the files, bench.json alone holds times.
+        # Times are added only for the terminal; in the folder, only bench.json holds them.
         document["latency"] = _latency(folder / "bench.json")
     names = ("best.st", "best.md", "report.html", "study.json", "study.sh")
     return Outcome(document, files=[folder / name for name in names])
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
-    """Write a file at once, in place of one that is there."""
+    """Write a file in one go; an existing file is replaced."""
     with Output(path, force=True) as output:
         write_with(output, lambda handle: handle.write(content))
 
 
 def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
-    """Return the steps that write ``best.st`` or its figures."""
+    """Return the steps that write ``best.st`` or its figures, ``best.json``."""
     files_of_best = {folder / "best.st", folder / "best.json"}
     steps_to_best = []
     for step in steps:
@@ -1038,13 +1057,13 @@ def _steps_to_best(steps: Sequence[Step], folder: Path) -> list[Step]:
 
 
 def _latency(path: Path) -> list[dict[str, object]]:
-    """Return the time of the row to use as ratios to the single model's, one for each batch size.
+    """Return the time of the best row as a ratio to the time of the single model, for each batch size.
 
     Args:
         path: the answer of the bench of both.
 
     Returns:
-        For each batch size its ``ratio``, and the interval ``ratio_ci`` of that.
+        An entry for each batch size, with its ``ratio`` and the interval ``ratio_ci``.
     """
     document = read_json_file(str(path))
     ratios = []

@@ -82,7 +82,7 @@ def test_all_rows_are_compared_under_the_admissible_score_of_the_single_model_wi
         assert choice.reasons[place] == "rows are compared under vim, the score of the single model"
     assert choice.reasons[2] == "a is better (+0.0200)"
     assert "not significantly" in choice.reasons[3]
-    assert choice.own_places == {"single": 2, "a": 4, "b": 6}
+    assert choice.own_candidates == {"single": 2, "a": 4, "b": 6}
 
 
 @pytest.mark.parametrize(

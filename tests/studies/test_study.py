@@ -572,7 +572,7 @@ def test_a_timing_has_the_machine_to_itself(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("hydractl.verbs.study.run_side_by_side", run)
     first = Step("prune", (), {}, (Path("a.st"),))
     steps = [Step("bench", (), {}, (Path("time"),)), Step("eval", (), {}, (Path("b"),), (first,)), first]
-    plan: Any = SimpleNamespace(settings=StudySettings(devices=["0", "cpu"]), shop=SimpleNamespace(folder=Path()))
+    plan: Any = SimpleNamespace(settings=StudySettings(devices=["0", "cpu"]), workshop=SimpleNamespace(folder=Path()))
     _run_side_by_side(steps, plan, Log())
     both = ["cuda:0", "cpu"]
     assert begun == [(["a.st"], both), (["b"], both), (["time"], ["cuda:0"])]

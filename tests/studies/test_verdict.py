@@ -45,7 +45,12 @@ def facts_of(
     hardest = {}
     if against_single.hardest is not None:
         hardest = {AUROC: against_single.rivals[against_single.hardest], ACCURACY: finding(accuracy, ACCURACY)}
-    facts: dict[str, Any] = {"sets": {}, "baseline": {AUROC: finding(BETTER)}, "n": 1000, **others}
+    facts: dict[str, Any] = {
+        "by_test_set": {},
+        "against_baseline": {AUROC: finding(BETTER)},
+        "smallest_test_set": 1000,
+        **others,
+    }
     return Facts(
         rungs, findings, end_of([step[AUROC] for step in findings]), [against_single] * len(rungs), hardest, **facts
     )
@@ -108,12 +113,12 @@ def test_every_score_is_said_only_where_every_score_was_met() -> None:
     assert "than the single model with any of the scores msp and vim:" in lines(some)[0]
     every = Facts(
         some.ladder,
-        some.steps,
+        some.differences_to_next,
         0,
         [AgainstSingle(some.against_single[0].rivals, {})] * 3,
-        some.hardest,
+        some.against_hardest,
         {},
-        some.baseline,
+        some.against_baseline,
         1000,
     )
     assert "than the single model with any score:" in lines(every)[0]
@@ -133,7 +138,7 @@ def test_every_score_is_said_only_where_every_score_was_met() -> None:
 )
 def test_test_data_may_only_step_down(steps: list[Figure], ends: int) -> None:
     tested = facts_of(steps, {"msp": BETTER})
-    assert tested.ends == ends
+    assert tested.final_index == ends
     said = lines(tested)
     assert sum("than" in line for line in said[:ends]) == ends
     assert [line.startswith("whole-avg@2 with gen, chosen on validation data, is") for line in said[:1]] == [ends > 0]
@@ -157,12 +162,12 @@ def test_the_ladder_has_each_rung_once() -> None:
     ],
 )
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
-    tested = facts_of(steps, {"msp": BETTER}, rungs, why=["Because."])
+    tested = facts_of(steps, {"msp": BETTER}, rungs, reasons_for_single=["Because."])
     assert answer_of(tested) == answer and lines(tested)[0].startswith(begins) and "Because." in lines(tested)
 
 
 def test_blind_validation_data_choose_nothing() -> None:
-    tested = facts_of([], {}, [MSP], told=False, doubts=["Blind."])
+    tested = facts_of([], {}, [MSP], has_vote=False, doubts=["Blind."])
     assert answer_of(tested) == "cannot choose"
     assert lines(tested)[0].endswith("use the single model with MSP, or give other OOD validation data.")
     assert lines(tested)[-1] == "Blind."
@@ -170,13 +175,13 @@ def test_blind_validation_data_choose_nothing() -> None:
 
 def test_a_test_set_on_which_a_choice_that_helps_is_worse_is_named() -> None:
     sets = {"mnist": finding(BETTER), "svhn": finding(SLIGHTLY_WORSE)}
-    tested = facts_of([BETTER, BETTER], {"msp": BETTER}, sets=sets)
+    tested = facts_of([BETTER, BETTER], {"msp": BETTER}, by_test_set=sets)
     assert "It is worse on svhn (-0.0084 (-0.0126 to -0.0052))." in lines(tested)
 
 
 def test_unlabelled_test_data_say_nothing_of_accuracy() -> None:
     tested = facts_of([BETTER, BETTER], {"msp": BETTER}, labelled=False)
-    bare = Facts(**{**vars(tested), "hardest": {AUROC: finding(BETTER)}})
+    bare = Facts(**{**vars(tested), "against_hardest": {AUROC: finding(BETTER)}})
     said = " ".join(lines(bare))
     assert answer_of(bare) == "helps" and "accuracy" not in said and "about OOD detection alone" in said
 
