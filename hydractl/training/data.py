@@ -110,7 +110,7 @@ def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Vali
         A function that yields batches of inputs and labels; the last batch may have one input more than labels.
     """
     order = list(range(len(val_set)))
-    # Only without other processes may each batch have samples of similar length, which saves padding.
+    # A single process reads samples of similar length together, which saves padding.
     if team.size == 1:
         order = longest_first(val_set)
     samples_of_process = order[team.rank :: team.size]

@@ -67,7 +67,7 @@ def unshard(model: nn.Module) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that is divided among processes, on the CPU; others as they are. All must call it."""
+    """Return the whole of a tensor that is divided among processes, on the CPU; others as they are. All call it."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if not tensor.numel():  # the shards of an empty tensor have another shape
