@@ -120,8 +120,10 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     scores = OOD_SCORES[ood_score](members)
     tolerance = LOGIT_TOLERANCE[logits.dtype]
     largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
+
     # If two logits differ by less than this, they may be in the opposite order on another machine.
     logit_tolerance = tolerance * np.maximum(1.0, largest_logit)  # [B]
+
     # Give each score half of it, so that two scores together differ by as much as two logits do.
     score_tolerance = logit_tolerance / 2 * SLOPES[ood_score](block)  # [B]
     if labels is None:
@@ -192,6 +194,7 @@ class PairCount:
 
     def __init__(self) -> None:
         self.two_u = 0
+
         # Kept sorted, so that a new batch is compared with all earlier scores quickly.
         self.inside = np.empty(0)
         self.outside = np.empty(0)
@@ -248,6 +251,7 @@ class Tally:
     """
 
     def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
+        """Begin with no batch counted."""
         self.seen: set[int] = set()
         self._shares = shares
         self._correct = 0

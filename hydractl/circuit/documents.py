@@ -301,6 +301,7 @@ class CircuitWriter:
             return None
         last_step = ranking.steps[-1]
         after = last_step.counts.score("ood")
+
         # The share of the wrongly ordered pairs (1 - AUROC) that the circuit puts right.
         corrected = (after - before) / (1 - before)
         return {"before": before, "after": after, "corrected": corrected, "low": corrected < LOW_GAIN}

@@ -61,7 +61,7 @@ class Evaluator:
         ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
         memory_bytes: how many bytes the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
-        aside: whether models are also tried beside these; their states need as much memory again.
+        aside: whether further models are tried besides these; their states need as much memory again.
         weights: the weight of each task in the mean over tasks.
 
     Attributes:
@@ -86,6 +86,7 @@ class Evaluator:
         aside: bool = False,
         weights: Sequence[int] = (1,),
     ) -> None:
+        """Build the towers, read all batches once, and decide how the memory is used (:attr:`chunks`)."""
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
@@ -110,7 +111,7 @@ class Evaluator:
         self.keeps_data = True
 
         # Traces (the states of all blocks of one batch), by batch: those of the models that are searched in turn, and
-        # that of a model which is only tried ("aside") beside them.
+        # the trace of a model that is only tried ("aside") besides them.
         self._traces: dict[int, list[Trace]] = {}
         self._tried: dict[int, Trace] = {}
         self._is_aside = False
@@ -135,7 +136,7 @@ class Evaluator:
         self._tried.clear()
         self._stems.clear()
 
-    # --- what it costs ------------------------------------------------------------------------------------------------
+    # --- costs --------------------------------------------------------------------------------------------------------
 
     @property
     def work(self) -> float:
@@ -249,6 +250,7 @@ class Evaluator:
         if site in self.sample_tower.sites:
             reads = self.sample_tower.without_each(trace, site, heads)  # [heads, B, ...]
             return [self._values_from_reads(batch, read, self._label_reads) for read in reads]
+
         # The site is in the label tower, whose features depend on no sample: one pass serves all batches.
         classes_without_each = self._label_reads_without(site, heads)
         return [self._values_from_reads(batch, trace.read, classes) for classes in classes_without_each]
@@ -266,6 +268,7 @@ class Evaluator:
         last = self._last_label_reads
         if last is not None and last.candidates == candidates:
             return last.classes
+
         # For each batch of texts [heads, texts, D]; together the texts are the classes.
         features_of_text_batches = [self.label_tower.without_each(trace, site, heads) for trace in self._label_traces]
         classes_by_head = torch.cat(features_of_text_batches, dim=1)  # [heads, classes, D]
@@ -290,6 +293,7 @@ class Evaluator:
             gates: for each site ``[B, heads]``, factors for the output of each head.
         """
         stem = self._stem_of(batch)
+
         # The kept tensors were created in inference mode: autograd accepts only copies of them.
         context = {}
         for name, value in stem.context.items():
@@ -333,7 +337,7 @@ class Evaluator:
         if self.label_tower is not None:
             self.label_tower.remove(removed)
 
-    # --- what is kept -------------------------------------------------------------------------------------------------
+    # --- kept states -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _read_all_and_plan_memory(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
@@ -425,6 +429,7 @@ class Evaluator:
         heads = self.sample_tower.kept
         searched_traces = self._traces.setdefault(batch, [])
         stored_traces = list(searched_traces)
+
         # The tried trace is either of the current model, and is stored again below, or of a model tried before, which
         # is no longer needed after this call.
         tried_trace = self._tried.pop(batch, None)
@@ -453,10 +458,12 @@ class Evaluator:
             searched_traces: the stored traces of the batch, the oldest first; changed in place.
         """
         nearest = _most_similar(searched_traces, trace.kept)
+
         # If the new model has the heads of the nearest one or fewer, the search went on from there: replace that trace.
         # Otherwise it belongs to another model that is searched in turn: store it beside the others.
         if nearest is not None and _has_only_heads_of(trace, nearest):
             searched_traces.remove(nearest)
+
         # If the memory is full, the oldest traces go.
         while searched_traces and len(searched_traces) >= self._most_traces:
             searched_traces.pop(0)

@@ -118,6 +118,7 @@ class Headmap(GreedySearch):
         heads = [head for head in self.heads if head.site == site]
         first_objective = group[0]
         known = self.memory.evaluations_of_step(first_objective, step)
+
         # The model is needed only if the journal does not know all heads of the site.
         all_known = all(head in known for head in heads)
         if not all_known:

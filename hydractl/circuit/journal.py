@@ -403,6 +403,7 @@ def _common_order(path: Path, files: Sequence[_JournalFile]) -> Any:
 def _json_line(value: Mapping[str, object]) -> bytes:
     """Return an object as one line of JSON, encoded, with its newline."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+
     # Characters that UTF-8 cannot encode become "?". They come e.g. from file names that are not text, and JSON with
     # them could be written but not read again.
     data = text.encode("utf-8", "replace")

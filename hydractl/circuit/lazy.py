@@ -101,12 +101,15 @@ class Lazy(GreedySearch):
         every: int = SLOPES_EVERY,
         **others: Unpack[SearchKeywords],
     ) -> None:
+        """Begin without slopes and without any evaluation."""
         super().__init__(evaluator, heads, **others)
         self.size = size
         self.every = every
+
         # The slopes that were computed at step `_slopes_step`, by the heads that were removed at that step.
         self._slopes: dict[tuple[CandidateHead, ...], Slopes] = {}
         self._slopes_step = 0
+
         # For each objective and head, how far its forecast was off when the head was last evaluated.
         self._forecast_errors: dict[tuple[str, CandidateHead], _ForecastError] = {}
 
@@ -192,11 +195,12 @@ class Lazy(GreedySearch):
         """Count all data without one more head, and store the counts and the forecast errors in the journal.
 
         Args:
-            head: the head to remove beside those that the objectives of the step have removed already.
+            head: the head to remove, in addition to those that the objectives of the step have removed already.
             this_step: the step; its forecasts are compared with the scores.
         """
         first_objective = this_step.group[0]
         removed = self.rankings[first_objective].removed
+
         # Go to the model without the head as a trial ("aside"): the states of the current model are kept.
         self.evaluator.go_to_model_without([*removed, head], aside=True)
 

@@ -9,8 +9,8 @@ are exactly these means, and everything else works as with one task.
 
 Processors, versions of torch and numbers of threads add up numbers in different orders, so that logits differ in their
 last digits. This changes nothing for a sample that is far from being classified differently. It changes the result if
-two logits are equal but for rounding. Therefore an evaluation says, beside what it counted, how differently another
-machine may count (:class:`Doubt`).
+two logits are equal but for rounding. Therefore an evaluation has not only its counts, but also says how differently
+another machine may count (:class:`Doubt`).
 
 Everything here is arithmetic on integers. ``counting.py`` makes them from logits, ``winners.py`` decides by them.
 """

@@ -96,6 +96,7 @@ def plan_search(
     if not is_headmap:
         naive_count = evaluations(len(heads), budget)
     count = naive_count
+
     # The lazy search evaluates only some of the heads left.
     if asked_at_most is not None:
         count = 0
@@ -220,6 +221,7 @@ def with_memory(
     # of one lane are three states for each block and one more, twice if there is also a model that is tried.
     states_of_model = 3 * blocks + 1
     states_of_lane = 2 * states_of_model if tried else states_of_model
+
     # The plan was made without a limit, so its memory holds the stems and the traces of all lanes. Find their sizes.
     states_in_plan = 1 + lanes * states_of_lane
     stem_bytes = plan.memory_bytes // states_in_plan

@@ -90,16 +90,20 @@ class Race:
         known: Mapping[CandidateHead, HeadEvaluation],
         finished: Callable[[RacingHead], None],
     ) -> None:
+        """Enter all candidates with the best case of nothing counted; those that a journal knows do not run again."""
         self.evaluator = evaluator
         self.objectives = list(objectives)
         self.bounds = bounds
         self.at_once = at_once
         self.limits = limits
         self.finished = finished
+
+        # The best that is surely reached for each objective, the candidates with all counts for it, and those that run.
         self._leads = SureLeads(limits)
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 
+        # At first, every candidate can still be perfect.
         nothing_counted = EvaluationCounts(correct=0, n_id=0, two_u=None, n_ood=0)
         best_case_of_nothing = nothing_counted.best_case(evaluator.n_id, evaluator.n_ood)
         for head in heads:
@@ -300,6 +304,7 @@ class Race:
 
         running = [contestant for contestant in self._contestants if contestant.final_counts is None]
         most_hopeful_first = sorted(running, key=hope, reverse=True)
+
         # Group by site; within a site the most hopeful candidate stays first.
         by_site: dict[int, list[RacingHead]] = {}
         for contestant in most_hopeful_first:

@@ -72,6 +72,7 @@ class SampleSet:
         tasks: Sequence[int] = (0,),
         columns: ClassRange = ALL_CLASSES,
     ) -> None:
+        """Cut the samples into batches; no inputs are read yet."""
         self._dataset = dataset
         self._model = model
         self._batch_size = batch_size
@@ -280,6 +281,7 @@ def logits_of(
             logits_of_batches.append(logits[0].cpu())
             indices += batch.indices
             advance(len(batch.indices))
+
     # Batches may have come in another order, e.g. sorted by the lengths of texts: go back to the order of the set.
     order_of_set = np.argsort(indices)
     return torch.cat(logits_of_batches)[order_of_set]

@@ -403,6 +403,7 @@ def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
     if not 1 <= budget <= largest:
         raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")
     removed_at_each, rest = divmod(budget, sites)
+
     # Name the two nearest budgets that would work.
     if rest:
         lower = removed_at_each * sites

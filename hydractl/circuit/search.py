@@ -100,6 +100,7 @@ class GreedySearch:
         progress: Progress | None = None,
         on_removal: Callable[[str, int, Trial], None] = _ignore_removal,
     ) -> None:
+        """Store the arguments, and begin without rankings; the limits are set by :meth:`run`."""
         self.evaluator = evaluator
         self.heads = [CandidateHead(*head) for head in heads]
         self.bounds = bounds
@@ -112,6 +113,7 @@ class GreedySearch:
         self.on_removal = on_removal
         self.evaluations = 0
         self.rankings: dict[str, ObjectiveRanking] = {}
+
         # The lowest allowed scores. A winner must keep `_limits`; a winner that breaks `_end_limits` ends its ranking.
         self._limits: Limits = {}
         self._end_limits: Limits = {}
@@ -292,6 +294,7 @@ class GreedySearch:
         if has_all_counts:
             return winner
         site, position = winner.head
+
         # Run as many heads at once as the race does, since another number would round differently: repeat the winner.
         positions = [position] * self.at_once
 

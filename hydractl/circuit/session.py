@@ -95,6 +95,7 @@ class Session:
     """
 
     def __init__(self, scope: Scope, options: SearchOptions, log: Log, team: Processes) -> None:
+        """Open the data, build the model, and name the candidates; also warn of doubts about the data."""
         self.options = options
         self.log = log
         self.team = team

@@ -59,6 +59,7 @@ class SearchedTower:
     """
 
     def __init__(self, model: HydraModel, chain: Chain) -> None:
+        """Begin with all heads of the model present, and measure the cost of each block."""
         self.chain = chain
         self.sites = chain.sites
         self._unpruned = [attention.only for attention in chain.attentions]
@@ -117,6 +118,7 @@ class SearchedTower:
         before: list[State] = []
         joined: list[Tensor] = []
         output: list[Tensor] = []
+
         # Reuse the leading blocks of the known trace, and start from the state before the first other block.
         if known is not None:
             first_to_run = agreeing(known.kept, self.kept)
@@ -275,6 +277,7 @@ class SearchedTower:
         """
         samples = len(state.hidden)
         cost = self.costs[index]
+
         # Costs are in tokens of the stem, of which a block has the share `cost.share`.
         tokens = state.hidden.shape[1] / cost.share
         is_last = index == len(self.kept) - 1
@@ -364,8 +367,9 @@ class BlockCost:
         """
         bank = attention.only.bank
         keys = bank.packing.keys
-        if keys is None:  # each head has keys of its own
+        if keys is None:  # each head has its own keys
             keys = bank.heads
+
         # Linear layers outside attention: `is_linear` modules, except the attention's features of distances.
         per_token = 0
         for module in block.modules():
@@ -398,9 +402,10 @@ class BlockCost:
         key_heads = min(heads, self.keys)  # heads may share keys (grouped-query attention)
         key_width = key_heads * self.head_dim
 
-        weights_of_queries = 2 + self.gated  # queries, outputs, and gates where there are any
+        weights_of_queries = 2 + self.gated  # queries, outputs, and gates if there are any
         query_projections = weights_of_queries * queries_here * self.d_model * width
         key_projections = 2 * tokens_here * self.d_model * key_width  # keys and values
+
         # Scores, and weighted sums of values; a query attends only to the tokens of its window.
         attention_products = 2 * queries_here * tokens_here / self.windows * width
         other_layers = queries_here * self.per_token

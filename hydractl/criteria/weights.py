@@ -164,6 +164,7 @@ class OBA(WeightCriterion):
         products = _products(model, calibration)
         self._steps += 1
         scores = {}
+
         # The sums over steps are kept in this object.
         for name, weight in weights.items():
             total = self._sums.get(name, 0) + products[name].double()
@@ -186,6 +187,7 @@ def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
     # Copies of the weights as constants, so that the second differentiation goes only through the gradients.
     constants = [parameter.detach().clone() for parameter in parameters]
     sums = [torch.zeros_like(constant, dtype=torch.float64) for constant in constants]  # H w, summed over batches

@@ -75,6 +75,7 @@ def file_path(text: str) -> Path:
 def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
     """Return a name with a mark: ``a.st`` becomes ``a.1.st``; ``vit.taylor-8`` and folders get ``.1`` at the end."""
     suffix = path.suffix
+
     # A suffix that is not made of letters, as in `vit.taylor-8`, is part of the name.
     if folder or not suffix[1:].isalpha():
         suffix = ""
@@ -97,11 +98,13 @@ class Output:
         """Check that the target may be written, and create and lock the temporary file or folder."""
         self.path = Path(path)
         self.is_folder = folder
+
         # Write through a symbolic link: the link stays, and the file that it points to is replaced.
         self.target = Path(os.path.realpath(self.path))
         self._refuse_bad_target(force=force)
         self.temporary = self._hidden_sibling("tmp")
         self._old = self._hidden_sibling("old")
+
         # A file is locked itself. A folder cannot be locked, so a file beside it is.
         self.lock_path = self.temporary
         if folder:
@@ -214,6 +217,7 @@ class Output:
             if file.is_file():
                 _sync(file)
         sync_folder(self.temporary)
+
         # Move the old folder aside, and the new one to its place.
         shutil.rmtree(self._old, ignore_errors=True)
         if self.target.exists():

@@ -37,7 +37,7 @@ _OWN_PAGES = 256 * 1024
 """The size in bytes from which a buffer gets pages of its own."""
 
 BESIDE = "hydractl."
-"""The prefix of the names of tensors that a checkpoint has beside its model's weights; ``names`` does not list them."""
+"""The prefix of the names of extra tensors, which are not weights of the model; ``names`` does not list them."""
 
 SCAN_BYTES = 4 * 1024 * 1024
 """How many bytes are read at a time while scanning; a multiple of every element size."""
@@ -122,6 +122,7 @@ class FileTensors:
         size = (stop - start) * bytes_an_element
         start_of_tensor = self.header.data_start + info.start
         position = start_of_tensor + start * bytes_an_element
+
         # Read into a buffer of bytes, and return the same memory as the tensor's dtype.
         raw = page_buffer(size)
         block = raw.numpy().data
@@ -161,6 +162,7 @@ class FileTensors:
         block = buffer.numpy().data  # the same memory as a byte view, to read into
         not_finite = []
         is_empty = True
+
         # The data section has no holes and no overlaps, so the tensors in their order are the rest of the file.
         for name, info in tensors_in_order(self.header.tensors):
             dtype = torch_dtype(info)
@@ -246,6 +248,7 @@ class DictTensors(MappedTensors):
     """Tensors that are already in memory."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Move all tensors to the CPU."""
         self.tensors = {}
         infos = {}
         for name, tensor in tensors.items():
@@ -266,7 +269,9 @@ class ShardedTensors(MappedTensors):
     """
 
     def __init__(self, index: Path) -> None:
+        """Read the index and the headers of all files, and check that they agree; no tensor is read yet."""
         file_of_tensor = _weight_map(index)
+
         # All files that the index names must exist, and have exactly the tensors that it lists.
         names = sorted(set(file_of_tensor.values()))
         folder = index.parent
@@ -350,7 +355,7 @@ def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> M
 
 
 def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]:
-    """Return the tensors that a file has beside the model's weights: those whose names begin with ``start``."""
+    """Return the extra tensors of a file, which are not weights of its model: their names begin with ``start``."""
     if not isinstance(source, FileTensors):
         return {}
     tensors = {}
@@ -408,6 +413,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
+
     # One pass, without a mask as large as the tensor: the extremes are NaN or infinite if any element is.
     lowest, highest = torch.aminmax(tensor)
     return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))

@@ -149,6 +149,7 @@ class Description:
             "extra": dict(self.extra),
             "provenance": dict(self.provenance),
         }
+
         # Rare entries are written only if there is something to write.
         if self.prompt is not None:
             document["prompt"] = list(self.prompt)
@@ -252,6 +253,7 @@ def _value_problems(document: Mapping[str, Any]) -> list[str]:
     problems = []
     kind = document["kind"]
     members = len(document["members"])
+
     # Values of single fields.
     if kind not in KINDS:
         problems.append(f"unknown kind {shown(kind)}")
@@ -264,6 +266,7 @@ def _value_problems(document: Mapping[str, Any]) -> list[str]:
         problems.append("'prompt' is not a list of templates")
     if not isinstance(document.get("origin"), str | None):
         problems.append("'origin' is no text")
+
     # Values that do not fit together.
     if not members:
         problems.append("it has no members")
@@ -352,6 +355,7 @@ def _read_heads(sites: Sequence[Any]) -> tuple[dict[str, int] | None, list[str]]
         if path in heads or count < 1:
             problems.append(f"site {shown(pair)} is listed twice or has no heads")
         heads[path] = count
+
     # Limits keep an untrusted file from filling the memory.
     most = max(heads.values(), default=0)
     in_all = sum(heads.values())

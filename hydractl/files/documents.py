@@ -229,7 +229,7 @@ class FormMaker:
         for field in dataclasses.fields(record):  # type: ignore[arg-type]
             facts = facts_of(field)
             hint = hints[field.name]
-            # Metrics, an inline record, or an ordinary field with a key of its own.
+            # Metrics, an inline record, or an ordinary field with its own key.
             if facts.metrics and self._metric_fields is not None:
                 fields.update(self._metric_fields(facts))
             elif facts.inline and _is_record(hint):

@@ -41,8 +41,8 @@ Two different samples among a million times 50,000 get the same fingerprint with
 MOST = 65_536
 """The most fingerprints that are kept of one data set: the lowest ones.
 
-They represent a larger set by a sample that does not depend on its order. If one in twenty test samples has been seen,
-about fifty of them are found with such a part.
+They represent a larger set by a sample that does not depend on its order. A leak still shows: if one test sample in
+twenty was seen, about fifty of them are recognised.
 """
 
 Entry = TypedDict("Entry", {"by": str, "as": str, "data": str, "n": int, "hashes": str})
@@ -65,6 +65,7 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
     digests = dataset.sample_fingerprints()
     if used is not None:
         digests = [digests[index] for index in used]
+
     # Keep the lowest fingerprints, shortened, each once.
     different = {digest[:_DIGITS] for digest in digests}
     lowest = sorted(different)[:MOST]

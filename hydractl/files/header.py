@@ -111,6 +111,7 @@ def read_header(path: str | Path) -> Header:
         raise InputError(f"no such file: {path}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+
     # The file has 8 bytes with the length of the header, the header, and the data.
     entries = _parse_header(text, path)
     metadata = _checked_metadata(entries.pop("__metadata__", {}), path)
@@ -251,6 +252,7 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
         else:
             start, end = entry["data_offsets"]
             tensors[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), start, end)
+
     # Offsets are compared only if every entry is sound.
     if not problems:
         problems = _gap_problems(tensors, data_bytes)
@@ -274,11 +276,13 @@ def _is_like_a_path(name: str) -> bool:
 def _entry_problem(name: str, entry: Any) -> str | None:
     """Return the first problem with the entry of one tensor, as a sentence; None if there is none."""
     shown_name = shown(name)
+
     # The name.
     if _has_half_characters(name):
         return f"tensor name {shown_name} holds half a character (an unpaired surrogate)"
     if _is_like_a_path(name):
         return f"tensor name {shown_name} looks like a path"
+
     # The fields, one after another.
     if not isinstance(entry, dict) or set(entry) != _KEYS_OF_ENTRY:
         return f"tensor {shown_name} has a malformed entry"
@@ -291,6 +295,7 @@ def _entry_problem(name: str, entry: Any) -> str | None:
     offsets = entry["data_offsets"]
     if not _are_counts(offsets) or len(offsets) != 2:
         return f"tensor {shown_name} has bad offsets {shown(offsets)}"
+
     # The byte range must have exactly the size that dtype and shape ask for.
     needed = TensorInfo(dtype, tuple(shape)).nbytes
     start, end = offsets
@@ -320,6 +325,7 @@ def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[st
                 gap = "overlaps the one before"
             return [f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})"]
         position = info.end
+
     # The last tensor must end with the file.
     if position == data_bytes:
         return []
@@ -378,6 +384,7 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, obje
     order = sorted(infos, key=larger_elements_first)
     metadata = {"format": "pt", "hydractl": canonical_json(description)}
     entries: dict[str, object] = {"__metadata__": metadata}
+
     # Tensors follow each other without gaps.
     start = 0
     for name in order:
@@ -389,6 +396,7 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, obje
     longest_text = MAX_HEADER_BYTES - 8  # leaves room for the padding
     if len(text) > longest_text:
         raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
+
     # Pad with spaces, so that the data begin at a multiple of eight bytes; the first eight bytes are the length.
     padding = -len(text) % 8
     padded = text + b" " * padding

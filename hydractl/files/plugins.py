@@ -29,6 +29,7 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, package: str, path: Iterable[str], variable: str, helpers: Iterable[str]) -> None:
+        """List the modules of the folder; none of them is imported."""
         self.package = package
         self.variable = variable
         modules = {module.name for module in pkgutil.iter_modules(path)}

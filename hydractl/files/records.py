@@ -237,6 +237,7 @@ class Record:
             elif field.facts.needed and field.key in document:
                 values[field.name] = None
         record = cls(**values)
+
         # Stored outside of the fields of the frozen dataclass, so that dataclasses.replace() forgets it.
         object.__setattr__(record, "_origin", document)
         return record
@@ -311,15 +312,18 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     """
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json
+
     # X | None
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in (Union, types.UnionType):
         return _reader_of_union(arguments)
+
     # A plain type, such as int
     is_container = isinstance(origin, type) and bool(arguments)
     if not is_container:
         return _as_it_is
+
     # A list or a mapping: the last type in the brackets is that of its entries or values.
     read = _reader(arguments[-1])
     if read is _as_it_is:

@@ -50,6 +50,7 @@ class StateDict(MappedTensors):
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the file, find its weights, and check that they are plain tensors."""
         try:
             content = _read_safely(path)
             self.entry = _entry_of_weights(content)
@@ -98,6 +99,7 @@ def _read_safely(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         if any(part.compress_type for part in archive.infolist()):
             raise ValueError("its archive is packed")
+
     # A Namespace (the arguments of a script) is harmless: it only holds values by name.
     with torch.serialization.safe_globals([argparse.Namespace]):
         # With mmap, a tensor with more numbers than are stored raises an error instead of reading beyond them.

@@ -84,12 +84,14 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
         header: the header, perhaps of an untrusted file: malformed values are left out.
     """
     progress = _object_at(header, "progress")
+
     # Progress within a training; between two trainings of a grid there is none.
     step = None
     steps = None
     if type(progress.get("steps")) is int:
         step = progress["steps"]
         steps = progress.get("total")
+
     # The best epoch, if there has been a validation.
     best_epoch = None
     if progress.get("best") is not None:
@@ -158,6 +160,7 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
     # Find the epoch whose weights were kept. A snapshot has no chosen epoch: its weights are those at its end.
     is_snapshot = "cycle" in settings
     kept = last["epoch"] if is_snapshot else settings.get("kept_epoch")
+
     # An average of weights belongs to no epoch; all others must have one.
     is_average = "averaged" in settings
     if is_average and kept is not None:

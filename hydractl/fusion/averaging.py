@@ -132,6 +132,7 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
     """
     squares = np.zeros(len(sources))
     elements = 0
+
     # Each tensor counts by its number of elements.
     for name in plan.averaged:
         count = plan.tensors.info(name).numel
@@ -152,6 +153,7 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
     """
     squared_distances = np.zeros(len(sources))
     squared_sizes = np.zeros(len(sources))
+
     # Add up in pieces, to read only a piece of each member at a time.
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
@@ -195,6 +197,7 @@ def measure_on(
     dtype = resolve_dtype(run.dtype)
     fused = HydraModel(plan.description, plan.tensors, device, dtype)
     first = members[0].description
+
     # A zero-shot model gets class names and prompt from the first member.
     if fused.classes is None and first.labels is not None:
         templates = None

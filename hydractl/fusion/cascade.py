@@ -97,6 +97,7 @@ def fit_cascade(
     fitted_on_ood = {}
     for name, data in outside.items():
         fitted_on_ood[name] = _data_entry(data)
+
     # From an object, so that the file has its keys in this order, not in that of the record's fields.
     return FittedCascadeRecord.from_json(
         {

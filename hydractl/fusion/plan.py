@@ -90,8 +90,10 @@ class FusedTensors:
     def __init__(
         self, sources: Sequence[Source], averaged: Sequence[str], equal: Sequence[str], unions: Sequence[HeadUnion]
     ) -> None:
+        """Work out the names of all stored tensors, and where each comes from; no tensor is read yet."""
         self.sources = [source.tensors for source in sources]
         self._averaged = set(averaged)
+
         # Tensors of sites whose heads are stored once, by their names.
         self._union_of: dict[str, HeadUnion] = {}
         for union_of_site in unions:
@@ -166,6 +168,7 @@ class FusedTensors:
         info = self.info(name)
         mean = torch.empty(info.shape, dtype=torch_dtype(info))
         flat_mean = mean.view(-1)
+
         # Add up in pieces that fit into the processor's cache: float64 sums of a whole embedding are big and slow.
         for start in range(0, info.numel, PIECE):
             stop = min(start + PIECE, info.numel)
@@ -251,6 +254,7 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
     first = descriptions[0]
     masks = [description.mask for description in descriptions]
     seen_by_members = [description.seen for description in descriptions]
+
     # The origin on the hub, if all members have the same.
     origins = {description.origin for description in descriptions}
     common_origin = None
@@ -332,6 +336,7 @@ def _differences_of_members(a: Source, b: Source) -> list[str]:
     """
     first = a.description
     second = b.description
+
     # Qualities that must be equal for a further comparison to make sense. An unknown number of classes or prompt (None)
     # agrees with every other.
     compared: list[tuple[str, object, object]] = [
@@ -407,6 +412,7 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
         belongs to no head, differs between members.
     """
     blocks = [_read_head_weights(source, site, names) for source in sources]  # one for each member
+
     # Tensors that belong to no head, e.g. the bias of the output projection.
     for block in blocks:
         if not _same_apart_from_heads(blocks[0], block):
@@ -510,11 +516,13 @@ class HeadUnion:
     """
 
     def __init__(self, sources: Sequence[Source], site: Site, names: Sequence[str], owners: Owners) -> None:
+        """Work out dtype and shape of each tensor with the heads of all members; no numbers are read."""
         self._sources = sources
         self._site = site
         self._owners = owners
         first = sources[0]
         self.names = names
+
         # Compute the shapes with tensors that have no numbers: begin with the first member, and put in all heads.
         shapes = {}
         for name in self.names:

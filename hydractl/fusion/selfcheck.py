@@ -117,6 +117,7 @@ def self_check(
     """
     for source in sources:
         check_finite_weights(source.name, source.tensors)
+
     # Run all members together, each alone with the averages, and each as it was before.
     averages = _AveragedTensors(plan, device)
     with _collecting_new_objects_only():
@@ -160,6 +161,7 @@ def self_check(
         for key in _KEYS_OF_ANSWERS:
             result.pop(key, None)
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
+
     # From an object, since disagreement is null for a single member, but missing for bodies.
     return SelfCheckRecord.from_json(result)
 
@@ -259,6 +261,7 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
     """
     change = after - before
     shift_of_log_p = after.log_softmax(-1) - before.log_softmax(-1)
+
     # An answer does not change if the class with the highest logit before averaging has the highest (or a tied) logit
     # after it.
     answer_before = before.argmax(-1, keepdim=True)  # [M, B, 1]

@@ -76,7 +76,7 @@ def all_heads(sites: Iterable[Site]) -> list[Head]:
 
 
 class SiteDocument(TypedDict):
-    """One site of a mask file: its number of heads before any pruning, and those that are kept."""
+    """One site of a mask file: its number of heads before any pruning, and the kept heads."""
 
     heads: int
     kept: list[int]
@@ -412,6 +412,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     problems: list[str] = []
     listed = _read_listed_sites(document.get("sites"), sites, problems, whole_towers=True)
     scores: dict[str, tuple[float, ...]] = {}
+
     # Read every site, so that one message lists all problems.
     for site in sites:
         if site.path not in listed:

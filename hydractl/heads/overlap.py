@@ -111,6 +111,7 @@ def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
             q_to_mean = 2 * q / (p + q)
             terms.append(q * math.log2(q_to_mean))
     divergence = math.fsum(terms) / 2
+
     # Rounding may leave the range 0..1.
     not_negative = max(divergence, 0.0)
     return min(not_negative, 1.0)

@@ -190,12 +190,14 @@ class MethodOptions:
     def __str__(self) -> str:
         """Return the text after ``--ensemble``, e.g. ``packed:3,2``, without trailing arguments that have defaults."""
         fields = fields_in_order(type(self))
+
         # Drop arguments from the end as long as they have their defaults.
         while fields:
             last = fields[-1]
             if getattr(self, last.name) != last.default:
                 break
             fields.pop()
+
         # Write whole numbers without ".0".
         if not fields:
             return self.kind

@@ -80,6 +80,7 @@ class Cycles(Course):
     keeps_epoch = False
 
     def __init__(self, length: Length, schedule: ScheduleOptions, count: int) -> None:
+        """Check that every cycle has steps; there are no snapshots yet."""
         super().__init__(length, schedule)
         self.count = count
         self.snapshots: list[dict[str, Tensor]] = []

@@ -177,6 +177,7 @@ class Checkpointing:
     """
 
     def __init__(self, file: StateFile | None, every: str) -> None:
+        """Read ``every`` as a number of steps or of seconds."""
         self.file = file
         self.steps: int | None = None
         self.seconds = 0

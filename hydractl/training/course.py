@@ -50,7 +50,7 @@ class LeftModel:
     Attributes:
         weights: the trained parameters, by name.
         steps: the step after which the model had these weights; later epochs do not belong to its history.
-        facts: the provenance entries of this model beside those of the training.
+        facts: the provenance entries of this model, in addition to those of the training.
     """
 
     weights: Mapping[str, Tensor]
@@ -102,7 +102,7 @@ class Course:
         return []
 
     def facts(self) -> Mapping[str, int]:
-        """Return provenance entries for the one model that the training leaves, beside the settings."""
+        """Return further provenance entries for the one model that the training leaves, e.g. ``{"averaged": 20}``."""
         return {}
 
     # --- saving and going on ------------------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Vali
         A function that yields batches of inputs and labels; the last batch may have one input more than labels.
     """
     order = list(range(len(val_set)))
+
     # A single process reads samples of similar length together, which saves padding.
     if team.size == 1:
         order = longest_first(val_set)
@@ -227,6 +228,7 @@ class Augmentation:
         self._seed = seed
         self._mode = "L" if channels == 1 else "RGB"
         self._change = _random_changes(values, image_format)
+
         # After the changes: a crop already has the model's size; other images are resized as in evaluation.
         self._finish: Callable[[Any], Tensor]
         has_model_size = "crop" in values
@@ -242,6 +244,7 @@ class Augmentation:
 
         def collated(samples: NumberedSamples) -> Tensor:
             changed = []
+
             # Restore torch's generator afterwards: dropout, which uses it, is not affected by these draws.
             with torch.random.fork_rng(devices=[]):
                 for number, image in samples:
@@ -258,6 +261,7 @@ class Augmentation:
         digest = hashlib.sha256(text.encode()).digest()
         first_bytes = digest[:8]
         seed = int.from_bytes(first_bytes, "big") >> 1  # 63 bits, since torch's seeds are signed
+
         # Seed the CPU only: torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(seed)
         in_colours = in_mode(image, self._mode)
@@ -325,6 +329,7 @@ class Reader:
         self._model = model
         self._size = size
         self._workers = workers
+
         # Pairs: the images are the samples, and the captions are the targets instead of labels.
         self._labels = dataset.labels
         self._captions: Sequence[str] | None = None
@@ -338,6 +343,7 @@ class Reader:
             self._memory = self._prepare_all()
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
+        """Yield batches of inputs and targets (labels or captions), on the model's device and in its dtype."""
         parameter = next(self._model.parameters())
         device = parameter.device
         dtype = parameter.dtype
@@ -402,6 +408,7 @@ class Reader:
         if self._captions is None:
             assert self._labels is not None  # the set was opened with need_labels
             return torch.from_numpy(self._labels[numbers])
+
         # A caption is treated as a prompt that consists of the label alone.
         texts = [self._captions[number] for number in numbers]
         description = self._model.description

@@ -29,6 +29,7 @@ def shared(loss: Loss, team: Processes) -> nn.Module:
         return loss
     if loss.device.type == "cuda":
         torch.cuda.set_device(loss.device)  # NCCL requires it
+
     # A model may have parameters that are not used. The buckets of gradients must keep their first layout, as they
     # decide the rounding: a resumed run begins with that layout.
     return DistributedDataParallel(
@@ -84,6 +85,7 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     if not tensor.numel():
         return torch.zeros_like(like)
     on_device = tensor.to(like.device)
+
     # Every process has the whole tensor already, so nothing is sent (src_data_rank=None).
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 

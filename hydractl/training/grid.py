@@ -83,6 +83,7 @@ def train_each(
     results: list[CandidateResult] = []
     weights_of_best: dict[str, Tensor] = {}
     first_index = 0
+
     # Resume: take over what is known, and begin with the training that was running.
     if saved is not None:
         results = saved.progress["results"]

@@ -113,7 +113,7 @@ class History:
 
 @dataclass
 class TrainingContext:
-    """What a training uses beside its model and data.
+    """Everything that a training uses besides its model and data.
 
     Attributes:
         log: receives messages to the user.
@@ -173,6 +173,7 @@ class Training:
     def __init__(
         self, model: AnyModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
     ) -> None:
+        """Prepare a training at its beginning: mark what is trained, build optimizer and loss, and set all counters."""
         # Seed dropout differently in each process, since it also differs between the samples of one batch.
         torch.manual_seed(options.seed + context.team.rank)
         self.model = model
@@ -229,6 +230,7 @@ class Training:
         """Return whether all steps are made, or the training has stopped early."""
         if self.history.stopped_early:
             return True
+
         # A run may have been saved after the last step of an epoch but before its validation: that is still to do.
         is_inside_epoch = self.position > 0
         return self.history.steps >= self.total and not is_inside_epoch
@@ -263,6 +265,7 @@ class Training:
             self.history.kept_epoch = len(self.history.epochs)
         else:
             self.history.kept_epoch = None
+
         # The course may replace them, e.g. by an average over several epochs.
         result = self.course.finish(self.options.seed)
         if result is not None:
@@ -286,6 +289,7 @@ class Training:
                 # sample, whose share below is 0.
                 part = batch[:1]
             indices_to_read += part
+
         # Make the steps, each from `accumulate` batches. A batch's loss counts by its share of the step's samples.
         self.model.train()
         epoch = len(self.history.epochs)
@@ -353,6 +357,7 @@ class Training:
         team = self.context.team
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+
         # Gradients and loss. With several processes, agree on the loss and on what follows the step.
         self.optimizer.zero_grad(set_to_none=True)
         calls = self.loss.calls(batches, shares)
@@ -361,6 +366,7 @@ class Training:
             self._agreement = self._agree(loss)
             loss = self._agreement.loss
         self._check_loss(loss)
+
         # Without a gradient, pruned weights stay zero.
         for parameter, is_kept in self._kept_weights:
             if parameter.grad is not None:
@@ -405,6 +411,7 @@ class Training:
         if not self.course.collects(steps):
             return
         self._check_weights()  # before anything is collected: all models that are written later must be finite
+
         # Pass one parameter at a time: if they are divided among processes, a device may not hold all whole parameters.
         weights = ((name, whole(parameter)) for name, parameter in self.parameters.items())
         self.course.collect(steps, weights, self.context.log, self.context.run_log)
@@ -481,6 +488,7 @@ class Training:
         step = self.history.steps + 1
         is_due = context.team.rank == 0 and context.checkpointing.due(step)
         is_to_stop = context.signals.requested
+
         # One sum exchanges all three: a flag that any process has set makes its sum positive.
         sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)
         context.team.add(sums)
@@ -614,6 +622,7 @@ class Training:
         # The random generators. The order is set to before the current epoch, whose samples are drawn once more.
         self.order.set_state(saved.tensors["order"])
         random_states = saved.part("random.")
+
         # A process that did not exist before takes the state of the first; without dropout the state does not matter.
         state_of_first = random_states["0"]
         state = random_states.get(str(self.context.team.rank), state_of_first)

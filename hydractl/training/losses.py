@@ -149,6 +149,7 @@ class Contrastive(Loss):
         for _, captions in batches:
             features = self._compute_features(read_texts, captions, twice)
             text_features.append(features)
+
         # Join the batches of this process, then the features of all processes.
         images = torch.cat(image_features)  # [B, D]
         texts = torch.cat(text_features)
@@ -198,6 +199,7 @@ class Contrastive(Loss):
         team = self.team
         if team.size == 1:
             return features
+
         # The rows of this process in the result.
         counts = team.gather(len(features))
         start = sum(counts[: team.rank])
@@ -212,6 +214,7 @@ class Contrastive(Loss):
             # Gradients are averaged over processes later (see `shared`): multiplied by the number of processes, the
             # mean becomes the sum.
             features.register_hook(lambda gradient: gradient * team.size)
+
         # Put this process's features, which have gradients, in the place of their copy without gradients.
         of_lower_ranks = of_all[:start]
         of_higher_ranks = of_all[stop:]
@@ -258,6 +261,7 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
         """Return the summed loss of the images in some rows, from ``start`` on, with all texts."""
         stop = start + rows
         logits = compare(images[start:stop], texts)  # [rows, B]
+
         # +1 where image and text belong together: row r is image start + r, so this is the diagonal shifted by start.
         signs = torch.full_like(logits, -1.0)
         signs.diagonal(start).fill_(1.0)

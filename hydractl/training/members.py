@@ -23,6 +23,7 @@ class Together(nn.Module):
     """
 
     def __init__(self, models: Sequence[HydraModel], members: int) -> None:
+        """Take family, description and preprocessing from the first model."""
         super().__init__()
         self.models = nn.ModuleList(models)
         self.members = members

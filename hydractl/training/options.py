@@ -86,7 +86,7 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """All options that decide the result of a training, beside its model.
+    """All options that decide the result of a training, besides its model.
 
     Attributes:
         seed: the seed of the order of samples, augmentation, dropout, and what is drawn at the start.

@@ -196,6 +196,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     model = run.model
     parent = dict(opened.source.description.provenance)
     common_details = {**decisive, "lr": trained.lr, "parent": parent}
+
     # Case 1: the training has collected the weights of several steps.
     if run.course.left_models():
         return _write_left_models(outputs, opened, common_details, trained)
@@ -219,6 +220,7 @@ def _results_of_one_model(trained: Trained) -> dict[str, object]:
     """Return the provenance entries for how a training went that leaves the weights its model ends with."""
     outcome = trained.outcome
     grid = []
+
     # Leave out the loss curve of each learning rate, which is long.
     for result in trained.grid:
         short_result = dict(result)
@@ -278,7 +280,7 @@ def _write_output(
         opened: the data, and the model that the training started from.
         run: the training.
         stock: the weights, by the names of an ordinary model.
-        details: the provenance entries beside the verb, the seed and the model that the training started from.
+        details: the provenance entries besides the verb, the seed and the model that the training started from.
 
     Returns:
         The SHA-256 of the output.
@@ -287,6 +289,7 @@ def _write_output(
         NonFiniteError: weights are not finite.
     """
     source = opened.source
+
     # Store every tensor in the dtype that it had in the model the training started from.
     typed = {}
     for name, tensor in stock.items():

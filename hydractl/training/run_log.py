@@ -109,6 +109,7 @@ class RunLog:
         self._samples += samples
         now = time.monotonic()
         seconds = now - self._since
+
         # Write after so many steps, after the last one, and after a minute at the latest.
         steps_of_a_line = max(1, total // _LINES)
         is_full = step % steps_of_a_line == 0
@@ -116,6 +117,7 @@ class RunLog:
         is_overdue = seconds >= _SECONDS
         if not (is_full or is_last or is_overdue):
             return
+
         # One event for all steps since the last one; then begin counting anew.
         speed = self._samples / max(seconds, 1e-9)
         mean = sum(self._losses) / len(self._losses)

@@ -136,6 +136,7 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
             than ``--classes`` says.
     """
     weights = options.weights
+
     # A new classifier, if it is asked for, or if the body has none.
     if weights.reset_head:
         return _open_with_new_classifier(body, options)
@@ -326,6 +327,7 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
     is_zero_shot = source.family.classes(source.description.config) is None
     body = _image_tower(source, classes) if is_zero_shot else source
     family = body.family
+
     # `expected` has every tensor of the new architecture. The classifier itself starts from zeros.
     config = family.with_classes(body.description.config, classes)
     expected = family.build(config).state_dict()
@@ -354,9 +356,11 @@ def _image_tower(source: Source, classes: int) -> Source:
     family = source.family
     description = source.description
     arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
+
     # Keep the heads of the attention layers (sites) that the image encoder has; heads that were pruned stay pruned.
     paths = [site.path for site in family.sites(config)]
     mask = description.mask.at(paths)
+
     # Keep the tensors that both have: those of the image encoder.
     names_of_classifier = set(family.build(config).state_dict())
     shared_names = names_of_classifier & set(source.tensors.names())
@@ -573,11 +577,13 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
         return weights_of_all
     if model.description.params_nonzero is None:
         return []
+
     # The weights that pruning could have removed and that are trained.
     removable = matrices(model.networks[0])
     if model.description.extra["sparse"].get("biases", False):
         removable.update(biases(model.networks[0]))
     trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
+
     # All but those of a new classifier.
     names_of_new_head: list[str] = []
     if options.reset_head:

@@ -31,7 +31,7 @@ From two samples, Ledoit and Wolf's formula shrinks nothing, and the covariance 
 """
 
 DEGREES = (2, 3, 4, 5)
-"""The degrees whose knees are reported beside the knee of the chosen degree."""
+"""The degrees whose knees are reported in addition to the knee of the chosen degree."""
 
 MOST_SIZES = 40
 """How many numbers of heads are tried at most; in a model with no more heads, every number is tried."""
@@ -219,6 +219,7 @@ def _distances(
             signatures_of_sites.append(signatures(outputs[i], labels, pairs))
             progress.advance()
     all_signatures = np.concatenate(signatures_of_sites)  # [heads of all sites, P]
+
     # One row at a time, since all differences at once, [heads, heads, P], would be large.
     distances = []
     for signature in all_signatures:
@@ -381,6 +382,7 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
         gaussian = LedoitWolf(store_precision=False).fit(samples[labels == label])
         means[label] = gaussian.location_
         covariances[label] = gaussian.covariance_
+
     # A head whose output is the same for all samples of a class has a singular covariance. The ridge is far below the
     # variances that matter in any other head. Its second term exceeds a variance that is only rounding.
     variance = samples.var(axis=0).mean()
@@ -460,6 +462,7 @@ def representatives(distances: Floats, count: int, seed: int) -> set[int]:
     # In a cluster of two heads, either can be the medoid. Sums of floats would leave that tie to rounding; sums of
     # integers are exact.
     exact_distances = np.rint(distances * _PARTS_OF_ONE).astype(np.int64)
+
     # The package takes a seed of 32 bits. Its answers depend on the number of threads, so fix that to one.
     sequence = np.random.SeedSequence([seed, _MEDOIDS])
     state = int(sequence.generate_state(1)[0])
@@ -504,6 +507,7 @@ def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> 
             gates[i] = []
         is_open = head_index in members
         gates[i].append(float(is_open))
+
     # Gates are [1, heads] for each site: 1 leaves a head on, 0 turns it off.
     with gates_kept(model):
         for i, gate_of_site in gates.items():
@@ -643,6 +647,7 @@ def _report(log: Log, sizes: Sequence[int], accuracy: Sequence[float], knees: Ma
     log.info("cahp: accuracy against the number of heads kept")
     accuracy_of_size = dict(zip(sizes, accuracy, strict=True))
     points = [f"{size}: {share:.4f}" for size, share in accuracy_of_size.items()]
+
     # The points of the curve, several in a line.
     for start in range(0, len(points), _POINTS_PER_LINE):
         points_of_line = points[start : start + _POINTS_PER_LINE]

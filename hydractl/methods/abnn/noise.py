@@ -28,6 +28,7 @@ class Noise(nn.Module):
     kept: Tensor
 
     def __init__(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
+        """Begin with factors of 1, and draw the noise that the member keeps."""
         super().__init__()
         self.scale = nn.Parameter(torch.ones_like(weight))
         self.std = std

@@ -28,8 +28,10 @@ class OneBody(Together):
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]]) -> None:
+        """Replace the last layer of the model by the classifiers of all members, one after another."""
         super().__init__([model], len(drawn))
         self._heads = last_layer_names(model, drawn[0])
+
         # Stack the classifiers of all members along the classes: M times [classes, ...] -> [M * classes, ...]
         for name in self._heads:
             of_members = [tensors[name] for tensors in drawn]

@@ -338,6 +338,7 @@ def _curvatures_of_towers(
     texts = with_one(texts, text_layer.bias)
     image_features = images @ image_layer.weight.T  # [N, D]
     text_features = texts @ text_layer.weight.T  # [N, D]
+
     # How the model turns cosines into logits, and whether each pair is judged alone (sigmoid) or among others.
     scale, bias = scale_and_bias(model.family, network, image_features)
     each_alone = model.family.judges_each_pair(network)

@@ -28,6 +28,7 @@ class LowRank(nn.Module):
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float, count: int = 1) -> None:
+        """Create the matrices for a weight ``[count * rows, columns]``; :meth:`draw` fills A."""
         super().__init__()
         rows, columns = weight.shape
         rows_of_each = rows // count
@@ -58,6 +59,7 @@ class LowRankProjections(LowRank):
     """
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
+        """Create three A, and three B of equal size, or one B if keys have fewer rows than queries."""
         super().__init__(weight, rank, alpha, count=3)
         self.packing = packing
         if packing.keys is not None:

@@ -79,6 +79,7 @@ def draw_masks(members: int, neurons: int, scale: float, generator: torch.Genera
     order = torch.argsort(times_kept, descending=True, stable=True)
     chosen = order[:neurons].sort().values
     masks = masks[:, chosen]
+
     # A neuron that no mask keeps is given to the mask that keeps the fewest.
     for neuron in (~masks.any(dim=0)).nonzero()[:, 0]:
         poorest = int(masks.sum(dim=1).argmin())
@@ -120,6 +121,7 @@ class MaskedMlps(Together):
     """
 
     def __init__(self, model: HydraModel, masks: dict[str, Tensor]) -> None:
+        """Register a hook on the last layer of each MLP, which masks the neurons that enter it."""
         (first_mask, *_) = masks.values()
         super().__init__([model], len(first_mask))
         self._masks = masks
@@ -136,6 +138,7 @@ class MaskedMlps(Together):
 
         def masked(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             x = inputs[0]
+
             # Outside training: one mask for all samples, [neurons].
             if self._member_of_row is None:
                 mask_of_rows = mask[self._member]
@@ -160,6 +163,7 @@ class MaskedMlps(Together):
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[1, B, classes]`` and labels ``[1, B]``; the members take turns, one for each sample."""
         rows = torch.arange(len(labels))
+
         # Keep it after this call: checkpointed blocks run again in the backward pass.
         self._member_of_row = rows % self.members
         logits = self.each[0].member_logits(inputs)

@@ -88,6 +88,7 @@ class ManyInputs(OneBody):
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]], options: Mimo, *, scratch: bool) -> None:
+        """Replace the first layer of the model, in place, by one that embeds M inputs and sums their embeddings."""
         super().__init__(model, drawn)
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"

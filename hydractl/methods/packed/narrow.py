@@ -59,6 +59,7 @@ class Packed:
             tensors_of_members = draw_members(narrow, self.members, seed)
         else:
             tensors_of_members = self._cut(source, narrow)
+
         # Cut each member into groups, and declare the zeros between them.
         if self.gamma > 1:
             for tensors in tensors_of_members:
@@ -112,6 +113,7 @@ class Packed:
         share = self.alpha / self.members
         if not description.mask.is_full:
             raise UsageError(f"--ensemble packed: {name} has lost heads", hint="pack the dense model")
+
         # The configuration of a member; None if the family cannot make one.
         config = source.family.narrowed(description.config, share)
         if config is None:
@@ -119,6 +121,7 @@ class Packed:
                 f"--ensemble packed: a {description.arch} of {share} of the width is unknown",
                 hint="packed are the ViTs of timm and the encoders of transformers whose layers all have the width",
             )
+
         # Every size must be exactly the wanted share of the wide size, so a size that is not whole is an error.
         wide_sizes = _sizes(source, description.config)
         wanted_sizes = [size * share for size in wide_sizes]
@@ -129,6 +132,7 @@ class Packed:
                 f"--ensemble packed: {share} of {heads} heads, a width of {width} or MLPs of {mlp} is no whole number",
                 hint="choose M and ALPHA so that ALPHA / M of each is one",
             )
+
         # Groups must divide every size.
         uneven = [size for size in sizes if size % self.gamma]
         if uneven:
@@ -186,6 +190,7 @@ def part_of(
     """
     family = source.family
     tensors: dict[str, Tensor] = {}
+
     # Outside attention: cut each tensor to its narrow shape.
     for name, like in shapes.items():
         if family.part(name, sites) != "attention":

@@ -54,6 +54,7 @@ class Averaging(Course):
     keeps_epoch = False
 
     def __init__(self, length: Length, schedule: ScheduleOptions, options: AverageOptions) -> None:
+        """Begin with no weights collected, and check that there will be enough."""
         super().__init__(length, schedule)
         self.options = options
         rank = 0
@@ -71,6 +72,7 @@ class Averaging(Course):
             hint = "train longer, or give a smaller START or N"
             message = f"--ensemble {kind} is to collect weights {self.count} times in {steps_left} steps"
             raise UsageError(message, hint=hint)
+
         # An average needs two weights, a Gaussian as many as its rank.
         if self.options.members:
             least = self.options.rank
@@ -128,6 +130,7 @@ class Averaging(Course):
         steps_in_all = self.length.total - self.start
         if steps_made <= 0:
             return False
+
         # Collect if the number of collections that are due rises with this step.
         times_by_now = steps_made * self.count // steps_in_all
         times_before = (steps_made - 1) * self.count // steps_in_all
@@ -210,6 +213,7 @@ class Moments:
                 squares = self.squares.setdefault(name, torch.zeros_like(value))
                 squares.addcmul_(from_mean_before, from_mean)
                 deviation[name] = from_mean.to(weight.dtype)
+
         # Keep only the last `rank` deviations.
         if self.rank:
             self.deviations.append(deviation)
@@ -236,6 +240,7 @@ class Moments:
         factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))
 
         drawn = {}
+
         # Sort the names, since after a resume the dictionary has another order, and draws depend on the order.
         for name in sorted(self.mean):
             mean = self.mean[name]
