@@ -171,7 +171,8 @@ class Evaluator:
         """Return the cost of evaluating one candidate, a head of a site, in evaluations of one block on one sample.
 
         Args:
-            site: the index of the site; None: the cost of the current model itself.
+            site: the index of the site (attention block), which may be in the sample tower or in the label tower; None:
+                the cost of the current model itself.
             samples: on how many samples; each is assumed to cost the mean over the samples of this evaluator.
             share: the share of the heads that is present at each site; None: as many as now.
         """
@@ -198,7 +199,8 @@ class Evaluator:
     def go_to_model_without(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
         """Make the model without these heads the current one, which later calls evaluate.
 
-        The texts of the labels run at once; batches run when they are asked for.
+        If the model has a tower for the texts of the labels, the texts run now. Batches of samples run later, when they
+        are asked for.
 
         Args:
             removed: all heads that the model lacks, not only those removed since the previous model.
@@ -258,7 +260,8 @@ class Evaluator:
     def _label_reads_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
         """Return the class features of the label tower when one more head is removed, for each of some heads of a site.
 
-        The last answer is kept, since every batch asks for the same one.
+        The label tower encodes the texts of the classes. Its last answer is kept, since every batch asks for the same
+        one.
 
         Returns:
             For each head ``[classes, D]``.
@@ -371,8 +374,9 @@ class Evaluator:
     def _read_stems(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
         """Read all batches, and keep their stems if all of them together take at most ``most_bytes``.
 
-        The first batch that exceeds this limit drops all stems that were kept so far, and unsets :attr:`keeps_data`.
-        Also appends the shape of each batch to ``_shapes``.
+        A stem is the state of a batch before the first block of the tower. The first batch that exceeds the limit drops
+        all stems that were kept so far, and unsets :attr:`keeps_data`. Also appends the shape of each batch to
+        ``_shapes``.
 
         Returns:
             The size of the stem of each batch in bytes.
@@ -418,7 +422,7 @@ class Evaluator:
         return stems
 
     def _trace_of_current_model(self, batch: int) -> Trace:
-        """Return the trace of one batch under the current model, and store it.
+        """Return the trace of one batch (the states of all blocks) under the current model, and store it.
 
         A stored trace of the same model is returned as it is. Otherwise the batch runs, starting at the first block
         where the current model differs from the model of the most similar stored trace.

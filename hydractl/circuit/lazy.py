@@ -130,7 +130,14 @@ class Lazy(GreedySearch):
         self.progress.set_total(self.evaluations + evaluations)
 
     def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
-        """Evaluate the candidates that may win, and return the best evaluated candidate for each objective."""
+        """Evaluate the candidates that may win, and return the best evaluated candidate for each objective.
+
+        Args:
+            group: the objectives, which have removed the same heads so far.
+            step: the number of the step.
+            left: the candidates, the heads that are left.
+        """
+        # Evaluate candidates until, for each objective, no forecast is better than the best score.
         this_step = _LazyStep(
             group,
             step,
@@ -139,6 +146,8 @@ class Lazy(GreedySearch):
         )
         self._count_heads_without_slopes(this_step, left)
         self._count_while_an_estimate_leads(this_step, left)
+
+        # The next estimates of these heads take the errors of their forecasts into account.
         self._note_forecast_errors(group, step, this_step.known)
 
         # Every process has the same counts, so only the first one contributes trials.
@@ -236,6 +245,13 @@ class Lazy(GreedySearch):
         self, group: list[str], step: int, left: Sequence[CandidateHead]
     ) -> dict[str, dict[CandidateHead, float]]:
         """Forecast the score without each head that is left.
+
+        A quantity of a sample (e.g. the margin of its label) changes by minus its slope if the head is removed.
+
+        Args:
+            group: the objectives, which have removed the same heads so far.
+            step: the number of the step.
+            left: the heads that are left.
 
         Returns:
             For each objective the forecast score by head, the weighted mean over tasks.

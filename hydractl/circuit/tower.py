@@ -104,7 +104,7 @@ class SearchedTower:
         self.chain.attentions[index].replace_member(0, projections)
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
-        """Run one batch through the current model, and return all intermediate results.
+        """Run one batch through the current model, and return all intermediate results (the trace).
 
         Args:
             stem: the state of the batch before the first block.
@@ -116,8 +116,8 @@ class SearchedTower:
         state = stem
         last = stem
         before: list[State] = []
-        joined: list[Tensor] = []
-        output: list[Tensor] = []
+        joined: list[Tensor] = []  # the outputs of the heads of each attention
+        output: list[Tensor] = []  # the output of each attention
 
         # Reuse the leading blocks of the known trace, and start from the state before the first other block.
         if known is not None:
@@ -146,11 +146,12 @@ class SearchedTower:
     def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
         """Return what the tower reads out when one more head is removed, for each of some heads of one site.
 
-        All candidates run as one batch: the state is repeated, once for each candidate.
+        All candidates run as one batch: the state is repeated, once for each candidate. What is read out are e.g. the
+        features of the class token.
 
         Args:
-            trace: the trace of the batch under the current model.
-            site: the index of the site.
+            trace: all intermediate results of the batch under the current model.
+            site: the index of the site (attention block).
             heads: the positions of the heads at the site.
 
         Returns:
@@ -182,8 +183,10 @@ class SearchedTower:
     def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
         """Return the output of one attention when one more head is removed, for each of some heads.
 
+        The part that a head adds to the output of the attention is subtracted from it.
+
         Args:
-            trace: the trace of the batch under the current model.
+            trace: all intermediate results of the batch under the current model.
             index: the index of the block in this tower.
             heads: the positions of the heads to remove, which are present.
 
@@ -247,7 +250,8 @@ class SearchedTower:
         """Run one block of the current model, and observe its attention.
 
         Returns:
-            The state after the block; the joined head outputs and the output of the attention, as in :class:`Trace`.
+            The state after the block; the concatenated outputs of the heads, ``[B, queries, heads * head_dim]``; and
+            the output of the attention, ``[B, queries, d_model]``.
         """
         attention = self.chain.attentions[index]
         joined: list[Tensor] = []
@@ -256,6 +260,7 @@ class SearchedTower:
         def keep_output(module: nn.Module, inputs: Any, output: Tensor) -> None:
             outputs.append(output)
 
+        # The observer receives the outputs of the heads, the hook the output of the attention.
         attention.observer = joined.append
         hook = attention.register_forward_hook(keep_output)
         try:

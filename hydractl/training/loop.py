@@ -283,12 +283,12 @@ class Training:
         batches = _chunks(samples_ahead, self.options.data.batch_size)
         indices_to_read: list[int] = []
         for batch in batches:
-            part = self._part_of_process(batch)
-            if not part:
+            samples_here = self._part_of_process(batch)
+            if not samples_here:
                 # The last batch is too short for all processes, but all have to compute equally often: compute some
                 # sample, whose share below is 0.
-                part = batch[:1]
-            indices_to_read += part
+                samples_here = batch[:1]
+            indices_to_read += samples_here
 
         # Make the steps, each from `accumulate` batches. A batch's loss counts by its share of the step's samples.
         self.model.train()
@@ -298,12 +298,12 @@ class Training:
             samples_of_step = sum(len(batch) for batch in batches_of_step)
             shares = []
             for batch in batches_of_step:
-                part = self._part_of_process(batch)
-                shares.append(len(part) / samples_of_step)
+                samples_here = self._part_of_process(batch)
+                shares.append(len(samples_here) / samples_of_step)
             with self._stopping_if_workers_are_ended():
-                parts_of_step = [next(stream) for _ in batches_of_step]
+                batches_here = [next(stream) for _ in batches_of_step]
             rate = self._rate_of_next_step()
-            loss = self._step(parts_of_step, shares, rate)
+            loss = self._step(batches_here, shares, rate)
             self._note_step(loss, rate, samples_of_step, progress)
             self._collect()
             self._save_or_stop()
@@ -458,6 +458,7 @@ class Training:
             history.kept_epoch = len(history.epochs)
             self.waited = 0
             return
+        # Otherwise the training stops early once it has waited for too many epochs.
         self.waited += 1
         patience = self.options.patience
         if patience is not None and self.waited >= patience:
@@ -677,6 +678,7 @@ def validate(
         NonFiniteError: the loss is not finite.
     """
     model.eval()
+
     # Sums over the samples of this process.
     correct = 0
     loss = 0.0

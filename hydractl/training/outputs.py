@@ -90,6 +90,7 @@ class RunFiles:
         Raises:
             UsageError: the log, or the folder of a tracker, would be another file of this training.
         """
+        # The outputs; several of them get numbers in their names.
         is_folder = output.endswith("/") and Path(output).name != ""
         if is_folder:
             path = Path(output)

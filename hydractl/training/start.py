@@ -71,6 +71,7 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         InputError: the data do not fit the model or each other.
         UsageError: the options ask for a start that the model does not have.
     """
+    # The weights to start from. A contrastive training needs no classifier.
     _refuse_filling_zeros(source, options)
     start = source
     if options.weights.init == "random":
@@ -96,6 +97,8 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         drawn=_drawn_names(body, named, options.weights),
         members=members,
     )
+
+    # Add the validation data, if any, without samples that are training data too.
     validation = _open_validation(named, options.data, train_set, class_names)
     if validation is None:
         return without_validation
@@ -201,6 +204,7 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
     """
     if body.classes != 0:
         return ()
+    # Unless the classifier is drawn, it consists of zeros, and its tensors are left out.
     pattern_of_zeros = _MATCHES_NOTHING
     if weights.init != "head":
         pattern_of_zeros = source.family.named_parts["head"]
@@ -459,8 +463,8 @@ def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
 def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter]:
     """Mark the parameters that are trained (``requires_grad``), and return them.
 
-    Without options these are all parameters. ``--train-last N`` keeps the last N blocks of each tower, its final norm
-    and the classifier. A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each.
+    Without options these are all parameters. With ``--train-last N`` they are those of the last N blocks of each tower,
+    its final norm and the classifier. A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each.
 
     Args:
         model: a model with one member, or members that are trained together.
@@ -508,18 +512,20 @@ def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ..
     blocks_to_train = options.train_last
     prefixes: list[str] = []
     for stages in model.family.stages(model.networks[0]):
-        is_to_train = options.tower in (None, "both", stages.tower)
         # A tower that is not selected is frozen as a whole.
+        is_to_train = options.tower in (None, "both", stages.tower)
         if not is_to_train:
             prefixes += stages.prefixes
             continue
+
         # Without --train-last, a selected tower is trained as a whole.
         if blocks_to_train is None:
             continue
+
+        # Otherwise freeze everything before the last blocks: the stem (e.g. embeddings) and the first blocks.
         blocks = len(stages.block_paths)
         if not 0 <= blocks_to_train <= blocks:
             raise UsageError(f"--train-last {blocks_to_train} is outside 0..{blocks}, the blocks of the model")
-        # Otherwise freeze everything before the last blocks: the stem (e.g. embeddings) and the first blocks.
         prefixes += stages.stem_prefixes
         blocks_to_freeze = blocks - blocks_to_train
         for index in range(blocks_to_freeze):
