@@ -198,9 +198,10 @@ class MethodOptions:
                 break
             fields.pop()
 
-        # Write whole numbers without ".0".
         if not fields:
             return self.kind
+
+        # Write whole numbers without ".0".
         texts = []
         for field in fields:
             text = str(getattr(self, field.name))
@@ -219,7 +220,7 @@ class MethodOptions:
         """Return the method and its arguments for the provenance of a checkpoint; None for an ordinary training."""
         record: dict[str, object] = {"kind": self.kind}
         for name, declared in self.arguments().items():
-            # Write the same value always in the same way: floats as floats, fractions as text such as "9/4".
+            # Write equal values in the same way, however they were given: 1 as 1.0, and fractions as text, e.g. "9/4".
             value = getattr(self, name)
             if declared.type is float and value is not None:
                 record[name] = float(value)

@@ -80,10 +80,11 @@ class Cycles(Course):
     keeps_epoch = False
 
     def __init__(self, length: Length, schedule: ScheduleOptions, count: int) -> None:
-        """Check that every cycle has steps; there are no snapshots yet."""
+        """Begin without snapshots, and check that there are steps for every cycle."""
         super().__init__(length, schedule)
         self.count = count
         self.snapshots: list[dict[str, Tensor]] = []
+        # All cycles but the last have ceil(steps / cycles) steps; with few steps, none may be left for the last one.
         total = length.total
         steps_before_last = (count - 1) * self.steps_per_cycle
         if steps_before_last >= total:

@@ -345,9 +345,9 @@ def _curvatures_of_towers(
 
     def curvature_of(layer: LastLayer, entering: Tensor, features: Tensor, others: Tensor) -> Curvature:
         """Compute the curvature of one tower's projection; its features are compared with those of the other tower."""
-        x = entering.cpu().double()  # [N, d]
+        x = entering.cpu().double()  # [N, d], the inputs of the projection
         samples = x.shape[0]
-        a = x.T @ x / samples
+        a = x.T @ x / samples  # A = E[x x']
         b = compared_factor(features, others, float(scale), float(bias), each_alone)
         return Curvature.from_factors(a, b, layer)
 

@@ -63,15 +63,15 @@ def draw_masks(members: int, neurons: int, scale: float, generator: torch.Genera
         generator: draws the masks.
     """
     # A candidate is kept by a mask with probability 1 / scale, and by any of them with probability share_of_union.
-    # Choose `kept` so that the candidates kept by any mask are about as many as the layer has neurons.
+    # Choose `neurons_of_mask` so that the candidates kept by any mask are about as many as the layer has neurons.
     share_of_union = 1 - (1 - 1 / scale) ** members
-    kept = max(1, round(neurons / (scale * share_of_union)))
+    neurons_of_mask = max(1, round(neurons / (scale * share_of_union)))
 
-    # Each mask draws `kept` of the candidates.
-    candidates = max(neurons, round(kept * scale))
+    # Each mask draws `neurons_of_mask` of the candidates.
+    candidates = max(neurons, round(neurons_of_mask * scale))
     masks = torch.zeros(members, candidates, dtype=torch.bool)
     for mask in masks:
-        drawn = torch.randperm(candidates, generator=generator)[:kept]
+        drawn = torch.randperm(candidates, generator=generator)[:neurons_of_mask]
         mask[drawn] = True
 
     # Take as many candidates as the layer has neurons, first those that most masks keep, in their original order.
@@ -137,6 +137,7 @@ class MaskedMlps(Together):
         """Return a hook that masks the inputs ``[B, ..., neurons]`` of a layer, by the members that run now."""
 
         def masked(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            """Return the inputs of the layer, the first of them masked."""
             x = inputs[0]
 
             # Outside training: one mask for all samples, [neurons].

@@ -51,6 +51,7 @@ class Mimo:
         rows, 1 - ``equal`` of them, the inputs differ: these rows are shuffled again for each input. In the other rows
         all inputs are the same sample.
         """
+        # One row of samples for all inputs, then the rows in which they differ and those in which they are equal.
         rows = samples * self.repeats
         shuffled = torch.randperm(rows) % samples
         differing_rows = int(rows * (1 - self.equal))
@@ -93,7 +94,7 @@ class ManyInputs(OneBody):
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"
 
-        # Draw the embedding weights of all inputs, centred on the pretrained weights if there are any.
+        # Draw the embedding weights of all inputs; shift their mean to one Mth of the pretrained weights, if any.
         drawn_weights = [tensors[self._stem] for tensors in drawn]
         weights = torch.stack(drawn_weights) / self.members**0.5  # [M, d, C, p, p] or [M, words, d]
         if not scratch:
@@ -113,10 +114,13 @@ class ManyInputs(OneBody):
         Returns:
             Logits ``[M, B * repeats, classes]``, and the labels ``[M, B * repeats]`` to compare them with.
         """
+        # For each input, the samples that it takes, by their indices in the batch.
         rows_of_inputs = self.options.deal(labels.shape[0])  # [M, B * repeats]
         rows_of_inputs = rows_of_inputs.to(labels.device)
+        # The first layer reads all inputs from `dealt`. The rest of the network sees one input: for images any of them,
+        # for texts one that has the tokens (and masks) of all.
         layer = self._layer[0]
-        body: Any  # the input that the network is called with; its first layer reads the dealt inputs instead
+        body: Any
         if isinstance(inputs, Tensor):
             layer.dealt = [inputs[rows] for rows in rows_of_inputs]
             body = layer.dealt[0]

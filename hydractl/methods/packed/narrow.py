@@ -148,6 +148,10 @@ class Packed:
 def _sizes(source: Source, config: LibraryConfig) -> list[int]:
     """Return the heads and the width of each site, then the rows and columns of each matrix of the MLPs.
 
+    Args:
+        source: the wide model, whose family knows the layout.
+        config: the configuration of the model whose sizes are returned, e.g. of a narrow one.
+
     Raises:
         UsageError: the MLPs have layers of several inner sizes. A layer may then hold two layers side by side, from
             which neighbouring rows cannot be cut.
@@ -157,6 +161,7 @@ def _sizes(source: Source, config: LibraryConfig) -> list[int]:
     for site in sites:
         sizes.append(site.heads)
         sizes.append(site.d_model)
+    # Rows and columns of the MLPs' matrices. One of the two is always the width, the other an inner size.
     sides: list[int] = []
     for name, tensor in source.family.build(config).state_dict().items():
         if _is_mlp_matrix(name, tensor, source):

@@ -200,19 +200,20 @@ class Moments:
     def add(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Add the weights of one step, given by name, to the moments. Source: Maddox et al., algorithm 1."""
         self.count += 1
-        deviation: Weights = {}
+        deviation: Weights = {}  # from the new mean, by name
         for name, weight in weights:
-            # Update the mean in place.
+            # Update the mean in place: old mean + (value - old mean) / count.
             value = weight.to("cpu", torch.float64)
             mean = self.mean.setdefault(name, torch.zeros_like(value))
-            from_mean_before = value - mean
-            mean += from_mean_before / self.count
+            from_old_mean = value - mean
+            mean += from_old_mean / self.count
+
             # Welford: the sum of squares grows by (deviation from the old mean) * (deviation from the new mean).
             if self.rank:
-                from_mean = value - mean
+                from_new_mean = value - mean
                 squares = self.squares.setdefault(name, torch.zeros_like(value))
-                squares.addcmul_(from_mean_before, from_mean)
-                deviation[name] = from_mean.to(weight.dtype)
+                squares.addcmul_(from_old_mean, from_new_mean)
+                deviation[name] = from_new_mean.to(weight.dtype)
 
         # Keep only the last `rank` deviations.
         if self.rank:
@@ -239,9 +240,8 @@ class Moments:
         low_rank_noise = torch.randn(self.rank, generator=generator, dtype=torch.float64)  # [K]
         factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))
 
-        drawn = {}
-
         # Sort the names, since after a resume the dictionary has another order, and draws depend on the order.
+        drawn = {}
         for name in sorted(self.mean):
             mean = self.mean[name]
             diagonal_noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
