@@ -132,11 +132,13 @@ class Output:
         target = self.target
         parent = target.parent
         refuse_input(self.path, folder=self.is_folder)
-        with storing(self.path):  # a name that is too long, a folder that may not be searched
+        with storing(self.path):  # errors such as a name that is too long, or a folder that may not be searched
+            # The folder of the target.
             if not parent.is_dir():
                 raise OutputError(f"the folder of the output does not exist: {parent}", hint=make_folder(parent))
             if not os.access(parent, os.W_OK | os.X_OK):
                 raise OutputError(f"the folder of the output is not writable: {parent}")
+            # An existing target.
             if not target.exists():
                 return
             kind = _kind_words(target)

@@ -202,6 +202,8 @@ class FileTensors:
             state = state_of(os.fstat(handle))
         except OSError as error:
             raise InputError(f"cannot read {what} from {self.path}: {error.strerror}") from error
+
+        # Checked after reading: a file that was written to meanwhile may have given old and new bytes.
         if self.header.state and state != self.header.state:
             raise InputError(f"cannot read {what} from {self.path}: the file has changed since it was opened")
 
@@ -273,17 +275,19 @@ class ShardedTensors(MappedTensors):
         file_of_tensor = _weight_map(index)
 
         # All files that the index names must exist, and have exactly the tensors that it lists.
-        names = sorted(set(file_of_tensor.values()))
+        file_names = sorted(set(file_of_tensor.values()))
         folder = index.parent
-        missing = [name for name in names if not (folder / name).exists()]
+        missing = [name for name in file_names if not (folder / name).exists()]
         if missing:
-            message = f"{len(missing)} of the {len(names)} files of {index} are missing"
+            message = f"{len(missing)} of the {len(file_names)} files of {index} are missing"
             raise InputError(message, "download the rest of the folder", problems=missing)
-        files = {name: FileTensors(folder / name) for name in names}
+        files = {name: FileTensors(folder / name) for name in file_names}
         _check_index(index, file_of_tensor, files)
+
+        # Dtype and shape of each tensor, from the header of its file.
         infos = {}
-        for tensor, name in file_of_tensor.items():
-            infos[tensor] = files[name].info(tensor)
+        for tensor, file_name in file_of_tensor.items():
+            infos[tensor] = files[file_name].info(tensor)
 
         def read(tensor: str) -> torch.Tensor:
             file = files[file_of_tensor[tensor]]
@@ -422,18 +426,24 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, object]) -> str:
     """Write ``source`` as one canonical safetensors file, with one tensor in memory at a time.
 
+    Args:
+        handle: the file to write to.
+        source: the tensors.
+        description: the ``hydractl`` description for the header.
+
     Returns:
         The SHA-256 of the written bytes.
     """
     import torch
 
+    # The header says in which order the tensors follow.
     infos = {name: source.info(name) for name in source.names()}
     head, order = header_bytes(infos, description)
     digest = hashlib.sha256(head)
     handle.write(head)
     for name in order:
         tensor = source.read(name).contiguous()
-        if tensor.numel() == 0:
+        if tensor.numel() == 0:  # an empty tensor has no view of its bytes
             continue
         as_bytes = tensor.reshape(-1).view(torch.uint8)
         block = memoryview(as_bytes.numpy().data)

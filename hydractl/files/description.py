@@ -127,12 +127,16 @@ class Description:
         """Return the description as the JSON object ``hydractl.checkpoint/1``; the reverse of :meth:`from_json`."""
         # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
         sites = [[path, heads] for path, heads in self.masks[0].heads.items()]
+
+        # Labels and merged parts may be unknown: null.
         labels = None
         if self.labels is not None:
             labels = list(self.labels)
         merge = None
         if self.merge is not None:
             merge = list(self.merge)
+
+        # The entries that every description has.
         document: dict[str, object] = {
             "schema": CHECKPOINT_SCHEMA,
             "kind": self.kind,
@@ -186,9 +190,12 @@ class Description:
         """
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
+        # Missing or mistyped fields; without them, values can be read safely.
         problems = _field_problems(document)
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
+
+        # Wrong values, and masks that cannot be read.
         masks, problems_of_masks = _read_masks(document)
         problems = _value_problems(document) + problems_of_masks
         if problems:

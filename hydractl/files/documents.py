@@ -108,16 +108,17 @@ def check_document(document: Any, origin: str, form: type[Form]) -> None:
     Raises:
         InputError: it is another document, the answer of a dry run, or does not have the form.
     """
+    # The schema names the verb, e.g. "hydractl.eval/1"; check it first, for a clear message.
     expected_schema = schema_of(form)
     verb = expected_schema.removeprefix("hydractl.").partition("/")[0]
     schema = None
     if isinstance(document, dict):
         schema = document.get("schema")
     if schema != expected_schema:
-        name = "none"
+        schema_in_file = "none"
         if isinstance(document, dict):
-            name = shown(schema)
-        raise InputError(f"{origin} is not the JSON of {verb} (schema {name})")
+            schema_in_file = shown(schema)
+        raise InputError(f"{origin} is not the JSON of {verb} (schema {schema_in_file})")
     if document.get("dry_run"):
         raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
     check(document, form, f"{origin} is no document that {verb} writes")
@@ -265,6 +266,8 @@ class FormMaker:
         """
         if _is_record(hint):
             return self.form_of(hint)
+
+        # Annotated[X, marker, ...]: X with the markers of pydantic.
         origin = get_origin(hint)
         arguments = get_args(hint)
         if origin is Annotated:
@@ -273,6 +276,8 @@ class FormMaker:
             for marker in markers:
                 checked = Annotated[checked, _pydantic_marker(marker)]
             return checked
+
+        # Containers and unions: the same with the types inside converted.
         if origin in (Union, UnionType):
             kinds = tuple(self.type_of(argument) for argument in arguments)
             return Union[kinds]  # noqa: UP007 - of a tuple

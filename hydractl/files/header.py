@@ -165,6 +165,7 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
     Raises:
         InputError: the file is of another kind, is truncated, or claims a header that is too long.
     """
+    # Files that are too short to have a length, and pointers of git-LFS.
     start = handle.read(8)
     if start.startswith(b"version "):
         raise InputError(f"{path} is a git-LFS pointer, not the weights", hint="git lfs pull")
@@ -172,6 +173,7 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
         raise InputError(f"{path} is empty, not a safetensors file")
     if size < 8:
         raise InputError(f"{path} is only {size} bytes long, not a safetensors file")
+    # A file of another kind usually claims a header that is longer than the file.
     (length,) = struct.unpack("<Q", start)
     is_cut_off = 8 + length > size
     if is_cut_off:  # check the kind only now: a valid header of 640 bytes begins with the same bytes as a pickle
@@ -313,9 +315,13 @@ def _has_half_characters(name: str) -> bool:
 
 
 def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
-    """Return a line that says where the tensors leave a hole, overlap, or do not fill the file; only the first problem.
+    """Return one line that says where the tensors first leave a hole, overlap, or do not fill the file.
 
     The list is empty if every byte of the data belongs to exactly one tensor.
+
+    Args:
+        tensors: the tensors of the header, by name.
+        data_bytes: the size of the data section.
     """
     position = 0
     for name, info in tensors_in_order(tensors):
@@ -381,17 +387,19 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, obje
         _, bytes_an_element = DTYPES[dtype]
         return -bytes_an_element, name
 
+    # The header's entries. The data of the tensors follow each other without gaps.
     order = sorted(infos, key=larger_elements_first)
     metadata = {"format": "pt", "hydractl": canonical_json(description)}
     entries: dict[str, object] = {"__metadata__": metadata}
 
-    # Tensors follow each other without gaps.
     start = 0
     for name in order:
         info = infos[name]
         end = start + info.nbytes
         entries[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, end]}
         start = end
+
+    # A longer header could not be read again.
     text = canonical_json(entries).encode("utf-8")
     longest_text = MAX_HEADER_BYTES - 8  # leaves room for the padding
     if len(text) > longest_text:
