@@ -284,6 +284,7 @@ class Tally:
 
         ``two_u`` is None if no OOD sample has been seen.
         """
+        # The samples and pairs of each task are counted as often as its share says.
         n_id = 0
         n_ood = 0
         twice_u = 0

@@ -204,6 +204,7 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
             lists[name] = values.tolist()
         return lists
 
+    # Each process computes some batches; afterwards all processes have all of them.
     lists_by_batch = over_batches(evaluator, lists_of_batch, processes)
     tensors_by_batch: dict[int, dict[str, Tensor]] = {}
     for batch, lists in lists_by_batch.items():
@@ -232,6 +233,7 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
     Raises:
         NonFiniteError: a slope is NaN or infinite.
     """
+    # The heads, in the order of the columns.
     tower = evaluator.sample_tower
     heads: list[CandidateHead] = []
     for site, kept in zip(tower.sites, tower.kept, strict=True):
@@ -261,6 +263,7 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
     logits = evaluator.gated_logits(batch, gates).double()
 
+    # The column of zeros stands for heads without slopes.
     parameter = next(evaluator.model.parameters())
     column_of_zeros = parameter.new_zeros(evaluator.batches[batch].size, 1)
     slopes_by_name = {}
@@ -355,6 +358,7 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     Returns:
         The score without each head, ``[heads]``, as the search counts it: higher is better, losses are negative.
     """
+    # Objectives that read OOD samples.
     if objective == "avg":
         accuracy = forecast("acc", now, change)
         auroc_of_heads = forecast("ood", now, change)
@@ -362,7 +366,8 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     if OBJECTIVE_BY_NAME[objective].needs_ood:
         return _forecast_auroc(now, change)
 
-    (name,) = QUANTITIES_OF[objective]  # the margin for "acc", the log-odds of the label for the losses
+    # All others read one quantity of ID samples: the margin for "acc", the log-odds of the label for the losses.
+    (name,) = QUANTITIES_OF[objective]
     slope = change.inside[name]
     after = now.inside[name][:, None] - slope  # [N, heads]
     if objective == "acc":

@@ -88,6 +88,7 @@ class Journal:
             InputError: on resuming, a file of another search, or a file that is broken before its last line.
             StorageError: no space.
         """
+        # Every process has its own file.
         path_of_rank = path
         if rank != 0:
             path_of_rank = path.with_name(f"{path.name}.{rank}")
@@ -107,6 +108,7 @@ class Journal:
                 kept_bytes = recorded.whole_bytes
             else:
                 journal._check_free_or_clear(path, rank, force)
+
             # Cut off a half-written last line, or all of an older search (kept_bytes is 0 then).
             journal._file.truncate(kept_bytes)
             if not kept_bytes:
@@ -222,6 +224,7 @@ class Journal:
         for file in files:
             _check_same_search(file, header)
 
+        # The records of all processes, and the order of the samples, which all files must agree on.
         records: list[dict[str, object]] = []
         for file in files:
             records += file.records
@@ -230,6 +233,7 @@ class Journal:
                 log.info(f"the {half_written} of {file.path} is half-written: dropped")
         order = _common_order(path, files)
 
+        # Messages about what was found.
         files_with_header = [file for file in files if not file.headless]
         if not files_with_header:
             log.info(f"no search is recorded in {path}: starting afresh")
