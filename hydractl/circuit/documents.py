@@ -204,7 +204,7 @@ class CircuitWriter:
         return document
 
     def _search_document(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
-        """Return the settings of the search; its budget counts all removed heads, also those removed before it began."""
+        """Return the settings of the search; its budget includes the heads that were removed before it began."""
         options = self.options
         removed_before = self.scope.total - self.scope.budget
         removed_at_end = removed_before + len(ranking.steps)

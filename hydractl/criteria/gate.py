@@ -28,10 +28,10 @@ class Gate(Criterion):
 
         # The sums of absolute gradients, [heads] for each site.
         sums: dict[int, Tensor] = {}
-        for i in sites:
-            heads = model.attentions[i].head_counts[0]
-            sums[i] = torch.zeros(heads, dtype=torch.float64)
-        sites_with_heads = [i for i in sites if len(sums[i])]
+        for site_index in sites:
+            heads = model.attentions[site_index].head_counts[0]
+            sums[site_index] = torch.zeros(heads, dtype=torch.float64)
+        sites_with_heads = [site_index for site_index in sites if len(sums[site_index])]
 
         # The absolute value is taken per sample, so each sample needs its own gradient. Sites that samples run through
         # have one gate per sample. The prompts of classes are shared by all samples: their sites have one gate, and
@@ -43,19 +43,19 @@ class Gate(Criterion):
                 gates_of_samples: dict[int, Tensor] = {}
                 gates_of_prompts: dict[int, Tensor] = {}
                 # Set the gates of this batch. They start from the gates that were set before (None: all ones).
-                for i in sites_with_heads:
-                    start = gates_before[i]
+                for site_index in sites_with_heads:
+                    start = gates_before[site_index]
                     if start is None:
-                        start = torch.ones(1, len(sums[i]), device=labels.device)
+                        start = torch.ones(1, len(sums[site_index]), device=labels.device)
                     start = start.detach()
-                    if i in sites_of_samples:
+                    if site_index in sites_of_samples:
                         gate = start.repeat(len(labels), 1)  # [B, heads]
-                        gates_of_samples[i] = gate
+                        gates_of_samples[site_index] = gate
                     else:
                         gate = start.clone()  # [1, heads]
-                        gates_of_prompts[i] = gate
+                        gates_of_prompts[site_index] = gate
                     gate.requires_grad_(True)
-                    model.attentions[i].head_gate = gate
+                    model.attentions[site_index].head_gate = gate
 
                 # Run the batch, and add up its gradients.
                 logits = model.member_logits(inputs)[0]  # [B, classes]
@@ -66,7 +66,7 @@ class Gate(Criterion):
                     for loss in losses:
                         _add_gradients(sums, loss, gates_of_prompts)
                 progress.advance(len(labels))
-        return {i: _normalised(total / calibration.size) for i, total in sums.items()}
+        return {site_index: _normalised(total / calibration.size) for site_index, total in sums.items()}
 
 
 def _normalised(scores: Tensor) -> list[float]:
@@ -89,9 +89,9 @@ def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tenso
     import torch
 
     gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
-    for i, gradient in zip(gates, gradients, strict=True):
+    for site_index, gradient in zip(gates, gradients, strict=True):
         magnitudes = gradient.abs().double()
-        sums[i] += magnitudes.sum(0).cpu()
+        sums[site_index] += magnitudes.sum(0).cpu()
 
 
 CRITERION = Gate()

@@ -24,7 +24,7 @@ class RandomHeads(Criterion):
             present = model.description.mask.kept[site.path]
             scores_of_site = [scores_of_all_heads[head] for head in present]
             scores_of_all_sites.append(scores_of_site)
-        return {i: scores_of_all_sites[i] for i in sites}
+        return {site_index: scores_of_all_sites[site_index] for site_index in sites}
 
 
 CRITERION = RandomHeads()

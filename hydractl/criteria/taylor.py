@@ -24,15 +24,15 @@ class Taylor(Criterion):
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Run the model once forward and backward over the sample; return the scores of the heads at each site."""
-        sites_with_heads = [i for i in sites if model.attentions[i].head_counts[0]]
+        sites_with_heads = [site_index for site_index in sites if model.attentions[site_index].head_counts[0]]
         gradients = _summed_gradients(model, calibration, sites_with_heads)
-        scores: dict[int, list[float]] = {i: [] for i in sites}
-        for i, summed_gradient in gradients.items():
-            bank = model.attentions[i].only.bank
+        scores: dict[int, list[float]] = {site_index: [] for site_index in sites}
+        for site_index, summed_gradient in gradients.items():
+            bank = model.attentions[site_index].only.bank
             weight = bank.qkv.detach().double()
             products = weight * summed_gradient / calibration.size
             scores_of_heads = _mean_of_projections(bank, products.abs())  # [heads]
-            scores[i] = scores_of_heads.tolist()
+            scores[site_index] = scores_of_heads.tolist()
         return scores
 
 
@@ -64,10 +64,10 @@ def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Seque
 
     weights = {}
     sums = {}
-    for i in sites:
-        weight = model.attentions[i].only.bank.qkv
-        weights[i] = weight
-        sums[i] = torch.zeros_like(weight, dtype=torch.float64)
+    for site_index in sites:
+        weight = model.attentions[site_index].only.bank.qkv
+        weights[site_index] = weight
+        sums[site_index] = torch.zeros_like(weight, dtype=torch.float64)
 
     # Compute gradients of these weights only.
     trainable_before = [parameter.requires_grad for parameter in model.parameters()]
@@ -79,9 +79,9 @@ def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Seque
             for loss, count in calibration.losses(model):
                 if weights:
                     gradients = torch.autograd.grad(loss, list(weights.values()))
-                    for i, gradient in zip(weights, gradients, strict=True):
+                    for site_index, gradient in zip(weights, gradients, strict=True):
                         # Sum batches in float64, so that their number does not change the result.
-                        sums[i] += gradient.double()
+                        sums[site_index] += gradient.double()
                 progress.advance(count)
     finally:
         for parameter, was_trainable in zip(model.parameters(), trainable_before, strict=True):

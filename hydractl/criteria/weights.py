@@ -177,7 +177,7 @@ class OBA(WeightCriterion):
 
 
 def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
-    """Return ``w (H w)`` of every parameter that requires a gradient, by stock names, on the CPU.
+    """Return ``w (H w)`` of every parameter that requires a gradient, by the library's names, on the CPU.
 
     H is the mean over the samples of the second derivatives of the logits, weighted by the gradient of the loss, see
     :class:`OBA`. The parameters of the model are overwritten by the products.
@@ -196,13 +196,15 @@ def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
     with sdpa_kernel(SDPBackend.MATH), calibration.log.progress("oba", calibration.size, "samples") as progress:
         for inputs, labels in calibration.batches():
             logits = model.member_logits(inputs)[0]  # [B, classes]
+
             # s: the logits weighted by the gradient of the summed cross-entropy, which is p - y.
             probabilities = logits.detach().softmax(dim=-1)
             one_hot_labels = F.one_hot(labels, logits.shape[-1])
             weighted_logits = ((probabilities - one_hot_labels) * logits).sum()
+
             # g, the gradient of s, with a graph for the second differentiation.
             gradients = torch.autograd.grad(weighted_logits, parameters, create_graph=True, materialize_grads=True)
-            # g w, whose gradient is H w as w is constant here.
+            # g w, whose gradient is H w since w is constant here.
             products = []
             for gradient, constant in zip(gradients, constants, strict=True):
                 product = gradient * constant
@@ -213,7 +215,7 @@ def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
                 total += hessian_product.double()
             progress.advance(len(labels))
 
-    # Write the products over the weights, so that the model returns them under stock names.
+    # Write the products over the weights, so that the model returns them under the library's names.
     with torch.no_grad():
         for parameter, constant, total in zip(parameters, constants, sums, strict=True):
             parameter.copy_(constant.double() * total / calibration.size)

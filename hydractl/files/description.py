@@ -190,6 +190,7 @@ class Description:
         """
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
+
         # Missing or mistyped fields; without them, values can be read safely.
         problems = _field_problems(document)
         if problems:

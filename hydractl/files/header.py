@@ -173,6 +173,7 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
         raise InputError(f"{path} is empty, not a safetensors file")
     if size < 8:
         raise InputError(f"{path} is only {size} bytes long, not a safetensors file")
+
     # A file of another kind usually claims a header that is longer than the file.
     (length,) = struct.unpack("<Q", start)
     is_cut_off = 8 + length > size

@@ -100,8 +100,8 @@ class FusedTensors:
             for name in union_of_site.names:
                 self._union_of[name] = union_of_site
 
-        # Every stored tensor by its name in the fused model: first the tensors that are stored once, under their stock
-        # names, then the tensors that each member keeps, under names with the member's index.
+        # Every stored tensor by its name in the fused model: first the tensors that are stored once, under their names
+        # in the library's own model (stock names), then those that each member keeps, under names with its index.
         self._origins: dict[str, _Origin] = {}
         stored_once = {*averaged, *equal, *self._union_of}
         for name in stored_once:
@@ -164,7 +164,7 @@ class FusedTensors:
         return tensors
 
     def _mean_over_members(self, name: str) -> Tensor:
-        """Return the mean over members of the tensor with a stock name, in the tensor's own dtype."""
+        """Return the mean over members of one tensor, by its name in the library's own model, in its own dtype."""
         info = self.info(name)
         mean = torch.empty(info.shape, dtype=torch_dtype(info))
         flat_mean = mean.view(-1)
@@ -402,6 +402,8 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:
     """Return the owner of each head of a site, if each head is equal in all members that have it.
 
+    The owner is the first member that has the head, with the position of the head among the member's heads.
+
     Args:
         sources: the members.
         site: the site (attention block), the same in all members.
@@ -554,7 +556,9 @@ class HeadUnion:
         first.family.write(tensors, self._site, weights)
 
     def _heads_of_all_owners(self, *, meta: bool) -> HeadWeights:
-        """Return one block with the heads of all owners, in the order of their original numbers.
+        """Return one block with the heads of all members, in the order of their original numbers.
+
+        Each head is taken from its owner: a member that has it, and its position there.
 
         Args:
             meta: whether only shapes are needed.

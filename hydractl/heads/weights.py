@@ -66,7 +66,8 @@ class HeadWeights:
     def select(self, positions: Sequence[int]) -> HeadWeights:
         """Return a block of only some of its heads.
 
-        A key head stays as long as some head uses it; the key heads that stay are in the order of first use.
+        With grouped-query attention, several heads share one head of keys and values (a key head). A key head stays as
+        long as some head uses it; the key heads that stay are in the order of first use.
 
         Args:
             positions: the indices of the heads to keep, among the heads present (not their original numbers).
@@ -111,6 +112,8 @@ class HeadWeights:
     def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None = None) -> HeadWeights:
         """Return a block of more heads, with the heads present at given positions and zeros for all others.
 
+        With grouped-query attention, several heads share one head of keys and values (a key head).
+
         Args:
             positions: for each head that is present, its position in the new block.
             heads: the number of heads of the new block.
@@ -144,6 +147,8 @@ class HeadWeights:
     @staticmethod
     def gathered(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int] | None = None) -> HeadWeights:
         """Return heads of several blocks as one block. Tensors that belong to no head are taken from the first block.
+
+        With grouped-query attention, several heads share one head of keys and values (a key head).
 
         Args:
             heads: the block and position of each head, at least one.

@@ -84,6 +84,7 @@ class Cycles(Course):
         super().__init__(length, schedule)
         self.count = count
         self.snapshots: list[dict[str, Tensor]] = []
+
         # All cycles but the last have ceil(steps / cycles) steps; with few steps, none may be left for the last one.
         total = length.total
         steps_before_last = (count - 1) * self.steps_per_cycle

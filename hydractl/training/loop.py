@@ -458,6 +458,7 @@ class Training:
             history.kept_epoch = len(history.epochs)
             self.waited = 0
             return
+
         # Otherwise the training stops early once it has waited for too many epochs.
         self.waited += 1
         patience = self.options.patience

@@ -204,6 +204,7 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
     """
     if body.classes != 0:
         return ()
+
     # Unless the classifier is drawn, it consists of zeros, and its tensors are left out.
     pattern_of_zeros = _MATCHES_NOTHING
     if weights.init != "head":

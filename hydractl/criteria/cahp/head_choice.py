@@ -70,9 +70,9 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
         NonFiniteError: the output of a head or a logit is not finite.
     """
     heads: list[HeadPlace] = []
-    for i in sites:
-        present = model.attentions[i].head_counts[0]
-        heads += [(i, position) for position in range(present)]
+    for site_index in sites:
+        present = model.attentions[site_index].head_counts[0]
+        heads += [(site_index, position) for position in range(present)]
     if not heads:
         raise InputError("there are no heads left to choose from")
 
@@ -90,7 +90,7 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
     accuracy_batches = chosen_samples(batches, for_accuracy)
     del batches
     pairs = class_pairs(len(classes), np.random.default_rng([calibration.seed, _PAIRS]))
-    sites_with_heads = sorted({i for i, _ in heads})
+    sites_with_heads = sorted({site_index for site_index, _ in heads})
     distances = _distances(model, calibration, signature_batches, labels[for_signatures], pairs, sites_with_heads)
     del signature_batches
 
@@ -103,14 +103,14 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
     medoids_at_knee = medoids[sizes.index(size_at_knee)]
 
     # Score each head, and keep the representatives of the chosen size.
-    scores: dict[int, list[float]] = {i: [] for i in sites}
-    kept: dict[int, list[int]] = {i: [] for i in sites}
-    for head_index, (i, position) in enumerate(heads):
+    scores: dict[int, list[float]] = {site_index: [] for site_index in sites}
+    kept: dict[int, list[int]] = {site_index: [] for site_index in sites}
+    for head_index, (site_index, position) in enumerate(heads):
         # The score is the share of the sizes for which the head is one of the representatives.
         sets_with_head = [members for members in medoids if head_index in members]
-        scores[i].append(len(sets_with_head) / len(sizes))
+        scores[site_index].append(len(sets_with_head) / len(sizes))
         if head_index in medoids_at_knee:
-            kept[i].append(position)
+            kept[site_index].append(position)
     info = {
         "degree": calibration.options["degree"],
         "classes": len(classes),
@@ -215,8 +215,8 @@ def _distances(
     outputs = head_outputs(model, batches, sites, calibration.log)
     signatures_of_sites = []
     with calibration.log.progress("cahp: signatures", len(sites), "sites") as progress:
-        for i in sites:
-            signatures_of_sites.append(signatures(outputs[i], labels, pairs))
+        for site_index in sites:
+            signatures_of_sites.append(signatures(outputs[site_index], labels, pairs))
             progress.advance()
     all_signatures = np.concatenate(signatures_of_sites)  # [heads of all sites, P]
 
@@ -259,12 +259,12 @@ def head_outputs(
 
     # Put an observer on the attention of each site, run the blocks on all batches, and remove the observers again.
     observers = {}
-    for i in sites:
-        head_dim = model.attentions[i].only.head_dim
-        observers[i] = _HeadObserver(head_dim)
+    for site_index in sites:
+        head_dim = model.attentions[site_index].only.head_dim
+        observers[site_index] = _HeadObserver(head_dim)
     try:
-        for i, observer in observers.items():
-            model.attentions[i].observer = observer
+        for site_index, observer in observers.items():
+            model.attentions[site_index].observer = observer
         with log.progress("cahp: heads", samples, "samples") as progress:
             for inputs, labels in batches:
                 state = chain.stem(inputs)
@@ -277,14 +277,14 @@ def head_outputs(
                     state = chain.block(block, state)
                 progress.advance(len(labels))
     finally:
-        for i in sites:
-            model.attentions[i].observer = None
+        for site_index in sites:
+            model.attentions[site_index].observer = None
 
     outputs = {}
-    for i, observer in observers.items():
-        outputs[i] = np.concatenate(observer.outputs)
-        if not np.isfinite(outputs[i]).all():
-            raise NonFiniteError(f"the output of a head of {model.sites[i].path} is not finite")
+    for site_index, observer in observers.items():
+        outputs[site_index] = np.concatenate(observer.outputs)
+        if not np.isfinite(outputs[site_index]).all():
+            raise NonFiniteError(f"the output of a head of {model.sites[site_index].path} is not finite")
     return outputs
 
 
@@ -394,7 +394,10 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
-    """Return the Jeffries-Matusita distance of each pair of Gaussians; the formula is above.
+    """Return the Jeffries-Matusita distance of each pair of Gaussians.
+
+    With S = (S_a + S_b) / 2 it is 2 (1 - exp(-B)), where B, the Bhattacharyya distance, is
+    (m_a - m_b)^T S^-1 (m_a - m_b) / 8 + ln(|S| / sqrt(|S_a| |S_b|)) / 2.
 
     Args:
         means: the means, ``[C, d]``.
@@ -502,16 +505,18 @@ def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> 
     """
     parameter = next(model.parameters())
     gates: dict[int, list[float]] = {}
-    for head_index, (i, _) in enumerate(heads):
-        if i not in gates:
-            gates[i] = []
+    for head_index, (site_index, _) in enumerate(heads):
+        if site_index not in gates:
+            gates[site_index] = []
         is_open = head_index in members
-        gates[i].append(float(is_open))
+        gates[site_index].append(float(is_open))
 
     # Gates are [1, heads] for each site: 1 leaves a head on, 0 turns it off.
     with gates_kept(model):
-        for i, gate_of_site in gates.items():
-            model.attentions[i].head_gate = torch.tensor([gate_of_site], device=parameter.device, dtype=parameter.dtype)
+        for site_index, gate_of_site in gates.items():
+            model.attentions[site_index].head_gate = torch.tensor(
+                [gate_of_site], device=parameter.device, dtype=parameter.dtype
+            )
         yield
 
 

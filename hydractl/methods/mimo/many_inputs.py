@@ -117,6 +117,7 @@ class ManyInputs(OneBody):
         # For each input, the samples that it takes, by their indices in the batch.
         rows_of_inputs = self.options.deal(labels.shape[0])  # [M, B * repeats]
         rows_of_inputs = rows_of_inputs.to(labels.device)
+
         # The first layer reads all inputs from `dealt`. The rest of the network sees one input: for images any of them,
         # for texts one that has the tokens (and masks) of all.
         layer = self._layer[0]

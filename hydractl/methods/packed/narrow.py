@@ -161,6 +161,7 @@ def _sizes(source: Source, config: LibraryConfig) -> list[int]:
     for site in sites:
         sizes.append(site.heads)
         sizes.append(site.d_model)
+
     # Rows and columns of the MLPs' matrices. One of the two is always the width, the other an inner size.
     sides: list[int] = []
     for name, tensor in source.family.build(config).state_dict().items():
