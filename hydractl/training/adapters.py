@@ -60,7 +60,7 @@ def remove_idle(model: HydraModel) -> None:
 
 
 def _remove_idle_from(module: nn.Module) -> None:
-    """Do this for the weights of one module."""
+    """Remove, in one module, each parametrisation in which nothing is trained, and restore the original weight."""
     for name, parametrizations in list(module.parametrizations.items()):  # type: ignore[operator,union-attr]
         first = parametrizations[0]
         is_trained = any(parameter.requires_grad for parameter in first.parameters())

@@ -218,7 +218,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
 
 
 def _results_of_one_model(trained: Trained) -> dict[str, object]:
-    """Return the provenance entries for how a training went that leaves the weights its model ends with."""
+    """Return provenance entries on how a training went, if it leaves one set of final weights, not e.g. snapshots."""
     outcome = trained.outcome
     grid = []
 
