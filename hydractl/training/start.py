@@ -635,7 +635,7 @@ def _part_of_parameter(model: HydraModel, name: str) -> str:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    """Build AdamW or SGD, without weight decay on biases, norms and other vectors; with fused kernels on CPU and CUDA."""
+    """Build AdamW or SGD, without weight decay of biases, norms and other vectors, and fused on CPU and CUDA."""
     with_decay = []
     without_decay = []
     for parameter in parameters:
