@@ -14,27 +14,27 @@ from hydractl.jsonio import shown
 from hydractl.report.texts import number
 
 _MOST_SCORE = 1e6
-"""Scores of a file that are larger are no scores: accuracies and AUROCs end at 1, mean losses are far below."""
+"""Larger scores in a file are not believed: accuracies and AUROCs end at 1, and mean losses are far below."""
 
 # --- another circuit --------------------------------------------------------------------------------------------------
 
 
 def check_exact(document: CircuitDocument, path: str, arch: str) -> None:
-    """Check that a circuit can be the reference that others are compared with.
+    """Check that a circuit can be the reference that other circuits are compared with.
 
     Args:
-        document: the circuit, as a file says it.
-        path: of its file, for the message.
+        document: the circuit, as read from a file.
+        path: the file, for the message.
         arch: the architecture of the model that is searched.
 
     Raises:
-        InputError: for a circuit that is not exact, of another architecture, empty or without scores.
+        InputError: the circuit is not exact, has another architecture, removes nothing, or has no scores.
     """
     problems = []
     if not document["removed"]:
         problems.append("it removes nothing")
 
-    # A file that names no algorithm and no architecture is taken to be of the greedy search and of this model.
+    # A file without these fields is assumed to come from a greedy search of this model.
     is_approximate = document.get("approx") is not None
     is_greedy = document.get("algorithm", "greedy") == "greedy"
     if is_approximate or not is_greedy:
@@ -51,29 +51,30 @@ def check_exact(document: CircuitDocument, path: str, arch: str) -> None:
 
 
 def _is_score(value: Any) -> bool:
-    """Return whether a value of an untrusted file can be a score."""
-    is_number = type(value) in (int, float)  # True is no score, though it is an int
+    """Return whether a value from an untrusted file can be a score: a finite number of plausible size."""
+    is_number = type(value) in (int, float)  # excludes True, which is an instance of int
     return is_number and abs(value) < _MOST_SCORE
 
 
 def agreement(document: CircuitDocument, exact: Sequence[Head], other: CircuitDocument) -> AgreementDocument:
-    """Compare the removals of a circuit with those of an exact one.
+    """Compare the removals of a circuit with those of an exact circuit.
 
     Args:
         document: a circuit that removes something.
-        exact: the removals of the exact one, in order.
-        other: its document.
+        exact: the removals of the exact circuit, in order.
+        other: the document of the exact circuit.
 
     Returns:
-        ``removals``: how many of both are compared, those of the shorter one; ``jaccard``: the Jaccard index of the
-        first N removals of both, for N at a quarter, half, three quarters and all of these; ``kendall_tau``: Kendall's
-        tau of the two orders, over the heads that both remove; ``score_lost``: the score of the exact circuit minus
-        that of this one after as many removals, None where they are of different objectives or data.
+        ``removals``: how many removals of each are compared, as many as the shorter circuit has. ``jaccard``: the
+        Jaccard index of the first N removals of both, for N at a quarter, half, three quarters and all of these.
+        ``kendall_tau``: Kendall's tau of the two orders, over the heads that both remove. ``score_lost``: the score of
+        the exact circuit minus the score of this one after ``removals`` removals; None if the circuits are for
+        different objectives or data.
     """
     removed = _removed_heads(document)
     removals = min(len(removed), len(exact))
 
-    budgets = set()  # shares of a short circuit coincide
+    budgets = set()  # a set, since the shares of a short circuit may be the same number
     for share in (0.25, 0.5, 0.75, 1.0):
         budget = round(removals * share)
         budgets.add(max(1, budget))
@@ -99,7 +100,7 @@ def _removed_heads(document: CircuitDocument) -> list[Head]:
 
 
 def _measure_the_same(document: CircuitDocument, other: CircuitDocument) -> bool:
-    """Return whether the scores of two circuits are of the same objective, model and data."""
+    """Return whether the scores of two circuits are for the same objective, model and data."""
     for key in ("objective", "ood_score", "sites", "base"):
         if document.get(key) != other.get(key):
             return False
@@ -109,7 +110,7 @@ def _measure_the_same(document: CircuitDocument, other: CircuitDocument) -> bool
 def _validation_settings(document: CircuitDocument) -> list[object]:
     """Return the validation sets and the tasks that the provenance of a circuit names.
 
-    The list is empty where an untrusted file has no such provenance.
+    The list is empty if an untrusted file has no such provenance.
     """
     source = document.get("source")
     if not isinstance(source, Mapping):
@@ -124,7 +125,7 @@ def _validation_settings(document: CircuitDocument) -> list[object]:
 
 
 def agreement_text(document: CircuitDocument) -> str:
-    """Return the line that says how far a circuit agrees with an exact one: the figures of :func:`agreement`."""
+    """Return the line that says how far a circuit agrees with an exact one: the numbers of :func:`agreement`."""
     compared = document["agreement"]
     jaccards = []
     for budget, jaccard in compared["jaccard"].items():
@@ -138,17 +139,17 @@ def agreement_text(document: CircuitDocument) -> str:
 
 
 def tied_text(document: CircuitDocument) -> str | None:
-    """Return the warning of a search whose score is at its maximum in the first steps, where ties decide.
+    """Return a warning if the score is at its maximum in the first steps, where only ties decide.
 
-    Return None where the score is below its maximum from the first step on.
+    Return None if the score is below its maximum from the first step on.
     """
     objective = document["objective"]
     steps = document["removed"]
     perfect = 1.0
     if objective in LOSS_OBJECTIVES:
-        perfect = 0.0  # their scores are minus a mean loss
+        perfect = 0.0  # the scores of losses are minus a mean loss
 
-    # The steps before the first one whose score is below the maximum.
+    # Count the steps before the first one whose score is below the maximum.
     tied = 0
     for step in steps:
         if step["score"] < perfect:
@@ -164,7 +165,7 @@ def tied_text(document: CircuitDocument) -> str | None:
 
 
 def gain_text(document: CircuitDocument) -> str:
-    """Return the line that says how much the validation AUROC rose and, where that is little, what follows."""
+    """Return the line that says how much the validation AUROC rose and, if that is little, what follows."""
     gain = document["gain"]
     text = (
         f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}, "
@@ -179,7 +180,7 @@ def gain_text(document: CircuitDocument) -> str:
 
 
 def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
-    """Return the warning of circuits that remove the same heads, in whatever order, or None where there are none.
+    """Return a warning about circuits that remove the same heads, in any order; None if there are none.
 
     Args:
         documents: the circuits by objective.
@@ -190,6 +191,7 @@ def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
         objectives = objectives_by_heads.setdefault(removed, [])
         objectives.append(objective)
 
+    # Name the groups of objectives that share their heads.
     repeated = []
     for objectives in objectives_by_heads.values():
         if len(objectives) > 1:
@@ -201,7 +203,7 @@ def repeated_text(documents: Mapping[str, CircuitDocument]) -> str | None:
 
 
 def ended_text(document: CircuitDocument) -> str:
-    """Return the line that says what ended a search before its budget."""
+    """Return the line that says which option ended a search before its budget."""
     objective = document["objective"]
     count = len(document["removed"])
     if document["ended"] == "max_drop":
@@ -214,7 +216,7 @@ def ended_text(document: CircuitDocument) -> str:
 
 
 def rounding_text(documents: Mapping[str, CircuitDocument]) -> str | None:
-    """Return the warning of steps that rounding decided, or None where there are none."""
+    """Return a warning that lists the steps that rounding decided, by objective; None if there are none."""
     undecided = []
     for objective, document in documents.items():
         steps = [str(step["step"]) for step in document.get("rounding", ())]

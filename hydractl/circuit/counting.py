@@ -1,4 +1,4 @@
-"""From logits to counts: what one batch adds, how far rounding may change it, and the sums over batches."""
+"""Counts from logits: the counts of one batch, how far rounding may change them, and their sums over batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hydractl.metrics.probabilities import Block, Floats
 # --- what rounding may change -----------------------------------------------------------------------------------------
 
 LOGIT_TOLERANCE = {torch.float64: 2e-14, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-"""Two logits that differ by less, times the largest logit of the sample or 1, are the same but for rounding.
+"""Two logits are equal but for rounding if they differ by less than this times the largest logit of the sample or 1.
 
-Machines were seen to differ by a twentieth of it, in half precision by a half.
+Differences between machines were seen to be a twentieth of it, in half precision one half.
 """
 
 
@@ -34,19 +34,19 @@ def margins(logits: Floats, labels: np.ndarray) -> Floats:
 
 
 def _msp_slope(block: Block) -> Floats:
-    """Return p (1 - p) of the highest class, ``[B]``: the mean over members."""
+    """Return p (1 - p) of the highest class, ``[B]``, averaged over members."""
     top_class = block.pooled_log.argmax(axis=1)  # [B]
     index = top_class[None, :, None]
     column_of_top = np.take_along_axis(block.member_log_probs, index, axis=2)  # [members, B, 1]
     log_p_of_top = column_of_top[:, :, 0]
     p = np.exp(log_p_of_top)
-    p_minus_1 = np.expm1(log_p_of_top)  # exact where p is near 1
+    p_minus_1 = np.expm1(log_p_of_top)  # more exact than p - 1 if p is near 1
     slopes = -p * p_minus_1
     return np.asarray(slopes.mean(axis=0))
 
 
 def _entropy_slope(block: Block) -> Floats:
-    """Return the sum over classes of p times the distance of -log p from its mean, ``[B]``: the mean over members."""
+    """Return the sum over classes of p times the distance of -log p from its mean, ``[B]``, averaged over members."""
     p = block.member_powers  # [members, B, classes]
     log_p = block.pooled_log  # [B, classes]
     cross_entropy = -(p * log_p).sum(axis=2, keepdims=True)  # [members, B, 1]
@@ -67,7 +67,7 @@ SLOPES: dict[str, Callable[[Block], Floats]] = {
     "energy": _slope_of_one,
     "maxlogit": _slope_of_one,
 }
-"""For each OOD score, the most by which the score of a sample changes when the logits of a member change by 1."""
+"""For each OOD score, a function of how much the score of a sample changes at most if a member's logits change by 1."""
 
 
 # --- one batch --------------------------------------------------------------------------------------------------------
@@ -78,13 +78,13 @@ class Values:
     """The results of one batch under one model.
 
     Attributes:
-        labelled: whether the samples are ID.
+        labelled: whether the samples are ID samples.
         scores: the OOD score of each sample ``[B]``, higher = more OOD.
-        correct: how many ID samples are classified right.
-        nll, brier: the sums of these losses over ID samples, in whole units of :data:`LOSS_UNIT`.
-        doubt: by how much rounding may change these three. All are zero for OOD samples.
-        near: by how much rounding may change each score, ``[B]``; a single number holds for all samples.
-        tasks: the tasks that the samples belong to.
+        correct: how many ID samples are classified right; 0 for OOD samples.
+        nll, brier: the sums of these losses over ID samples, in whole units of :data:`LOSS_UNIT`; 0 for OOD samples.
+        doubt: by how much rounding may change these three counts.
+        near: by how much rounding may change each OOD score, ``[B]``; a single number holds for all samples.
+        tasks: the indices of the tasks that the samples belong to.
     """
 
     labelled: bool
@@ -98,7 +98,7 @@ class Values:
 
 
 def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
-    """Count one batch, in float64.
+    """Count the results of one batch, in float64.
 
     Args:
         logits: ``[B, classes]``.
@@ -106,36 +106,40 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
 
     Returns:
-        The results of the batch, as of task 0.
+        The results of the batch, with the tasks of a search that has only task 0.
 
     Raises:
-        NonFiniteError: for a logit that is NaN or infinite.
+        NonFiniteError: a logit is NaN or infinite.
     """
     members = as_one_member(logits)
     if not np.isfinite(members).all():
         raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
 
-    # The OOD scores, and by how much rounding may change them.
+    # The OOD scores, and by how much rounding may change each of them.
     block = Block(members)
     scores = OOD_SCORES[ood_score](members)
     tolerance = LOGIT_TOLERANCE[logits.dtype]
     largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
-    apart = tolerance * np.maximum(1.0, largest_logit)  # logits that differ by less may be in another order elsewhere
-    # Half of it for each score, so that two scores together differ by as much as two logits do.
-    near = apart / 2 * SLOPES[ood_score](block)
-    if labels is None:
-        return Values(False, scores, near=near)
 
-    # How many samples are right here, on every machine, and on some machine.
+    # If two logits differ by less than this, they may be in the opposite order on another machine.
+    logit_tolerance = tolerance * np.maximum(1.0, largest_logit)  # [B]
+
+    # Give each score half of it, so that two scores together differ by as much as two logits do.
+    score_tolerance = logit_tolerance / 2 * SLOPES[ood_score](block)  # [B]
+    if labels is None:
+        return Values(False, scores, near=score_tolerance)
+
+    # How many samples are classified right here, on every machine (surely), and on some machine (perhaps).
     only_member = members[0]  # [B, classes]
     predicted = only_member.argmax(axis=1)
     correct = int((predicted == labels).sum())
     margin = margins(only_member, labels)
-    surely_correct = int((margin > apart).sum())
-    perhaps_correct = int((margin >= -apart).sum())
+    surely_correct = int((margin > logit_tolerance).sum())
+    perhaps_correct = int((margin >= -logit_tolerance).sum())
 
+    # The losses. Rounding may change each loss by a few units: one in float32, more in half precision.
     nll, brier = _losses(block.pooled_log, labels)
-    units_in_doubt = round(tolerance / LOGIT_TOLERANCE[torch.float32])  # of each loss: one in float32
+    units_in_doubt = round(tolerance / LOGIT_TOLERANCE[torch.float32])
     doubt = Doubt(
         fewer=correct - surely_correct,
         more=perhaps_correct - correct,
@@ -148,7 +152,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
         nll=_sum_in_loss_units(nll),
         brier=_sum_in_loss_units(brier),
         doubt=doubt,
-        near=near,
+        near=score_tolerance,
     )
 
 
@@ -161,17 +165,17 @@ def _losses(log_p: Floats, labels: np.ndarray) -> tuple[Floats, Floats]:
     p_of_label = p[samples, labels]
     sum_of_squares = (p * p).sum(axis=1)
     brier = sum_of_squares + 1 - 2 * p_of_label
-    return nll, np.maximum(brier, 0)  # rounding may take it below 0
+    return nll, np.maximum(brier, 0)  # rounding may make it negative
 
 
 def as_one_member(logits: Tensor) -> Floats:
-    """Return float64 logits ``[1, B, classes]`` of ``[B, classes]``, as the scores of ensembles take them."""
+    """Return logits ``[B, classes]`` as float64 ``[1, B, classes]``, the shape that the scores of ensembles take."""
     array = logits.double().cpu().numpy()
     return array[None]
 
 
 def _sum_in_loss_units(losses: Floats) -> int:
-    """Return the sum of losses ``[B]``, each rounded to whole units of :data:`LOSS_UNIT`."""
+    """Return the sum of losses ``[B]`` in units of :data:`LOSS_UNIT`, each loss rounded to whole units."""
     rounded = np.rint(losses / LOSS_UNIT)
     units = rounded.astype(np.int64)
     return int(units.sum())
@@ -184,18 +188,19 @@ class PairCount:
     """Twice the Mann-Whitney U of OOD scores above ID scores, over the batches so far.
 
     Attributes:
-        two_u: twice the U.
+        two_u: twice U: 2 for each pair in the right order, 1 for each tie.
         inside, outside: the scores of the ID and of the OOD samples so far, in ascending order.
     """
 
     def __init__(self) -> None:
         self.two_u = 0
-        # Sorted, so that a batch is counted against everything before it in little time.
+
+        # Kept sorted, so that a new batch is compared with all earlier scores quickly.
         self.inside = np.empty(0)
         self.outside = np.empty(0)
 
     def add(self, labelled: bool, scores: Floats) -> None:
-        """Count the scores of one batch, ``[B]``, against those of the other side."""
+        """Compare the scores of one batch, ``[B]``, with all scores of the other side, and remember them."""
         if labelled:
             self.two_u += two_u(scores, self.outside)
             joined = np.concatenate([self.inside, scores])
@@ -207,7 +212,7 @@ class PairCount:
 
 
 class TaskPairs:
-    """The pairs of one task: as counted, with rounding against the model, and with rounding for it."""
+    """The pairs of one task, counted three times: as measured, with rounding against the model, and for it."""
 
     def __init__(self) -> None:
         self.counted = PairCount()
@@ -216,7 +221,7 @@ class TaskPairs:
 
     def add(self, values: Values) -> None:
         """Count the scores of one batch."""
-        # An ID sample whose score is higher, and an OOD sample whose score is lower, count against the model.
+        # Shift scores against the model: an ID sample scores higher, an OOD sample lower.
         against_model = values.near if values.labelled else -values.near
         least_scores = values.scores + against_model
         most_scores = values.scores - against_model
@@ -226,12 +231,12 @@ class TaskPairs:
 
     @property
     def lower(self) -> int:
-        """The amount by which rounding may lower twice the U."""
+        """By how much rounding may lower twice U."""
         return self.counted.two_u - self._least.two_u
 
     @property
     def higher(self) -> int:
-        """The amount by which rounding may raise twice the U."""
+        """By how much rounding may raise twice U."""
         return self._most.two_u - self.counted.two_u
 
 
@@ -239,13 +244,14 @@ class Tally:
     """The counts of one model over the batches it has seen so far.
 
     Args:
-        shares: how often the samples and pairs of each task count.
+        shares: for each task, how often each of its samples and pairs is counted.
 
     Attributes:
-        seen: the numbers of the batches that have been counted.
+        seen: the indices of the batches that have been counted.
     """
 
     def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
+        """Begin with no batch counted."""
         self.seen: set[int] = set()
         self._shares = shares
         self._correct = 0
@@ -258,25 +264,27 @@ class Tally:
         """Count one batch, which must be new, for each task that its samples belong to.
 
         Args:
-            batch: the number of the batch.
+            batch: the index of the batch.
             values: its results.
         """
         assert batch not in self.seen
         self.seen.add(batch)
         for task in values.tasks:
-            # With several tasks each counts its samples so often that all weigh what they should.
+            # With several tasks, repeat the samples of each task so that the task has its weight in the sums.
             times = self._shares[task].inside
             self._correct += times * values.correct
             self._nll += times * values.nll
             self._brier += times * values.brier
             self._doubt = self._doubt.plus(times, values.doubt)
+            # The pairs are multiplied in `counts`.
             self._pairs[task].add(values)
 
     def counts(self) -> EvaluationCounts:
-        """Return the counts over what has been seen, the sums over all tasks.
+        """Return the counts over the batches seen so far, summed over all tasks.
 
-        ``two_u`` is None as long as no OOD sample has been seen.
+        ``two_u`` is None if no OOD sample has been seen.
         """
+        # The samples and pairs of each task are counted as often as its share says.
         n_id = 0
         n_ood = 0
         twice_u = 0
@@ -301,7 +309,7 @@ class Tally:
 
     @property
     def seen_pairs(self) -> int:
-        """The number of pairs of an ID and an OOD sample seen so far, as often as they count."""
+        """The number of pairs of an ID and an OOD sample seen so far, each counted as often as its share."""
         total = 0
         for share, pairs in zip(self._shares, self._pairs, strict=True):
             n_id = len(pairs.counted.inside)

@@ -1,4 +1,4 @@
-"""The fields of the circuit file ``hydractl.circuit/2``, and how one is made from a ranking."""
+"""The fields of the circuit file ``hydractl.circuit/2``, and how a document is made from a ranking."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hydractl.heads.mask import Head, MaskDocument
 from hydractl.model.matching import asked_classes
 
 LOW_GAIN = 0.2
-"""Circuits that correct a smaller share of the wrongly ordered pairs of validation samples were seen not to help.
+"""The share of wrongly ordered pairs of validation samples below which circuits were seen not to help.
 
-On other OOD data of the same model, circuits that corrected 2 to 17 % did not help, and those that corrected 21 to 71 %
-did (docs/circuits.md).
+On other OOD data of the same model, circuits that corrected 2 to 17 % of the pairs did not help, and circuits that
+corrected 21 to 71 % did (docs/circuits.md).
 """
 
 
@@ -137,10 +137,10 @@ class TaskDocument(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CircuitWriter:
-    """Makes the circuit documents of one search, from what they have in common.
+    """Makes the circuit documents of one search.
 
     Attributes:
-        scope, options: of the search.
+        scope, options: the scope and the options of the search.
         names: the site and the original number of each candidate.
         data: the sets by name.
         tasks: which ID set was measured against which OOD set.
@@ -155,10 +155,10 @@ class CircuitWriter:
     doubts: Sequence[str] = ()
 
     def document(self, objective: str, ranking: ObjectiveRanking) -> CircuitDocument:
-        """Return the circuit of one objective from its ranking, its fields in the order of the file.
+        """Return the circuit of one objective from its ranking, with its fields in the order of the file.
 
-        Fields that say nothing are left out: the gain where there is none, the tower where both were searched, the
-        start mask of a whole model, and so on.
+        Fields that would say nothing are left out, e.g. the gain if there is none, the tower if both were searched, and
+        the start mask if the search began with the whole model.
         """
         source = self.scope.source
         mask = source.description.mask
@@ -183,7 +183,7 @@ class CircuitWriter:
         if rounding:
             document["rounding"] = rounding
 
-        # The model and the data that it comes from.
+        # The model and the data that the circuit was made from.
         settings = {**search, **self._provenance_details()}
         document["source"] = provenance(
             "extract-circuit",
@@ -204,7 +204,7 @@ class CircuitWriter:
         return document
 
     def _search_document(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
-        """Return what was searched for, and how many heads are gone at the end, with those gone at the beginning."""
+        """Return the settings of the search; its budget includes the heads that were removed before it began."""
         options = self.options
         removed_before = self.scope.total - self.scope.budget
         removed_at_end = removed_before + len(ranking.steps)
@@ -222,7 +222,7 @@ class CircuitWriter:
         return search
 
     def _provenance_details(self) -> dict[str, object]:
-        """Return what the provenance says beyond what was searched for: scope, settings of the run, and data."""
+        """Return the provenance settings beyond those of the search: its scope, how the model ran, and the data."""
         source = self.scope.source
         ood_fingerprint = None
         if "ood" in self.data:
@@ -251,7 +251,7 @@ class CircuitWriter:
     def _removal_documents(
         self, ranking: ObjectiveRanking, objective: str, constrained: Sequence[str]
     ) -> list[RemovalDocument]:
-        """Return the steps of a ranking, each with its head and its counts."""
+        """Return the removals of a ranking as documents, each with its step, head and counts."""
         documents: list[RemovalDocument] = []
         for number, step in enumerate(ranking.steps, start=1):
             site, head = self.names[step.head]
@@ -260,11 +260,11 @@ class CircuitWriter:
         return documents
 
     def _counts_document(self, counts: EvaluationCounts, objective: str, constrained: Sequence[str]) -> CountsDocument:
-        """Return the counts and the score of an objective; a loss only where it decided.
+        """Return the counts of one evaluation, and the score of an objective; a loss only if it decided the search.
 
         Args:
-            counts: of one evaluation.
-            objective: whose score is written.
+            counts: the counts.
+            objective: the objective whose score is written.
             constrained: the objectives that a constraint limits.
         """
         decided_by = (objective, *constrained)
@@ -285,10 +285,10 @@ class CircuitWriter:
         return document
 
     def _gain_document(self, objective: str, ranking: ObjectiveRanking) -> GainDocument | None:
-        """Return how the AUROC on the validation samples rose.
+        """Return how much the AUROC on the validation samples rose.
 
-        None where that says nothing: for another search than the greedy one, for an objective that reads no OOD
-        samples, where no head was removed, and where the AUROC was 1 before.
+        None if this says nothing: the search is not the greedy one, the objective reads no OOD samples, no head was
+        removed, or the AUROC was 1 before.
         """
         if self.options.algorithm != "greedy":
             return None
@@ -301,14 +301,16 @@ class CircuitWriter:
             return None
         last_step = ranking.steps[-1]
         after = last_step.counts.score("ood")
+
+        # The share of the wrongly ordered pairs (1 - AUROC) that the circuit puts right.
         corrected = (after - before) / (1 - before)
         return {"before": before, "after": after, "corrected": corrected, "low": corrected < LOW_GAIN}
 
     def _rounding_documents(self, objective: str, ranking: ObjectiveRanking) -> list[RoundingDocument]:
         """List the steps at which a machine that rounds otherwise may remove another head.
 
-        Each has the ``lead`` of the winner over the best of its rivals, the ``least`` score that the winner may have on
-        another machine, and the rivals, the best first.
+        Each entry has the ``lead`` of the winner's score over that of its best rival, the ``least`` score that the
+        winner may have on another machine, and the rivals, the best first.
         """
         documents: list[RoundingDocument] = []
         for number, step in enumerate(ranking.steps, start=1):
@@ -322,14 +324,14 @@ class CircuitWriter:
         return documents
 
     def _rival_document(self, rival: Trial, objective: str) -> RivalDocument:
-        """Return the entry of a trial that another machine may prefer."""
+        """Return the entry of a rival, a trial that another machine may prefer; ``most`` is its highest score there."""
         site, head = self.names[rival.head]
         score = rival.counts.score(objective)
         most = rival.counts.most.score(objective)
         return {"site": site, "head": head, "score": score, "most": most}
 
     def _entries_seen(self) -> list[Entry]:
-        """List the sets that this search has seen, and those that their samples were made of, each with its role."""
+        """List the sets that this search has seen, and the sets that their samples were made from, with their roles."""
         id_fingerprints = []
         for name, dataset in self.data.items():
             if role_of(name) == "id":
@@ -339,7 +341,7 @@ class CircuitWriter:
         for name, dataset in self.data.items():
             role = role_of(name)
             for origin in dataset.origins():
-                # OOD samples that were made of ID samples come from a set that is listed already, as an ID set.
+                # OOD samples may be made from ID samples: their set is listed already, as an ID set.
                 is_made_of_id = origin is not dataset and origin.fingerprint() in id_fingerprints
                 if not is_made_of_id:
                     entries.append(entry("extract-circuit", role, origin))

@@ -1,4 +1,4 @@
-"""The model with some heads removed: the counts of each batch, for the model as it is and for each candidate."""
+"""Evaluation of a model with heads removed: the counts of each batch for the current model and for each candidate."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class BatchShape:
 
 
 class _LabelReads(NamedTuple):
-    """The features that the tower of the labels reads out without each of some candidates.
+    """The class features that the label tower reads out without each of some candidate heads.
 
     Attributes:
         candidates: heads of one site.
-        classes: for each of them ``[classes, D]``.
+        classes: for each candidate ``[classes, D]``.
     """
 
     candidates: list[CandidateHead]
@@ -52,26 +52,26 @@ class _LabelReads(NamedTuple):
 
 
 class Evaluator:
-    """The towers of one model, the batches, and those of their states that are kept in memory.
+    """The towers of one model, the batches, and the states of batches that are kept in memory.
 
     Args:
-        model: with one member; it must not be used otherwise until :meth:`close`.
+        model: a model with one member; nobody else may use it until :meth:`close`.
         batches: ID and OOD batches.
-        stream: the inputs of all batches in turn, where that is faster than reading each.
+        stream: the inputs of all batches in turn, if that is faster than reading each batch by itself.
         ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
-        memory_bytes: how much the kept states may take.
+        memory_bytes: how many bytes the kept states may take.
         lanes: how many models with different heads removed are searched in turn.
-        aside: whether models are tried beside them, whose states need as much memory again.
+        aside: whether further models are tried besides these; their states need as much memory again.
         weights: the weight of each task in the mean over tasks.
 
     Attributes:
         sample_tower: the tower that reads samples.
-        label_tower: the tower that reads the texts of the labels; None for a model without one.
-        shares: how often the samples and pairs of each task count.
-        n_id, n_ood: the ID and OOD samples of all tasks, as often as they count.
+        label_tower: the tower that reads the texts of the labels; None if the model has none.
+        shares: for each task, how often each of its samples and pairs is counted.
+        n_id, n_ood: the number of ID and OOD samples of all tasks, each sample counted as often as ``shares`` says.
         size: how many samples all batches have together.
-        keeps_data: whether the samples stay in memory, as they are before the first block.
-        chunks: the numbers of all batches, those whose states fit into the memory together in one list.
+        keeps_data: whether the samples stay in memory, in their state before the first block.
+        chunks: the indices of all batches; each inner list holds batches whose states fit into memory together.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Evaluator:
         aside: bool = False,
         weights: Sequence[int] = (1,),
     ) -> None:
+        """Build the towers, read all batches once, and decide how the memory is used (:attr:`chunks`)."""
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
@@ -95,7 +96,7 @@ class Evaluator:
         if model.prompted is not None:
             self.label_tower = SearchedTower(model, model.chain_of_labels)
 
-        # With several tasks, the samples of each count so often that all weigh what they should.
+        # With several tasks, repeat the samples of each task in the counts so that each task has its weight.
         task_sizes = [_samples_of_task(self.batches, task) for task in range(len(weights))]
         self.shares = shares_of(task_sizes, weights)
         self.n_id = 0
@@ -105,19 +106,22 @@ class Evaluator:
             self.n_ood += share.outside * n_ood
         self.size = sum(batch.size for batch in self.batches)
 
-        # The state of each batch before the first block, where all of them fit.
+        # The state of each batch before the first block; empty if not all of them fit into memory.
         self._stems: dict[int, State] = {}
         self.keeps_data = True
-        # By batch the traces (the states of all blocks) of the models that are searched in turn, and the trace of the
-        # model that is tried beside them.
+
+        # Traces (the states of all blocks of one batch), by batch: those of the models that are searched in turn, and
+        # the trace of a model that is only tried ("aside") besides them.
         self._traces: dict[int, list[Trace]] = {}
         self._tried: dict[int, Trace] = {}
         self._is_aside = False
-        # The traces of the tower of the labels, what it reads out, and what it read out for the last candidates.
+
+        # The traces of the label tower, what it reads out, and what it read out for the last candidates.
         self._label_traces: list[Trace] = []
         self._label_reads: Tensor | None = None
         self._last_label_reads: _LabelReads | None = None
 
+        # Fill the lists above by reading all batches once.
         self._lanes = lanes
         self._models_at_a_time = 2 if aside else 1
         self._shapes: list[BatchShape] = []
@@ -126,54 +130,57 @@ class Evaluator:
         self.chunks = self._read_all_and_plan_memory(stream, memory_bytes)
 
     def close(self) -> None:
-        """Give the model its heads back and drop what was kept."""
+        """Give the model its heads back and drop all kept states."""
         self._remove_from_towers([])
         self._traces.clear()
         self._tried.clear()
         self._stems.clear()
 
-    # --- what it costs ------------------------------------------------------------------------------------------------
+    # --- costs --------------------------------------------------------------------------------------------------------
 
     @property
     def work(self) -> float:
-        """Sample-block evaluations so far, in fractions of a block (:attr:`SearchedTower.work`)."""
+        """The work so far, in evaluations of one block on one sample; see :attr:`SearchedTower.work`."""
         if self.label_tower is None:
             return self.sample_tower.work
         return self.sample_tower.work + self.label_tower.work
 
     @property
     def largest_batch_tokens(self) -> int:
-        """The number of samples times tokens of the largest batch."""
+        """The number of tokens of the largest batch: its samples times the tokens of each."""
         tokens_of_batches = [shape.samples * shape.tokens for shape in self._shapes]
         return max(tokens_of_batches)
 
     def naive_work(self, samples: int, sites: Iterable[int]) -> int:
-        """Return the sample-block evaluations of one evaluation of so many samples by the whole model.
+        """Return the cost of one run of the whole model, in evaluations of one block on one sample.
 
-        The tower of the labels counts where heads of it are among the candidates, whose ``sites`` are given.
+        Args:
+            samples: how many samples run.
+            sites: the sites of the candidates. The label tower is included only if it has one of these sites.
         """
         work = samples * len(self.sample_tower.sites)
         if self.label_tower is None:
             return work
         label_sites = set(self.label_tower.sites).intersection(sites)
         if label_sites:
-            prompts = sum(len(stem.hidden) for stem in self._label_stems)
+            prompts = sum(len(stem.hidden) for stem in self._label_stems)  # texts, over all batches of texts
             work += prompts * len(self.label_tower.sites)
         return work
 
     def price(self, site: int | None, samples: int, share: float | None = None) -> float:
-        """Return the cost of evaluating one candidate, a head of a site, in sample-block evaluations.
+        """Return the cost of evaluating one candidate, a head of a site, in evaluations of one block on one sample.
 
         Args:
-            site: the index of the site; None: the cost of the model itself.
-            samples: on how many samples; each is taken to cost the mean of those of this evaluator.
+            site: the index of the site (attention block), which may be in the sample tower or in the label tower; None:
+                the cost of the current model itself.
+            samples: on how many samples; each is assumed to cost the mean over the samples of this evaluator.
             share: the share of the heads that is present at each site; None: as many as now.
         """
         label_tower = self.label_tower
         if label_tower is None or site not in label_tower.sites:
             return samples * _mean_price(self.sample_tower, self._shapes, site, share)
 
-        # The tower of the labels runs all prompts, whatever the samples are.
+        # A head of the label tower: the tower runs on all prompts, however many samples there are.
         shapes = []
         for stem in self._label_stems:
             prompts_of_batch = len(stem.hidden)
@@ -190,11 +197,14 @@ class Evaluator:
 
     @torch.inference_mode()
     def go_to_model_without(self, removed: Sequence[CandidateHead], *, aside: bool = False) -> None:
-        """Go to the model without these heads: what is asked for afterwards is of this model.
+        """Make the model without these heads the current one, which later calls evaluate.
+
+        If the model has a tower for the texts of the labels, the texts run now. Batches of samples run later, when they
+        are asked for.
 
         Args:
-            removed: all heads that it lacks, not only those that it lacks beside the model before.
-            aside: whether the model is only tried: the states of the one before are then kept as well.
+            removed: all heads that the model lacks, not only those removed since the previous model.
+            aside: whether the model is only tried: the states of the previous model are then kept as well.
         """
         self._remove_from_towers(removed)
         self._is_aside = aside
@@ -202,8 +212,8 @@ class Evaluator:
         if self.label_tower is None:
             return
 
-        # The texts of the labels run now, as they depend on no batch; blocks up to the first that differs from the
-        # model before are not run again.
+        # The label texts depend on no batch, so they run now. Blocks before the first site that differs from the
+        # previous model are not run again.
         known_traces: Sequence[Trace | None] = self._label_traces
         if not known_traces:
             known_traces = [None] * len(self._label_stems)
@@ -215,24 +225,24 @@ class Evaluator:
 
     @torch.inference_mode()
     def go_on_with_tried(self) -> None:
-        """Go on with the model that was tried last: its traces take their places among those that are kept."""
+        """Make the model that was tried last the one that is searched: move its traces to the kept traces."""
         self._is_aside = False
         for batch in list(self._tried):
-            self._trace_of_current_model(batch)  # moves the trace of the batch
+            self._trace_of_current_model(batch)  # moves the trace of the batch from `_tried` to `_traces`
 
     @torch.inference_mode()
     def current_values(self, batch: int) -> Values:
-        """Return the counts of one batch under the model without the removed heads."""
+        """Return the counts of one batch under the current model."""
         trace = self._trace_of_current_model(batch)
         return self._values_from_reads(batch, trace.read, self._label_reads)
 
     @torch.inference_mode()
     def values_without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
-        """Return the counts of one batch with each of some heads of one site removed as well.
+        """Return the counts of one batch when one more head is removed, for each of some heads of one site.
 
         Args:
-            batch: the number of the batch.
-            site: the index of the site.
+            batch: the index of the batch.
+            site: the index of the site (attention block).
             heads: the positions of the heads at the site.
 
         Returns:
@@ -242,14 +252,16 @@ class Evaluator:
         if site in self.sample_tower.sites:
             reads = self.sample_tower.without_each(trace, site, heads)  # [heads, B, ...]
             return [self._values_from_reads(batch, read, self._label_reads) for read in reads]
-        # What the tower of the labels reads out depends on no sample: one pass serves all batches.
+
+        # The site is in the label tower, whose features depend on no sample: one pass serves all batches.
         classes_without_each = self._label_reads_without(site, heads)
         return [self._values_from_reads(batch, trace.read, classes) for classes in classes_without_each]
 
     def _label_reads_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
-        """Return what the tower of the labels reads out with each of some heads of one site removed.
+        """Return the class features of the label tower when one more head is removed, for each of some heads of a site.
 
-        The last answer is kept, since the same one is needed for every batch.
+        The label tower encodes the texts of the classes. Its last answer is kept, since every batch asks for the same
+        one.
 
         Returns:
             For each head ``[classes, D]``.
@@ -259,29 +271,33 @@ class Evaluator:
         last = self._last_label_reads
         if last is not None and last.candidates == candidates:
             return last.classes
-        parts = [self.label_tower.without_each(trace, site, heads) for trace in self._label_traces]
-        classes_by_head = torch.cat(parts, dim=1)  # [heads, classes, D]
+
+        # For each batch of texts [heads, texts, D]; together the texts are the classes.
+        features_of_text_batches = [self.label_tower.without_each(trace, site, heads) for trace in self._label_traces]
+        classes_by_head = torch.cat(features_of_text_batches, dim=1)  # [heads, classes, D]
         classes = list(classes_by_head)
         self._last_label_reads = _LabelReads(candidates, classes)
         return classes
 
     @torch.inference_mode()
     def current_logits(self, batch: int) -> Tensor:
-        """Return the logits ``[B, classes]`` of one batch under the model without the removed heads."""
+        """Return the logits ``[B, classes]`` of one batch under the current model."""
         trace = self._trace_of_current_model(batch)
         return self._logits_from_reads(batch, trace.read, self._label_reads)
 
     def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
-        """Return the logits ``[B, classes]`` of one batch as a function of a gate on each head of the tower of samples.
+        """Return the logits ``[B, classes]`` of one batch as a differentiable function of gates on the heads.
 
-        To be called outside inference mode. The tower of the labels stays as it is.
+        The gates are on the heads of the sample tower; the label tower stays as it is. Must be called outside inference
+        mode.
 
         Args:
-            batch: the number of the batch.
-            gates: for each site ``[B, heads]``, by which the output of each head is multiplied.
+            batch: the index of the batch.
+            gates: for each site ``[B, heads]``, factors for the output of each head.
         """
         stem = self._stem_of(batch)
-        # Kept tensors were made in inference mode, and only copies of them may be part of a graph of gradients.
+
+        # The kept tensors were created in inference mode: autograd accepts only copies of them.
         context = {}
         for name, value in stem.context.items():
             if isinstance(value, Tensor):
@@ -298,9 +314,9 @@ class Evaluator:
         """Return the counts of one batch from what the towers read out.
 
         Args:
-            batch: the number of the batch.
-            read: what the tower of samples reads out of it, ``[B, ...]``.
-            classes: what the tower of the labels reads out, ``[classes, D]``; None where there is none.
+            batch: the index of the batch.
+            read: what the sample tower reads out of the batch, ``[B, ...]``.
+            classes: what the label tower reads out, ``[classes, D]``; None if there is no label tower.
         """
         logits = self._logits_from_reads(batch, read, classes)
         search_batch = self.batches[batch]
@@ -308,8 +324,8 @@ class Evaluator:
         return replace(values, tasks=search_batch.tasks)
 
     def _logits_from_reads(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
-        """Return the logits ``[B, classes]`` of one batch, of the classes of its tasks."""
-        # One member's outputs, in the order of the towers: samples first, as the families list them.
+        """Return the logits ``[B, classes]`` of one batch, only the columns of the classes of its tasks."""
+        # The outputs of the only member, [1, ...] each, in the order of the towers: samples first.
         outputs = [read[None]]
         if classes is not None:
             outputs.append(classes[None])
@@ -319,22 +335,26 @@ class Evaluator:
         return only_member[:, first:end]
 
     def _remove_from_towers(self, removed: Sequence[CandidateHead]) -> None:
-        """Slice exactly these heads away from the towers."""
+        """Slice exactly these heads away from the towers; heads removed earlier that are not named come back."""
         self.sample_tower.remove(removed)
         if self.label_tower is not None:
             self.label_tower.remove(removed)
 
-    # --- what is kept -------------------------------------------------------------------------------------------------
+    # --- kept states -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _read_all_and_plan_memory(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
         """Read all batches once, and decide how the memory is used.
 
-        Notes the shape of each batch, how many traces of a batch are kept, and the stems (the states before the first
-        block) where they are kept.
+        Also stores the shape of each batch, how many traces of a batch are kept, and the stems (states before the first
+        block) if they fit.
+
+        Args:
+            stream: the inputs of all batches in turn.
+            memory_bytes: how many bytes the kept states may take; stems may take a quarter of them.
 
         Returns:
-            The numbers of the batches, in chunks whose traces fit into the memory together.
+            The indices of the batches, in chunks whose traces fit into memory together.
         """
         stem_bytes = self._read_stems(stream, most_bytes=memory_bytes // 4)
         self._stem_bytes = 0
@@ -342,7 +362,8 @@ class Evaluator:
             self._stem_bytes = sum(stem_bytes)
         left_bytes = memory_bytes - self._stem_bytes
 
-        # For each block a state, its joined heads and its output, and once the whole state before the last block.
+        # A trace holds for each block a state, its joined heads and its output, and once more the whole state before
+        # the last block. Each of these is about as large as the stem.
         states_of_trace = 3 * len(self.sample_tower.sites) + 1
         trace_bytes = [self._models_at_a_time * size * states_of_trace for size in stem_bytes]
         self._trace_bytes = sum(trace_bytes)
@@ -351,12 +372,14 @@ class Evaluator:
         return _chunks_within(left_bytes, trace_bytes)
 
     def _read_stems(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
-        """Read all batches, and keep their stems if all of them together take no more than so many bytes.
+        """Read all batches, and keep their stems if all of them together take at most ``most_bytes``.
 
-        The first batch that goes beyond drops those that were kept so far, and unsets :attr:`keeps_data`.
+        A stem is the state of a batch before the first block of the tower. The first batch that exceeds the limit drops
+        all stems that were kept so far, and unsets :attr:`keeps_data`. Also appends the shape of each batch to
+        ``_shapes``.
 
         Returns:
-            The bytes of the stem of each batch.
+            The size of the stem of each batch in bytes.
         """
         stem_bytes = []
         for batch, inputs in enumerate(stream):
@@ -380,7 +403,7 @@ class Evaluator:
         return int(all_bytes)
 
     def _stem_of(self, batch: int) -> State:
-        """Return the state of a batch before the first block; read it anew where it is not kept."""
+        """Return the state of a batch before the first block; read the batch again if its stem is not kept."""
         if self.keeps_data:
             return self._stems[batch]
         inputs = self.batches[batch].read()
@@ -388,7 +411,7 @@ class Evaluator:
 
     @cached_property
     def _label_stems(self) -> list[State]:
-        """The states of the texts of the labels before the first block, of each batch of them one."""
+        """The states of the label texts before the first block, one for each batch of texts."""
         prompted = self.model.prompted
         assert self.label_tower is not None
         assert prompted is not None
@@ -399,26 +422,30 @@ class Evaluator:
         return stems
 
     def _trace_of_current_model(self, batch: int) -> Trace:
-        """Return the trace of one batch under the model that the tower is at, and store it.
+        """Return the trace of one batch (the states of all blocks) under the current model, and store it.
 
-        A stored trace of the same model is returned. Otherwise the batch runs, from the first block at which the model
-        differs from that of the most similar stored trace.
+        A stored trace of the same model is returned as it is. Otherwise the batch runs, starting at the first block
+        where the current model differs from the model of the most similar stored trace.
 
-        The traces of models that are searched are stored in ``_traces``, several a batch. That of a model that is only
-        tried is stored in ``_tried``, one a batch, until the batch is asked for again.
+        Traces of models that are searched are stored in ``_traces``, several per batch. The trace of a model that is
+        only tried (``_is_aside``) is stored in ``_tried``, one per batch.
         """
         heads = self.sample_tower.kept
         searched_traces = self._traces.setdefault(batch, [])
         stored_traces = list(searched_traces)
-        # Taken out: it is of this model and stored again below, or of one that was tried before and is over.
+
+        # The tried trace is either of the current model, and is stored again below, or of a model tried before, which
+        # is no longer needed after this call.
         tried_trace = self._tried.pop(batch, None)
         if tried_trace is not None:
             stored_traces.append(tried_trace)
 
+        # Reuse the stored trace that agrees with the current model at the most leading sites.
         trace = _most_similar(stored_traces, heads)
         if trace is None or trace.kept != heads:
             trace = self.sample_tower.trace(self._stem_of(batch), known=trace)
 
+        # Store it with the kind of model it belongs to.
         if self._is_aside:
             self._tried[batch] = trace
             return trace
@@ -428,23 +455,26 @@ class Evaluator:
         return trace
 
     def _store_trace(self, trace: Trace, searched_traces: list[Trace]) -> None:
-        """Add a trace to those of its batch, in the place of one that is no longer needed.
+        """Add a trace to those of its batch, and drop traces that are no longer needed.
 
         Args:
-            trace: of the model as it is.
-            searched_traces: those that are stored of the batch, the oldest first; changed in place.
+            trace: the trace of the current model.
+            searched_traces: the stored traces of the batch, the oldest first; changed in place.
         """
         nearest = _most_similar(searched_traces, trace.kept)
-        # A model with more heads removed takes the place of the one it comes from; others are stored beside it.
+
+        # If the new model has the heads of the nearest one or fewer, the search went on from there: replace that trace.
+        # Otherwise it belongs to another model that is searched in turn: store it beside the others.
         if nearest is not None and _has_only_heads_of(trace, nearest):
             searched_traces.remove(nearest)
-        # Where the memory does not suffice for one more, the oldest go.
+
+        # If the memory is full, the oldest traces go.
         while searched_traces and len(searched_traces) >= self._most_traces:
             searched_traces.pop(0)
         searched_traces.append(trace)
 
     def drop_traces(self, batches: Sequence[int]) -> None:
-        """Drop the traces of a chunk, where not all of them fit into memory."""
+        """Drop the traces of some batches, unless all chunks fit into memory, i.e. there is only one."""
         if len(self.chunks) == 1:
             return
         for batch in batches:
@@ -453,15 +483,15 @@ class Evaluator:
 
 
 def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], processes: Processes) -> dict[int, _Answer]:
-    """Call a function on every batch, shared out among the processes.
+    """Call a function on every batch, with the batches shared out among the processes.
 
     Args:
-        evaluator: whose batches they are.
-        of_batch: the function, called with the number of a batch; its answer must survive a round trip through JSON.
-        processes: who shares the batches.
+        evaluator: the evaluator that has the batches.
+        of_batch: the function, called with the index of a batch; its answer must survive a round trip through JSON.
+        processes: the processes that share the batches.
 
     Returns:
-        The answers by batch, those of all processes.
+        The answers of all processes, by batch.
     """
     answers_here = {}
     for chunk in evaluator.chunks:
@@ -474,16 +504,16 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
     answers = {}
     for answers_of_process in processes.gather(answers_here):
         for batch, answer in answers_of_process.items():
-            answers[int(batch)] = answer  # JSON has texts for keys
+            answers[int(batch)] = answer  # JSON turns the keys into strings
     return answers
 
 
 def _chunks_within(most_bytes: int, trace_bytes: Sequence[int]) -> list[list[int]]:
-    """Cut the numbers of the batches into chunks whose traces take no more than so many bytes, or of one batch.
+    """Cut the indices of the batches into chunks whose traces fit into some bytes; one batch alone may exceed them.
 
     Args:
-        most_bytes: what the traces of a chunk may take.
-        trace_bytes: what the trace of each batch takes.
+        most_bytes: how many bytes the traces of a chunk may take.
+        trace_bytes: how many bytes the trace of each batch takes.
     """
     chunks: list[list[int]] = []
     chunk_bytes = 0
@@ -498,11 +528,11 @@ def _chunks_within(most_bytes: int, trace_bytes: Sequence[int]) -> list[list[int
 
 
 def _mean_price(tower: SearchedTower, shapes: Sequence[BatchShape], site: int | None, share: float | None) -> float:
-    """Return the mean cost of a sample for one candidate of a site, in block evaluations of a tower.
+    """Return the mean cost per sample of evaluating one candidate, in evaluations of one block of the tower.
 
     Args:
-        tower: the tower of the site.
-        shapes: the batches whose samples are averaged.
+        tower: the tower that has the site.
+        shapes: the batches over whose samples to average.
         site: the index of the site; None: the cost of the model itself.
         share: the share of the heads that is present at each site; None: as many as now.
     """
@@ -515,7 +545,7 @@ def _mean_price(tower: SearchedTower, shapes: Sequence[BatchShape], site: int | 
 
 
 def _samples_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
-    """Return how many ID and OOD samples a task has."""
+    """Return the number of ID samples and of OOD samples of a task; batches without labels are OOD."""
     n_id = 0
     n_ood = 0
     for batch in batches:
@@ -529,9 +559,9 @@ def _samples_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, in
 
 
 def _most_similar(traces: Sequence[Trace], heads: Kept) -> Trace | None:
-    """Return the trace whose model has the same heads as ``heads`` at the most leading sites; None where there is none.
+    """Return the trace whose model has the same heads as ``heads`` at the most leading sites; None if there are none.
 
-    Of equally similar traces it is the first.
+    Of equally similar traces the first is returned.
     """
 
     def leading_sites_in_common(trace: Trace) -> int:
@@ -541,7 +571,7 @@ def _most_similar(traces: Sequence[Trace], heads: Kept) -> Trace | None:
 
 
 def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
-    """Return whether every head that a trace was made with is also one of another trace."""
+    """Return whether every head that was present in a trace was also present in another trace."""
     is_part_of_other = []
     for heads, other_heads in zip(trace.kept, other.kept, strict=True):
         is_part_of_other.append(set(heads) <= set(other_heads))
@@ -550,7 +580,7 @@ def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
 
 def _shape_in_tower(tower: SearchedTower, stem: State, samples: int) -> BatchShape:
     """Return the size of a batch in a tower, from its state before the first block."""
-    tokens = stem.hidden.shape[1]
+    tokens = stem.hidden.shape[1]  # [samples, tokens, d_model]
     read_out = tower.chain.query_tokens(stem)
     queries = read_out.hidden.shape[1]
     return BatchShape(samples, tokens, queries)

@@ -1,13 +1,12 @@
-"""Forecasts of scores from gradients: what the objective would be without each head, were all samples linear in it.
+"""Forecasts of scores from gradients: the score without each head, as if each sample depended on it linearly.
 
-A forecast is made for every sample and counted as the real thing would be. The objectives are counts, and at a trained
-model the slope of any smoothed count is of little use: what a head does for some samples and against others cancels in
-the sum, while a removal moves each sample by a large step. So the slope is taken for each sample, of a quantity that is
-nearly linear in the outputs of the heads (a difference of logits), and the forecast quantities of all samples are then
-counted.
+A forecast is made for every sample, and the forecasts are counted like real results. The objectives themselves are
+counts, and at a trained model the slope of any smoothed count is of little use: what a head does for some samples and
+against others cancels in the sum, while a removal moves each sample by a large step. Therefore the slope is computed
+for each sample, of a quantity that is nearly linear in the outputs of the heads (a difference of logits).
 
 The slope by a gate on a head is the importance of Michel et al. 2019 (arXiv 1905.10650, equation 2) before its absolute
-value and mean; a gate that goes from one to zero removes the head, so the forecast is the quantity minus the slope.
+value and mean. A gate that goes from one to zero removes the head, so the forecast is the quantity minus the slope.
 """
 
 from __future__ import annotations
@@ -43,36 +42,35 @@ QUANTITIES_OF: dict[str, tuple[str, ...]] = {
     "nll": (LABEL,),
     "brier": (LABEL,),
 }
-"""The quantities that the forecast of an objective reads."""
+"""The names of the quantities that the forecast of each objective reads."""
 
 _SPREAD = "spread"
 """The spread of probability over the wrong classes: the sum of its squares divided by the square of its sum."""
 
 _TINY = 1e-300
-"""Stands in for zero in a divisor and in a logarithm."""
+"""Replaces zero in a divisor and in a logarithm."""
 
 _DOUBT = 0.5
 """The assumed standard error of a forecast change, as a share of that change.
 
-With it, samples near the decision boundary count in part, which tells heads apart that leave equally many samples
-right.
+With it, samples near the decision boundary count in part. This tells apart heads that leave equally many samples right.
 """
 
 
 @dataclass(frozen=True)
 class Quantities:
-    """Numbers of all samples by the names of the quantities, in the order of the batches.
+    """Numbers of all samples by the name of the quantity, in the order of the batches.
 
     Attributes:
-        inside: those of ID samples ``[N]``, or their slopes ``[N, heads]``.
-        outside: those of OOD samples, where any objective reads them.
+        inside: the numbers of ID samples ``[N]``, or their slopes ``[N, heads]``.
+        outside: the same for OOD samples; empty if no objective reads them.
     """
 
     inside: dict[str, Tensor]
     outside: dict[str, Tensor]
 
     def of_samples(self, inside: Tensor, outside: Tensor) -> Quantities:
-        """Return the numbers of some ID and some OOD samples, which are given as bool ``[N]`` each."""
+        """Return the numbers of selected ID and OOD samples; each selection is bool ``[N]``."""
         selected = Quantities({}, {})
         for name, values in self.inside.items():
             selected.inside[name] = values[inside]
@@ -81,7 +79,7 @@ class Quantities:
         return selected
 
     def of_columns(self, columns: Sequence[int]) -> Quantities:
-        """Return the slopes by some of the heads, float64 ``[N, len(columns)]``."""
+        """Return the slopes by some of the heads, float64 ``[N, len(columns)]``, given by their column indices."""
         index = torch.tensor(list(columns), dtype=torch.long)
         selected = Quantities({}, {})
         for name, values in self.inside.items():
@@ -96,31 +94,31 @@ class Slopes:
     """The slopes of the quantities of all samples by a gate on each head.
 
     Attributes:
-        heads: those of the tower of samples that are present.
-        quantities: ``[N, len(heads) + 1]``; the last column, zeros, is that of a head which has no slopes.
+        heads: the heads of the sample tower that are present.
+        quantities: ``[N, len(heads) + 1]``; the last column is zero, and is used for heads that have no slopes.
     """
 
     heads: list[CandidateHead]
     quantities: Quantities
 
     def by_heads(self, heads: Sequence[CandidateHead]) -> Quantities:
-        """Return the slopes by some heads, a column each; zeros for those of the tower that reads labels."""
+        """Return the slopes by some heads, one column each; zeros for heads of the label tower."""
         column_of_head = {head: column for column, head in enumerate(self.heads)}
-        column_of_zeros = -1
+        column_of_zeros = -1  # the last column
         columns = [column_of_head.get(head, column_of_zeros) for head in heads]
         return self.quantities.of_columns(columns)
 
 
 def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
-    """Return which ID and which OOD samples belong to a task, bool ``[N]`` each."""
-    inside: list[bool] = []
-    outside: list[bool] = []
+    """Return masks of the ID samples and of the OOD samples that belong to a task, bool ``[N]`` each."""
+    id_flags: list[bool] = []
+    ood_flags: list[bool] = []
     for batch in evaluator.batches:
         belongs_to_task = task in batch.tasks
-        side = outside if batch.labels is None else inside
-        side.extend([belongs_to_task] * batch.size)
-    is_inside = torch.tensor(inside, dtype=torch.bool)
-    is_outside = torch.tensor(outside, dtype=torch.bool)
+        flags = ood_flags if batch.labels is None else id_flags
+        flags.extend([belongs_to_task] * batch.size)
+    is_inside = torch.tensor(id_flags, dtype=torch.bool)
+    is_outside = torch.tensor(ood_flags, dtype=torch.bool)
     return is_inside, is_outside
 
 
@@ -134,13 +132,13 @@ def quantities_needed(objectives: Sequence[str]) -> list[str]:
 
 
 def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -> Tensor:
-    """Compute one quantity of one batch, differentiably.
+    """Compute one quantity of each sample of a batch, differentiably.
 
     Args:
-        name: ``ood_score``; or what compares the label with the other classes: ``margin`` (logit minus the highest
+        name: ``ood_score``; or a comparison of the label with the other classes: ``margin`` (logit minus the highest
             other one), ``label`` (log-odds) or ``spread`` (of probability over the others).
         logits: float64 ``[B, classes]``.
-        labels: ``[B]``; None for OOD samples, which have no quantity but the OOD score.
+        labels: ``[B]``; None for OOD samples, which have only the OOD score.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
 
     Returns:
@@ -150,10 +148,10 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
         nearly_linear_score = _OOD_SCORE[ood_score]
         return nearly_linear_score(logits)
 
-    # The other quantities compare the label with the classes beside it.
+    # The other quantities compare the label with the other classes.
     assert labels is not None
     label_column = labels[:, None]  # [B, 1]
-    others = logits.scatter(1, label_column, -torch.inf)  # the label's own logit never counts
+    others = logits.scatter(1, label_column, -torch.inf)  # [B, classes], -inf at the label, which then never counts
     if name == _SPREAD:
         p_of_others = others.softmax(dim=1)
         return p_of_others.square().sum(dim=1)
@@ -165,7 +163,7 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
 
 
 def _odds_against(logits: Tensor) -> Tensor:
-    """Return minus the log-odds of the highest p ``[B]``: it orders as -p does, and does not flatten near p = 1."""
+    """Return the negative log-odds of the highest p, ``[B]``: sorts as -p does, but does not flatten near p = 1."""
     top = logits.argmax(dim=1, keepdim=True)  # [B, 1]
     others = logits.scatter(1, top, -torch.inf)
     top_logit = logits.gather(1, top)[:, 0]
@@ -189,13 +187,13 @@ _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> Quantities:
-    """Compute the quantities of all samples under the model as it is, float64 ``[N]`` each.
+    """Compute the quantities of all samples under the current model, float64 ``[N]`` each.
 
-    The log-odds of the label come with the spread, which the forecast of the Brier score reads as well.
+    If the log-odds of the label are asked for, the spread is added: the forecast of the Brier score reads both.
     """
 
     def lists_of_batch(batch: int) -> dict[str, list[float]]:
-        """Return the quantities of one batch as lists, which processes can tell each other."""
+        """Return the quantities of one batch as lists, which processes can exchange."""
         logits = evaluator.current_logits(batch).double()
         readable, labels = _quantities_and_labels(evaluator, batch, names)
         if LABEL in readable:
@@ -206,6 +204,7 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
             lists[name] = values.tolist()
         return lists
 
+    # Each process computes some batches; afterwards all processes have all of them.
     lists_by_batch = over_batches(evaluator, lists_of_batch, processes)
     tensors_by_batch: dict[int, dict[str, Tensor]] = {}
     for batch, lists in lists_by_batch.items():
@@ -220,21 +219,21 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
 
 
 def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
-    """Take the slope of each quantity by a gate on each head that is present in the tower which reads samples.
+    """Compute the slope of each quantity by a gate on each head that is present in the sample tower.
 
-    That takes one forward pass and one backward pass for each quantity.
+    Each batch takes one forward pass, and one backward pass for each quantity.
 
     Args:
-        evaluator: at the model whose slopes they are.
-        names: the quantities.
+        evaluator: its current model is the one whose slopes are computed.
+        names: the names of the quantities.
 
     Returns:
-        The slopes of all samples, float32; a head that goes from present to absent changes a quantity by minus its
-        slope.
+        The slopes of all samples, float32; removing a head changes a quantity by minus its slope.
 
     Raises:
-        NonFiniteError: where a slope is NaN or infinite.
+        NonFiniteError: a slope is NaN or infinite.
     """
+    # The heads, in the order of the columns.
     tower = evaluator.sample_tower
     heads: list[CandidateHead] = []
     for site, kept in zip(tower.sites, tower.kept, strict=True):
@@ -259,11 +258,12 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
     if not readable:
         return {}
 
-    # Each sample has gates of its own, so the gradient of the sum over samples holds the slopes of each.
+    # Each sample has its own gates, so one gradient of the sum over samples holds the slopes of each sample.
     gates = _gates_of_ones(evaluator, batch)
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
     logits = evaluator.gated_logits(batch, gates).double()
 
+    # The column of zeros stands for heads without slopes.
     parameter = next(evaluator.model.parameters())
     column_of_zeros = parameter.new_zeros(evaluator.batches[batch].size, 1)
     slopes_by_name = {}
@@ -271,7 +271,7 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
         gradients: Sequence[Tensor] = ()
         if gates_of_heads:
             values = quantity(name, logits, labels, evaluator.ood_score)
-            # The graph is kept for the next quantity. Of each site [B, heads].
+            # For each site [B, heads]. The graph is kept for the next quantity.
             gradients = torch.autograd.grad(values.sum(), gates_of_heads, retain_graph=True)
             evaluator.count_backward(batch)
         by_head = torch.cat([*gradients, column_of_zeros], dim=1)  # [B, heads + 1]
@@ -280,7 +280,7 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
 
 
 def _gates_of_ones(evaluator: Evaluator, batch: int) -> list[Tensor]:
-    """Return gates that change nothing: for each site ``[B, heads]``, with a gradient where the site has heads."""
+    """Return gates of value 1 for each site, ``[B, heads]``; a site without heads has a gate without a gradient."""
     parameter = next(evaluator.model.parameters())
     size = evaluator.batches[batch].size
     gates = []
@@ -292,9 +292,9 @@ def _gates_of_ones(evaluator: Evaluator, batch: int) -> list[Tensor]:
 
 
 def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
-    """Return those of some quantities that a batch has, as a new list, and its labels on the model's device.
+    """Return the quantities that a batch has, as a new list, and its labels on the model's device.
 
-    An OOD batch has no labels (None), and no quantity but the OOD score.
+    An OOD batch has no labels (None), and only the OOD score.
     """
     labels = evaluator.batches[batch].labels
     if labels is None:
@@ -306,10 +306,10 @@ def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str
 
 
 def _joined_in_batch_order(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) -> Quantities:
-    """Join the quantities of all batches in the order of the batches, those of ID and of OOD batches each.
+    """Concatenate the quantities of all batches in the order of the batches, separately for ID and OOD batches.
 
     Args:
-        evaluator: whose batches they are.
+        evaluator: the evaluator that has the batches.
         by_batch: for each batch its quantities by name, ``[B, ...]``.
     """
     id_parts: dict[str, list[Tensor]] = {}
@@ -318,13 +318,13 @@ def _joined_in_batch_order(evaluator: Evaluator, by_batch: Mapping[int, Mapping[
         is_ood = evaluator.batches[batch].labels is None
         parts_by_name = ood_parts if is_ood else id_parts
         for name, values in by_batch[batch].items():
-            parts = parts_by_name.setdefault(name, [])
-            parts.append(values)
+            tensors_of_name = parts_by_name.setdefault(name, [])
+            tensors_of_name.append(values)
     return Quantities(_concatenated(id_parts), _concatenated(ood_parts))
 
 
 def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the parts of each quantity along the samples."""
+    """Concatenate the tensors of each quantity along the samples."""
     concatenated = {}
     for name, parts in parts_by_name.items():
         concatenated[name] = torch.cat(parts)
@@ -333,7 +333,7 @@ def _concatenated(parts_by_name: Mapping[str, list[Tensor]]) -> dict[str, Tensor
 
 @contextlib.contextmanager
 def _without_gradients_of_weights(model: nn.Module) -> Iterator[None]:
-    """Turn off the gradients of weights inside this context: their graphs would keep more activations."""
+    """Turn off the gradients of weights inside this context: their graphs would keep more activations in memory."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trained:
@@ -348,16 +348,17 @@ def _without_gradients_of_weights(model: nn.Module) -> Iterator[None]:
 
 
 def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
-    """Forecast the objective without each head, as if all quantities were linear: quantity minus slope.
+    """Forecast the objective without each head, as if all quantities were linear: each becomes quantity minus slope.
 
     Args:
-        objective: what is forecast.
-        now: the quantities under the model as it is, ``[N]`` each.
+        objective: the objective to forecast, e.g. "acc".
+        now: the quantities under the current model, ``[N]`` each.
         change: the slopes by the heads, float64 ``[N, heads]`` each.
 
     Returns:
         The score without each head, ``[heads]``, as the search counts it: higher is better, losses are negative.
     """
+    # Objectives that read OOD samples.
     if objective == "avg":
         accuracy = forecast("acc", now, change)
         auroc_of_heads = forecast("ood", now, change)
@@ -365,19 +366,22 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     if OBJECTIVE_BY_NAME[objective].needs_ood:
         return _forecast_auroc(now, change)
 
-    (name,) = QUANTITIES_OF[objective]  # the margin for "acc", the log-odds of the label for the losses
+    # All others read one quantity of ID samples: the margin for "acc", the log-odds of the label for the losses.
+    (name,) = QUANTITIES_OF[objective]
     slope = change.inside[name]
     after = now.inside[name][:, None] - slope  # [N, heads]
     if objective == "acc":
-        # A sample is right where its margin is above 0; the forecast is doubted by a share of the change.
+        # A sample is right if its margin is above 0. The forecast margin is taken as uncertain in proportion to its
+        # change, so a sample near 0 counts in part.
         standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
         p_right = torch.special.ndtr(after / standard_error)
         return p_right.mean(dim=0).numpy()
     if objective == "nll":
-        nll = nn.functional.softplus(-after)
+        nll = nn.functional.softplus(-after)  # the NLL of a label, from its log-odds
         return -nll.mean(dim=0).numpy()
 
-    # The Brier score: p_wrong^2 for the label, and its spread over the other classes, taken to stay as it is.
+    # The Brier score is p_wrong^2 for the label plus the squares of the other classes, which are p_wrong^2 * spread.
+    # The spread is assumed to stay as it is.
     assert objective == "brier"
     p_wrong = torch.sigmoid(-after)
     spread = now.inside[_SPREAD][:, None]  # [N, 1]
@@ -386,10 +390,10 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
 
 
 def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:
-    """Forecast the AUROC of OOD above ID scores without each head: ``[heads]``.
+    """Forecast the AUROC, with OOD samples scoring above ID ones, without each head: ``[heads]``.
 
     Args:
-        now: the quantities under the model as it is, ``[N]`` each.
+        now: the quantities under the current model, ``[N]`` each.
         change: the slopes by the heads, ``[N, heads]`` each.
     """
     id_after = _scores_after(now.inside, change.inside)  # [heads, N]

@@ -1,12 +1,12 @@
-"""``--algorithm headmap``: one pass over the sites, the best heads of each of them kept.
+"""``--algorithm headmap``: one pass over the sites (attention blocks), which keeps the best heads of each site.
 
-Wang et al. 2025, "HeadMap: Locating and Enhancing Knowledge Circuits in LLMs", ICLR 2025, as Hydra Ensembles cites it:
-the sites are gone through in model order; each head of a site is masked alone, together with the heads that were chosen
-at the sites before; the k heads of the site whose masking gives the highest loss are chosen. The chosen heads are the
-circuit. That takes as many evaluations of the data as there are heads.
+The method is that of Wang et al. 2025, "HeadMap: Locating and Enhancing Knowledge Circuits in LLMs", ICLR 2025, as
+Hydra Ensembles cites it. It goes through the sites in model order. At each site, every head is masked alone, together
+with the heads that were chosen at earlier sites. The k heads of the site whose masking gives the highest loss are
+chosen. The chosen heads are the circuit. This takes as many evaluations of the data as there are heads.
 
-A chosen head is masked during the pass only: the result keeps the chosen heads and removes the others. In what order,
-the method does not say: scores of different sites were measured with different numbers of masked heads.
+A chosen head is masked during the pass only: the result keeps the chosen heads and removes the others. The method does
+not say in what order to remove them: scores of different sites were measured with different numbers of masked heads.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hydractl.circuit.winners import CandidateHead, Trial, best_first, lowest_ch
 class Headmap(GreedySearch):
     """The search of ``--algorithm headmap``.
 
-    Objectives that have chosen the same heads share their evaluations, which are of all samples that any of them reads.
+    Objectives that have chosen the same heads share their evaluations, which cover all samples that any of them reads.
 
     Args:
-        kept: how many heads to choose at each site; of a site that has fewer, all.
+        kept: how many heads to choose at each site; a site with fewer heads keeps all of them.
         others: the keyword arguments of :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` has no effect here.
     """
 
@@ -42,20 +42,20 @@ class Headmap(GreedySearch):
         self.kept = dict(kept)
 
     def run(self, objectives: Sequence[str], budget: int | None = None) -> dict[str, ObjectiveRanking]:
-        """Choose heads site after site, and rank those that were not chosen.
+        """Choose heads site by site, and rank the heads that were not chosen.
 
-        At each site every head is tried: masked alone, together with the heads chosen at the sites before. The heads
-        whose masking scores lowest are chosen, as many as ``kept`` says. A chosen head stays masked for the rest of the
-        pass, and is kept in the result; the others are what the result removes.
+        At each site (attention block) every head is tried: it is masked together with the heads chosen at earlier
+        sites. The ``kept[site]`` heads whose masking gives the lowest scores are chosen. A chosen head stays masked for
+        the rest of the pass, but the result keeps it and removes all other heads.
 
         Args:
-            objectives: whose scores, the opposites of losses, are compared; each chooses heads of its own.
-            budget: not read, as ``kept`` decides how many heads are removed; there because every search takes it.
+            objectives: the objectives by whose scores heads are compared (higher is better); each chooses by itself.
+            budget: ignored, as ``kept`` decides how many heads are removed; every search takes this argument.
 
         Returns:
-            For each objective its ranking, which is also left in :attr:`rankings`: the heads that were not chosen, the
-            highest score first, of equal ones the lowest site and then the lowest head, each with the counts when it
-            was masked.
+            For each objective the ranking of the heads that were not chosen, each with the counts when it was masked.
+            The highest score comes first; equal scores are ordered by site and then by head. The rankings are also
+            stored in :attr:`rankings`.
         """
         counts_of_whole_model = self._counts_of_whole_model()
         self.rankings = {}
@@ -64,9 +64,9 @@ class Headmap(GreedySearch):
             self.rankings[objective] = ObjectiveRanking(counts_of_whole_model)
             chosen[objective] = []
 
-        sites = dict.fromkeys(site for site, _ in self.heads)  # each once, in model order
+        sites = dict.fromkeys(site for site, _ in self.heads)  # each site once, in model order
         for step, site in enumerate(sites, start=1):
-            # Objectives that have chosen the same heads mask the same model, so one trial of a head serves all of them.
+            # Objectives that have chosen the same heads mask the same heads, so one trial of a head serves all of them.
             groups = objectives_by_removed_heads(chosen)
             heads_left = [head for head in self.heads if head.site >= site]
             self._show_evaluations_left(len(groups) * len(heads_left))
@@ -77,12 +77,12 @@ class Headmap(GreedySearch):
                     chosen[objective] += chosen_here
                     self.rankings[objective].steps += trials_of_others
 
-        # The steps stand site after site so far.
+        # So far, the steps of each ranking are in the order of the sites.
         self._sort_rankings()
         return self.rankings
 
     def _sort_rankings(self) -> None:
-        """Put the removals of each objective, which were noted site after site, in order of score, and report them."""
+        """Sort the removals of each objective by score, instead of by site, and report them to ``on_removal``."""
         for objective, ranking in self.rankings.items():
             ranking.steps = best_first(objective, ranking.steps)
             for step, removal in enumerate(ranking.steps, start=1):
@@ -91,14 +91,14 @@ class Headmap(GreedySearch):
     def _split_site(
         self, objective: str, site: int, trials: Sequence[Trial]
     ) -> tuple[list[CandidateHead], list[Trial]]:
-        """Return the heads of a site that an objective chooses, and the trials of the others, which are removed.
+        """Return the heads of a site that an objective chooses, and the trials of the other heads, which are removed.
 
         Args:
-            objective: the heads with the lowest scores by it are chosen.
-            site: the number of the attention block.
-            trials: of all heads of the site.
+            objective: its ``kept[site]`` lowest scores decide which heads are chosen.
+            site: the index of the attention block.
+            trials: the trials of all heads of the site.
         """
-        # Trials are shared by objectives: each ranks by the counts that it reads, whatever the others made count.
+        # Objectives share trials, which may count more than this objective reads: leave only the counts it does read.
         trials_as_read = []
         for trial in trials:
             counts = trial.counts.read_by(objective)
@@ -107,17 +107,19 @@ class Headmap(GreedySearch):
         return [trial.head for trial in chosen], left_over
 
     def _try_site(self, group: list[str], step: int, masked: Sequence[CandidateHead], site: int) -> list[Trial]:
-        """Return the trial of each head of one site, masked beside those that were chosen before.
+        """Return the trial of each head of one site, masked together with the heads that were chosen before.
 
         Args:
             group: the objectives that have chosen the same heads.
-            step: the number of the step, under which the journal keeps its evaluations.
+            step: the number of the step, under which the journal stores its evaluations.
             masked: the heads that were chosen at earlier sites.
-            site: the number of the attention block.
+            site: the index of the attention block.
         """
         heads = [head for head in self.heads if head.site == site]
         first_objective = group[0]
         known = self.memory.evaluations_of_step(first_objective, step)
+
+        # The model is needed only if the journal does not know all heads of the site.
         all_known = all(head in known for head in heads)
         if not all_known:
             self.evaluator.go_to_model_without(masked)

@@ -1,8 +1,9 @@
-"""The journal of a search: a line for each measurement, so that a killed search goes on where it was.
+"""The journal of a search: one line for each measurement, so that a search that was killed can be resumed.
 
-A file of JSON lines. The first says what search it is: ``{"schema": "hydractl.journal/1", "fingerprint": {...},
-"environment": {...}}``; then one object per line, as the search appends them, and at most one ``{"order": ...}``.
-Process N > 0 of a search by several processes writes a file of its own beside the first, with ``.N`` after the name.
+A journal is a file of JSON lines. The first line is the header, which says what search it is: ``{"schema":
+"hydractl.journal/1", "fingerprint": {...}, "environment": {...}}``. Then follows one object per line, in the order in
+which the search appends them, and at most one ``{"order": ...}``. If several processes search together, process N > 0
+writes to its own file beside the first one, with ``.N`` after the name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ JOURNAL_SCHEMA = "hydractl.journal/1"
 ORDER_KEY = "order"
 HOW_TO_START_OVER = "start over with --force and without --resume"
 FIRST_BYTES = json.dumps({"schema": JOURNAL_SCHEMA}).removesuffix("}").encode()
-"""The bytes that every journal begins with: they tell a header cut short from a file of another program."""
+"""The bytes that every journal begins with: they tell a header that was cut short from a file of another program."""
 
 
 class Journal:
@@ -37,8 +38,8 @@ class Journal:
     against the loss of power. A journal that this process began and never appended to is removed when it is closed.
 
     Attributes:
-        records: the records found at opening, of all processes, in file order, the first process's file first.
-        order: the value that :meth:`set_order` stored, in this run or in the one that is resumed; None before.
+        records: the records of all processes that were found at opening, in file order, the first process's file first.
+        order: the value that :meth:`set_order` stored, in this run or in the run that is resumed; None before that.
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
@@ -62,19 +63,20 @@ class Journal:
         log: Log,
         rank: int = 0,
     ) -> Journal:
-        """Begin a journal, or go on with the one that is there.
+        """Begin a new journal, or go on with an existing one.
 
-        Of several processes, that of rank 0 opens first and the others after it. None may append before all have
-        opened, or they would not have read the same.
+        If several processes search together, the process of rank 0 must open its journal first. No process may append
+        before all have opened: otherwise they would not all read the same records.
 
         Args:
-            path: the file of rank 0.
-            fingerprint: a flat object of JSON values; records are used again only where all of them are equal.
-            environment: further values; where they differ, the log warns.
-            resume: go on with the search that is recorded; where there is none, begin, and say so. It wins over
-                ``force``, which then is about other outputs.
-            force: start over, whatever is there.
-            log: where differences and dropped lines are told; ranks above 0 pass a silent one.
+            path: the file of rank 0; rank N > 0 uses the file with ``.N`` after this name.
+            fingerprint: the settings that decide the result, a flat object of JSON values. Recorded measurements are
+                used again only if all these values are equal.
+            environment: values that may change rounding, e.g. versions; if they differ, the log warns.
+            resume: go on with the recorded search; if none is recorded, begin a new one and log that. If ``resume`` is
+                set, ``force`` is ignored here (it then concerns other outputs).
+            force: discard a recorded search and start over.
+            log: receives the differences and the dropped lines; ranks above 0 pass a silent log.
             rank: the rank of this process.
 
         Returns:
@@ -82,10 +84,11 @@ class Journal:
 
         Raises:
             OutputError: another process is writing the file; a search is recorded and neither ``resume`` nor
-                ``force`` is set; the file cannot be made.
-            InputError: on resuming, a file of another search, or one that is broken elsewhere than in its last line.
+                ``force`` is set; the file cannot be created.
+            InputError: on resuming, a file of another search, or a file that is broken before its last line.
             StorageError: no space.
         """
+        # Every process has its own file.
         path_of_rank = path
         if rank != 0:
             path_of_rank = path.with_name(f"{path.name}.{rank}")
@@ -95,7 +98,8 @@ class Journal:
         try:
             kept_bytes = 0
             if resume:
-                # Compared as it would be read: tuples are lists, and half characters are none.
+                # Parse the header line back, since JSON changes some values: tuples become lists, and characters that
+                # cannot be encoded become "?". Only then can it be compared with a recorded header.
                 header_as_read = _header_from_line(json.loads(header_line))
                 assert header_as_read is not None
                 recorded = journal._read_search(path, rank, header_as_read, log)
@@ -104,12 +108,13 @@ class Journal:
                 kept_bytes = recorded.whole_bytes
             else:
                 journal._check_free_or_clear(path, rank, force)
-            # What follows the last whole line is half a line, or an older search.
+
+            # Cut off a half-written last line, or all of an older search (kept_bytes is 0 then).
             journal._file.truncate(kept_bytes)
             if not kept_bytes:
                 journal._write_header(header_line)
         except BaseException as error:
-            # The first error is the one to tell; what closing raises would hide it.
+            # Report the first error: an error raised while closing would hide it.
             with contextlib.suppress(HydraError):
                 journal.close()
             if isinstance(error, OSError):
@@ -118,7 +123,7 @@ class Journal:
         return journal
 
     def _write_header(self, header_line: bytes) -> None:
-        """Write the header of a new journal, and see that the file survives a loss of power."""
+        """Write the header of a new journal, and make sure that the file survives a loss of power."""
         self._begun_here = True
         self._write_line(header_line)
         self.sync()
@@ -128,15 +133,15 @@ class Journal:
         """Write one record, which must not have the key ``order``; see :meth:`set_order`.
 
         Raises:
-            StorageError, OutputError: it cannot be written; the file then ends with the record before.
+            StorageError, OutputError: the record cannot be written; the file then ends with the record before it.
         """
         self._write_line(_json_line(record))
         self._appended = True
 
     def set_order(self, order: Any) -> None:
-        """Store, once and durably, a JSON value that is known only after the first measurement and is needed again.
+        """Store once, and durably, a JSON value that is known only after the first measurement: the order of samples.
 
-        Only the process of rank 0 stores it, before any process appends a record that depends on it.
+        Only the process of rank 0 calls this, before any process appends a record that depends on the order.
         """
         self.append({ORDER_KEY: order})
         self.sync()
@@ -146,7 +151,7 @@ class Journal:
         """Flush to the disk.
 
         Raises:
-            StorageError, OutputError: the disk does not take it.
+            StorageError, OutputError: the disk does not accept the data.
         """
         try:
             os.fsync(self._file.fileno())
@@ -165,7 +170,7 @@ class Journal:
             else:
                 self.sync()
         finally:
-            with contextlib.suppress(OSError):  # all is on the disk already, or `sync` has said why not
+            with contextlib.suppress(OSError):  # everything is on the disk already, or `sync` has raised
                 self._file.close()
 
     def __enter__(self) -> Journal:
@@ -175,14 +180,14 @@ class Journal:
         self.close()
 
     def _write_line(self, line: bytes) -> None:
-        """Write a whole line, or nothing of it."""
+        """Write a whole line, or nothing."""
         size_before = self._size_in_bytes()
         try:
             written = self._file.write(line)
-            while written < len(line):  # the disk is nearly full: the next write takes the rest, or fails and says why
+            while written < len(line):  # the disk is nearly full: the next write takes the rest, or raises
                 written += self._file.write(line[written:])
         except OSError as error:
-            with contextlib.suppress(OSError):  # half a line at the end is dropped when the journal is read
+            with contextlib.suppress(OSError):  # a half-written last line is dropped when the journal is read
                 self._file.truncate(size_before)
             raise storage_error(error, self.path) from error
 
@@ -192,7 +197,7 @@ class Journal:
         return facts.st_size
 
     def _check_free_or_clear(self, path: Path, rank: int, force: bool) -> None:
-        """Check that no search is recorded; with ``force``, remove the files of other ranks instead."""
+        """Check that no search is recorded. With ``force``, skip this; rank 0 then removes the files of other ranks."""
         if not force:
             check_free(self.path)
         if rank != 0:
@@ -204,21 +209,22 @@ class Journal:
             other.unlink()
 
     def _read_search(self, path: Path, rank: int, header: _Header, log: Log) -> _RecordedSearch:
-        """Return what the files of all processes hold of a search; nothing is changed, neither here nor in the files.
+        """Return what the files of all processes record of a search. Nothing is changed, neither here nor in the files.
 
         Args:
             path: the file of rank 0.
             rank: the rank of this process.
-            header: of this search, as it would be read.
-            log: where half-written lines, which do not count, and another environment are told.
+            header: the header of this search, in the form in which it would be read from a file.
+            log: receives a line for each half-written line, which is ignored, and for another environment.
 
         Raises:
-            InputError: for a file of another search, or a broken one.
+            InputError: a file belongs to another search, or is broken.
         """
         files = self._parse_files(path, rank)
         for file in files:
             _check_same_search(file, header)
 
+        # The records of all processes, and the order of the samples, which all files must agree on.
         records: list[dict[str, object]] = []
         for file in files:
             records += file.records
@@ -227,6 +233,7 @@ class Journal:
                 log.info(f"the {half_written} of {file.path} is half-written: dropped")
         order = _common_order(path, files)
 
+        # Messages about what was found.
         files_with_header = [file for file in files if not file.headless]
         if not files_with_header:
             log.info(f"no search is recorded in {path}: starting afresh")
@@ -237,21 +244,22 @@ class Journal:
         return _RecordedSearch(records, order, file_of_this_process.whole_bytes)
 
     def _parse_files(self, path: Path, rank: int) -> list[_JournalFile]:
-        """Read and parse the files of all processes, that of rank 0 first, where they are there.
+        """Read and parse the existing files of all processes, the file of rank 0 first.
 
         Args:
             path: the file of rank 0.
-            rank: the rank of this process, whose file is open already.
+            rank: the rank of this process; its own file is open already.
         """
         parsed = []
         paths = [path, *_files_beside(path), self.path]
-        for path_of_rank in dict.fromkeys(paths):  # each once
+        for path_of_rank in dict.fromkeys(paths):  # each path once
             if path_of_rank == self.path:
                 self._file.seek(0)
                 data = self._file.read()
                 parsed.append(_parse_file(path_of_rank, data))
             elif path_of_rank.exists():
-                # The other ranks of this search open after rank 0, which so finds files of older searches only.
+                # Rank 0 opens first, so the files that it finds beside its own belong to older searches, whose
+                # processes must have ended. A higher rank reads files that other ranks of this search hold open.
                 is_of_older_search = rank == 0
                 data = _content_of(path_of_rank, idle=is_of_older_search)
                 parsed.append(_parse_file(path_of_rank, data))
@@ -282,7 +290,7 @@ def check_free(path: Path) -> None:
     """Check that no search is recorded in a journal or in the files beside it.
 
     Raises:
-        OutputError: there is one.
+        OutputError: a search is recorded.
     """
     for file in (path, *_files_beside(path)):
         if not os.path.lexists(file):
@@ -293,11 +301,11 @@ def check_free(path: Path) -> None:
 
 
 class _Header(NamedTuple):
-    """The first line of a journal: which search it is of.
+    """The first line of a journal, which says what search it records.
 
     Attributes:
-        fingerprint: what decides the result.
-        environment: what may change its rounding.
+        fingerprint: the settings that decide the result.
+        environment: the values that may change its rounding.
     """
 
     fingerprint: dict[str, object]
@@ -305,7 +313,7 @@ class _Header(NamedTuple):
 
 
 def _header_from_line(line: Mapping[str, object]) -> _Header | None:
-    """Return the header that a line holds; None where it holds none."""
+    """Return the header that a parsed line holds; None if its fields are not objects."""
     fingerprint = line.get("fingerprint", {})
     environment = line.get("environment", {})
     if not isinstance(fingerprint, dict) or not isinstance(environment, dict):
@@ -318,11 +326,11 @@ class _JournalFile:
     """The file of one process, as it was read.
 
     Attributes:
-        path: where the file is.
-        whole_bytes: the size of its whole lines; 0 when even the header is missing.
-        torn: whether a half-written line follows them.
-        header: its first line; of a headless one, empty.
-        order: the order of the samples; None where the file has none.
+        path: the file.
+        whole_bytes: the size of its whole lines in bytes; 0 if even the header is missing.
+        torn: whether a half-written line follows the whole ones.
+        header: its first line; without a header line, a header with empty fields.
+        order: the order of the samples; None if the file has none.
         records: the objects of the other lines.
     """
 
@@ -335,17 +343,18 @@ class _JournalFile:
 
     @property
     def headless(self) -> bool:
-        """Whether even the header is missing."""
+        """Whether even the header line is missing."""
         return self.whole_bytes == 0
 
 
 class _RecordedSearch(NamedTuple):
-    """A search that an earlier run has recorded; empty where that run did not come as far as a record.
+    """A search that an earlier run has recorded; empty if that run ended before its first record.
 
     Attributes:
-        records: of all processes, the first process's first.
-        order: the order of the samples; None where none was stored.
-        whole_bytes: the size of the whole lines in the file of this process, which goes on behind them.
+        records: the records of all processes, those of the first process first.
+        order: the order of the samples; None if none was stored.
+        whole_bytes: the size in bytes of the whole lines in the file of this process; new lines are appended after
+            them.
     """
 
     records: list[dict[str, object]]
@@ -354,7 +363,7 @@ class _RecordedSearch(NamedTuple):
 
 
 def _check_same_search(file: _JournalFile, header: _Header) -> None:
-    """Refuse the file of another search, with every difference."""
+    """Raise an error that lists every difference if a file belongs to another search."""
     if file.headless:
         return
     problems = differences(file.header.fingerprint, header.fingerprint, "in the journal")
@@ -364,12 +373,12 @@ def _check_same_search(file: _JournalFile, header: _Header) -> None:
 
 
 def _warn_of_other_environment(files: Sequence[_JournalFile], header: _Header, log: Log) -> None:
-    """Warn where files were begun in another environment, which may round otherwise; the search goes on all the same.
+    """Warn if files were begun in another environment, which may round differently; the search goes on all the same.
 
     Args:
-        files: those with a header.
-        header: of this search.
-        log: receives one warning, with each difference once in the order of the files.
+        files: the files that have a header.
+        header: the header of this search.
+        log: receives one warning, which lists each difference once, in the order of the files.
     """
     changes: dict[str, None] = {}
     for file in files:
@@ -380,7 +389,7 @@ def _warn_of_other_environment(files: Sequence[_JournalFile], header: _Header, l
 
 
 def _common_order(path: Path, files: Sequence[_JournalFile]) -> Any:
-    """Return the order of the samples that the files agree on; None where none has one.
+    """Return the order of the samples that the files agree on; None if no file has one.
 
     Raises:
         InputError: two files have different orders.
@@ -396,25 +405,31 @@ def _common_order(path: Path, files: Sequence[_JournalFile]) -> Any:
 
 
 def _json_line(value: Mapping[str, object]) -> bytes:
-    """Return an object as one line of JSON."""
+    """Return an object as one line of JSON, encoded, with its newline."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    # Half a character, as in a file name that is no text, could be written but never be read again.
+
+    # Characters that UTF-8 cannot encode become "?". They come e.g. from file names that are not text, and JSON with
+    # them could be written but not read again.
     data = text.encode("utf-8", "replace")
     return data + b"\n"
 
 
 def _parse_file(path: Path, data: bytes) -> _JournalFile:
-    """Parse the content of one file; a broken last line is dropped.
+    """Parse the content of one file, and drop a broken last line.
+
+    Args:
+        path: the file, for messages.
+        data: its content: a header line, then records and at most one order.
 
     Raises:
-        InputError: it is no journal, or other lines are broken; all of them are listed.
+        InputError: the file is not a journal, or lines before the last are broken; all of them are listed.
     """
     begins_as_journal = data.startswith(FIRST_BYTES)
     is_header_cut_short = FIRST_BYTES.startswith(data)
     if not begins_as_journal and not is_header_cut_short:
         raise InputError(f"{path} is no {JOURNAL_SCHEMA} file", hint="move it away, or choose another output with -o")
 
-    # Each line is an object. A whole last line ends in \n and leaves nothing behind it.
+    # Each line is an object. After the split, what follows the last newline is empty, or a half-written line.
     *lines, torn = data.split(b"\n")
     objects: list[dict[str, object]] = []
     problems: list[str] = []
@@ -424,23 +439,24 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
             value = parse_json(line, f"line {number}")
         except InputError as error:
             if ends_file:
-                torn = line + b"\n"  # dropped like a half-written line, newline included
+                torn = line + b"\n"  # dropped like a half-written line, including its newline
             else:
-                problems.append(error.message.replace(" at line 1, column", " at column"))  # it has one line only
+                # The parser sees one line only, so its "line 1" would mislead.
+                problems.append(error.message.replace(" at line 1, column", " at column"))
             continue
         if isinstance(value, dict):
             objects.append(value)
         else:
             problems.append(f"line {number} is {shown(value)}, not an object")
 
-    # The first one is the header.
+    # The first object is the header. If there is none, the header has empty fields.
     header = _header_from_line(objects[0] if objects else {})
     if header is None:
         problems.append("line 1 is no header")
     if header is None or problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
 
-    # One of the others is the order; the first counts, where there are several.
+    # Of the other objects, those without an order are records. If there are several orders, the first one counts.
     order = None
     records = []
     for record in objects[1:]:
@@ -459,7 +475,7 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
 
 
 def _files_beside(path: Path) -> list[Path]:
-    """Return the files of ranks above 0 that are there, in the order of the ranks."""
+    """Return the existing files of ranks above 0 beside the file of rank 0, in the order of the ranks."""
     name_with_rank = re.compile(re.escape(path.name) + r"\.([1-9][0-9]*)")
     file_by_rank = {}
     try:
@@ -476,14 +492,14 @@ def _content_of(path: Path, *, idle: bool) -> bytes:
     """Read the file of another process.
 
     Args:
-        path: its file.
-        idle: whether that process must have ended.
+        path: the file.
+        idle: whether that process must have ended; if so, the file is locked for a moment to check that.
 
     Returns:
         All bytes of the file.
 
     Raises:
-        InputError: it cannot be read, or is no regular file.
+        InputError: the file cannot be read, or is not a regular file.
         OutputError: with ``idle``, a process is still writing it.
     """
     try:
@@ -498,10 +514,11 @@ def _content_of(path: Path, *, idle: bool) -> bytes:
 
 
 def _open_locked(path: Path) -> IO[bytes]:
-    """Open and lock a file for reading and appending; make it where it is not there.
+    """Open and lock a file for reading and appending; create it if it does not exist.
 
     Raises:
-        OutputError: its folder does not exist, it is a link or no regular file, or another process is writing it.
+        OutputError: its folder does not exist, the file is a link or not a regular file, or another process is
+            writing it.
         StorageError: no space.
     """
     folder = path.parent
@@ -520,5 +537,6 @@ def _open_locked(path: Path) -> IO[bytes]:
 
 
 def _is_regular(file: IO[bytes]) -> bool:
+    """Return whether an open file is a regular file, not e.g. a pipe."""
     facts = os.fstat(file.fileno())
     return stat.S_ISREG(facts.st_mode)

@@ -1,11 +1,11 @@
-"""Algorithm 1 that asks again only for heads whose forecast may still win (``--approx lazy:N``).
+"""Algorithm 1 that evaluates only heads whose forecast may still win (``--approx lazy:N``).
 
-Every head has an estimate of the score without it. The head with the best one is evaluated on all the data, and its
-score takes the place of its estimate, until what is in front has been evaluated: lazy evaluations (Minoux 1978), with
-estimates in place of upper bounds, as no objective here is submodular.
+Every head has an estimate of the score without it. The head with the best estimate is evaluated on all data, and its
+score replaces its estimate. This is repeated until the best head is one that has been evaluated. The method is lazy
+evaluation (Minoux 1978), with estimates instead of upper bounds, since no objective here is submodular.
 
-An estimate is a forecast from a gradient (``forecasts.py``), and how far the forecast of that head was off when it was
-last evaluated.
+An estimate is a forecast from a gradient (``forecasts.py``), plus the error that the forecast of this head had when the
+head was last evaluated.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from hydractl.circuit.search import GreedySearch, SearchKeywords
 from hydractl.circuit.winners import CandidateHead, Trial, first_of_highest
 
 SLOPES_EVERY = 6
-"""Slopes are taken anew once in so many steps."""
+"""Slopes are computed anew every so many steps."""
 
 USUALLY_ASKED = 2
-"""The usual number of candidates that a step evaluates, where it may evaluate more.
+"""The usual number of candidates that a step evaluates if it may evaluate more.
 
 Steps of the models it was tried on evaluated 1.4 to 1.7.
 """
 
 
 class _ForecastError(NamedTuple):
-    """The score of an evaluation minus its forecast, and the step that it belongs to."""
+    """The score of an evaluation minus its forecast, and the step in which the head was evaluated."""
 
     step: int
     error: float
@@ -54,12 +54,12 @@ class _LazyStep:
     """One step of a search, and what has been evaluated in it so far.
 
     Attributes:
-        group: the objectives that have removed the same heads.
-        step: the number of the step.
+        group: the objectives that have removed the same heads so far.
+        step: the number of the step, from 1.
         forecasts: for each objective the forecast score without each head that is left.
-        known: the evaluations of this step, those of a journal included.
-        counted: the counts without each head that has been asked for; scores come from these and not from forecasts.
-        last_evaluated: the head that was evaluated last in this run; None where all came from the journal.
+        known: the evaluations of this step, including those from a journal.
+        counted: the counts without each head that this run has asked for; winners are chosen by these counts only.
+        last_evaluated: the head that was evaluated last in this run; None if all evaluations came from the journal.
     """
 
     group: list[str]
@@ -73,21 +73,23 @@ class _LazyStep:
 class Lazy(GreedySearch):
     """The search of ``--approx lazy:N``.
 
-    Each step evaluates the candidate with the best estimate, until the one in front has been evaluated.
+    Each step evaluates the candidate with the best estimate, until the best candidate is one that has been evaluated.
 
-    Slopes are of heads of the tower that reads samples. For a head of the tower of the labels no single pass backward
-    gives what it does to each sample: its forecast is that nothing changes, and the first step evaluates all of them.
+    Slopes exist for heads of the tower that reads samples. For a head of the tower that reads labels, no single
+    backward pass gives its effect on each sample. Its forecast is that nothing changes, and the first step evaluates
+    all such heads.
 
-    The model that is evaluated is the one without the head, and if the head is removed the next step goes on with its
-    states. Several processes share the batches. Objectives that have removed the same heads choose among all that was
-    evaluated.
+    A candidate is evaluated by running the model without that head. If the head is then removed, the next step goes on
+    from the states of that run. Several processes share the batches. Objectives that have removed the same heads choose
+    among all candidates that were evaluated.
 
     Args:
-        evaluator: one that keeps states beside those of the model as it is.
+        evaluator: an evaluator that can keep the states of a tried model beside those of the current model.
         size: how many candidates a step evaluates at most, for each objective.
-        every: slopes are taken anew once in so many steps; in between, forecasts apply the old ones to the samples as
-            they are now.
-        others: of :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` and ``at_once`` have no effect here.
+        every: slopes are computed anew every so many steps; in between, forecasts apply the old slopes to the current
+            quantities of the samples.
+        others: keyword arguments of :class:`hydractl.circuit.search.GreedySearch`; ``bounds`` and ``at_once`` have no
+            effect here.
     """
 
     def __init__(
@@ -99,17 +101,20 @@ class Lazy(GreedySearch):
         every: int = SLOPES_EVERY,
         **others: Unpack[SearchKeywords],
     ) -> None:
+        """Begin without slopes and without any evaluation."""
         super().__init__(evaluator, heads, **others)
         self.size = size
         self.every = every
-        # The slopes that the step `_slopes_step` took, by the heads that were removed then.
+
+        # The slopes that were computed at step `_slopes_step`, by the heads that were removed at that step.
         self._slopes: dict[tuple[CandidateHead, ...], Slopes] = {}
         self._slopes_step = 0
-        # For each objective and head how far its forecast was off when it was last evaluated.
+
+        # For each objective and head, how far its forecast was off when the head was last evaluated.
         self._forecast_errors: dict[tuple[str, CandidateHead], _ForecastError] = {}
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
-        """Return how many evaluations there may be from a step on; more where objectives ask for different heads."""
+        """Return how many evaluations to expect from a step on; objectives that ask for different heads need more."""
         expected = 0
         if step == 1:
             # Heads of the tower that reads labels have no slopes: the first step evaluates all of them.
@@ -121,11 +126,18 @@ class Lazy(GreedySearch):
         return expected
 
     def _show_evaluations_left(self, evaluations: int) -> None:
-        """Set the total of the progress; not divided, as every process has a part in each evaluation."""
+        """Set the total of the progress. It is not divided by processes, as each takes part in every evaluation."""
         self.progress.set_total(self.evaluations + evaluations)
 
     def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
-        """Evaluate the candidates that may win, and return the best of those evaluated for each objective."""
+        """Evaluate the candidates that may win, and return the best evaluated candidate for each objective.
+
+        Args:
+            group: the objectives, which have removed the same heads so far.
+            step: the number of the step.
+            left: the candidates, the heads that are left.
+        """
+        # Evaluate candidates until, for each objective, no forecast is better than the best score.
         this_step = _LazyStep(
             group,
             step,
@@ -134,22 +146,25 @@ class Lazy(GreedySearch):
         )
         self._count_heads_without_slopes(this_step, left)
         self._count_while_an_estimate_leads(this_step, left)
+
+        # The next estimates of these heads take the errors of their forecasts into account.
         self._note_forecast_errors(group, step, this_step.known)
 
-        # Every process has counted the same, so the first one tells it for all.
+        # Every process has the same counts, so only the first one contributes trials.
         trials: list[Trial] = []
         if self.processes.rank == 0:
             trials = [Trial(head, counts) for head, counts in this_step.counted.items()]
         winners = self._winners_across_processes(dict.fromkeys(group, trials))
 
-        # The states of the model that was tried last are still there: the next step goes on from them if its head wins.
+        # The evaluator still has the states of the model that was tried last. If its head wins, keep them: the next
+        # step starts from that model.
         winning_heads = [winner.head for winner in winners.values()]
         if this_step.last_evaluated in winning_heads:
             self.evaluator.go_on_with_tried()
         return winners
 
     def _count_heads_without_slopes(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
-        """Count each head that no forecast tells anything about, once in the whole search."""
+        """Count each head that has no slopes, and thus no useful forecast, once in the whole search."""
         first_objective = this_step.group[0]
         for head in left:
             never_evaluated = (first_objective, head) not in self._forecast_errors
@@ -157,7 +172,10 @@ class Lazy(GreedySearch):
                 self._count(this_step, head)
 
     def _count_while_an_estimate_leads(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
-        """Count the head in front until it is one that has been counted, for each objective at most ``size`` heads."""
+        """For each objective, count the head in front until it has been counted already, at most ``size`` heads.
+
+        The head in front has the highest score or, if it has not been counted, the highest estimate.
+        """
         if not left:
             return
         for objective in this_step.group:
@@ -169,36 +187,47 @@ class Lazy(GreedySearch):
                 self._count(this_step, in_front)
 
     def _score_or_estimate(self, this_step: _LazyStep, objective: str, head: CandidateHead) -> float:
-        """Return the score without a head where it has been counted, else its forecast plus the last error of it."""
+        """Return the score without a head if it has been counted, else its forecast plus the last forecast error."""
         if head in this_step.counted:
             return this_step.counted[head].score(objective)
         forecast_score = this_step.forecasts[objective][head]
         return forecast_score + self._last_forecast_error(objective, head)
 
     def _count(self, this_step: _LazyStep, head: CandidateHead) -> None:
-        """Enter the counts without a head into a step: those of the journal, or else evaluated now."""
+        """Add the counts without a head to a step, from the journal or by evaluating it now."""
         if head not in this_step.known:
             this_step.known[head] = self._evaluate_without(head, this_step)
             this_step.last_evaluated = head
         this_step.counted[head] = this_step.known[head].counts
 
     def _evaluate_without(self, head: CandidateHead, this_step: _LazyStep) -> HeadEvaluation:
-        """Count all data without one more head, and keep the counts and the errors of the forecasts in the journal."""
+        """Count all data without one more head, and store the counts and the forecast errors in the journal.
+
+        Args:
+            head: the head to remove, in addition to those that the objectives of the step have removed already.
+            this_step: the step; its forecasts are compared with the scores.
+        """
         first_objective = this_step.group[0]
         removed = self.rankings[first_objective].removed
+
+        # Go to the model without the head as a trial ("aside"): the states of the current model are kept.
         self.evaluator.go_to_model_without([*removed, head], aside=True)
 
         def record_of_batch(batch: int) -> _ValuesRecord:
             values = self.evaluator.current_values(batch)
             return _record_of_values(values)
 
-        records = over_batches(self.evaluator, record_of_batch, self.processes)
+        # Each process evaluates some batches; afterwards all processes have the records of all batches.
+        record_by_batch = over_batches(self.evaluator, record_of_batch, self.processes)
+
+        # Add up in the order of the batches, so that every process gets exactly the same counts.
         tally = Tally(self.evaluator.shares)
-        for batch in sorted(records):
-            values = _values_from_record(records[batch])
+        for batch in sorted(record_by_batch):
+            values = _values_from_record(record_by_batch[batch])
             tally.add(batch, values)
         counts = tally.counts()
 
+        # How far the forecast was off, for each objective. Memory writes the evaluation to the journal.
         errors = {}
         for objective in this_step.group:
             score = counts.score(objective)
@@ -217,15 +246,22 @@ class Lazy(GreedySearch):
     ) -> dict[str, dict[CandidateHead, float]]:
         """Forecast the score without each head that is left.
 
+        A quantity of a sample (e.g. the margin of its label) changes by minus its slope if the head is removed.
+
+        Args:
+            group: the objectives, which have removed the same heads so far.
+            step: the number of the step.
+            left: the heads that are left.
+
         Returns:
             For each objective the forecast score by head, the weighted mean over tasks.
         """
-        # The quantities of all samples under the model as it is, and their slopes by a gate on each head.
+        # The quantities of all samples under the current model, and their slopes by a gate on each head.
         slopes_of_heads = self._slopes_of_step(group, step)
         change = slopes_of_heads.by_heads(left)
         now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
 
-        # A forecast for each task, from the samples of that task alone.
+        # Each task has its own forecast, made from the samples of that task only.
         weights = self.evaluator.weights
         samples_of_tasks = [samples_of_task(self.evaluator, task) for task in range(len(weights))]
         forecasts = {}
@@ -241,22 +277,24 @@ class Lazy(GreedySearch):
         return forecasts
 
     def _slopes_of_step(self, group: list[str], step: int) -> Slopes:
-        """Return the slopes that a step works with: those of the latest step at which slopes are taken.
+        """Return the slopes that a step works with, from the latest step at which slopes are computed.
 
-        That is every ``every``-th step from the first on. They are kept, and taken now where nobody needed them before:
-        at the model of that step, from which the evaluator comes back.
+        Slopes are computed at steps 1, 1 + ``every``, 1 + 2 * ``every`` and so on, and kept until the next of these
+        steps. If they are missing, e.g. after a resume, they are computed now: the evaluator goes to the model of that
+        earlier step, and comes back.
 
         Args:
             group: the objectives that have removed the same heads.
-            step: the number of the step.
+            step: the number of the step, from 1.
         """
-        # Slopes of an older step are of no more use.
+        # Drop slopes of an older step.
         steps_since_slopes = (step - 1) % self.every
         slopes_step = step - steps_since_slopes
         if slopes_step != self._slopes_step:
             self._slopes.clear()
             self._slopes_step = slopes_step
 
+        # The model at which the slopes are computed, and the slopes that are known for it.
         removed = self.rankings[group[0]].removed
         removed_then = removed[: slopes_step - 1]  # each step before has removed one head
         model_then = tuple(sorted(removed_then))
@@ -267,6 +305,7 @@ class Lazy(GreedySearch):
             if known_names.issuperset(names):
                 return known
 
+        # Compute them now, if necessary at the earlier model.
         is_at_that_step = removed_then == removed
         if not is_at_that_step:
             self.evaluator.go_to_model_without(removed_then)
@@ -276,9 +315,9 @@ class Lazy(GreedySearch):
         return self._slopes[model_then]
 
     def _last_forecast_error(self, objective: str, head: CandidateHead) -> float:
-        """Return the score minus the forecast of a head when it was last evaluated; 0 if it has not been.
+        """Return the score minus the forecast of a head when it was last evaluated; 0 if it was never evaluated.
 
-        It is also 0 if slopes have been taken anew since, except for heads of the tower of the labels, which have none.
+        It is also 0 if slopes have been computed anew since, except for heads of the label tower, which have no slopes.
         """
         last = self._forecast_errors.get((objective, head))
         if last is None:
@@ -289,7 +328,7 @@ class Lazy(GreedySearch):
         return last.error
 
     def _reads_labels(self, head: CandidateHead) -> bool:
-        """Return whether a head is in the tower that reads the texts of the labels, where a model has one."""
+        """Return whether a head is in the tower that reads the texts of the labels; False if the model has none."""
         labels = self.evaluator.label_tower
         return labels is not None and head.site in labels.sites
 
@@ -298,7 +337,7 @@ class Lazy(GreedySearch):
     def _note_forecast_errors(
         self, group: list[str], step: int, evaluations: Mapping[CandidateHead, HeadEvaluation]
     ) -> None:
-        """Remember how far the forecasts of the evaluated heads were off."""
+        """Remember how far the forecasts of the evaluated heads were off, for each objective of a group."""
         for head, evaluation in evaluations.items():
             errors = evaluation.forecast_errors
             assert errors is not None
@@ -306,7 +345,7 @@ class Lazy(GreedySearch):
                 self._forecast_errors[objective, head] = _ForecastError(step, errors[objective])
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
-        """Return the winners of a step if a journal has all of them, and note how far its forecasts were off."""
+        """Return the winners of a step if the journal has all of them, and also note how far its forecasts were off."""
         winners = super()._winners_in_journal(group, step)
         if winners:
             evaluations = self.memory.evaluations_of_step(group[0], step)
@@ -315,7 +354,7 @@ class Lazy(GreedySearch):
 
 
 class _ValuesRecord(TypedDict):
-    """The results of one batch, as processes tell them to each other."""
+    """The results of one batch as JSON values, in the form in which processes exchange them."""
 
     labelled: bool
     scores: list[float]

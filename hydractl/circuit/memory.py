@@ -1,7 +1,7 @@
-"""The measurements of a search: written to its journal as it goes on, and found there again.
+"""The measurements of a search: written to its journal as it goes on, and read from the journal on a resume.
 
-Four kinds of records follow each other: the model before the first removal (``base``), a candidate that was evaluated
-(``of``), a removal (``removed``), and the end of a ranking (``ended``).
+There are four kinds of records, told apart by a key: the model before the first removal (``base``), a candidate that
+was evaluated (``of``), a removal (``removed``), and the end of a ranking (``ended``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
 _MOST_LOSS = 1 << 100
-"""The highest sum of losses that a journal is believed; more than any data give."""
+"""The highest sum of losses that is accepted from a journal; far more than any data give."""
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
 class CountsRecord(TypedDict):
-    """The integers of an evaluation; ``doubt`` lists those of :class:`Doubt` in their order."""
+    """The integers of an evaluation; ``doubt`` lists the fields of :class:`Doubt` in order."""
 
     correct: int
     n_id: int
@@ -59,7 +59,7 @@ class BaseRecord(TypedDict):
 class EvaluationRecord(CountsRecord):
     """One candidate that was evaluated in a step of the objective ``of``.
 
-    ``given_up`` lists the objectives that it was given up for, ``off`` holds its scores minus their forecasts.
+    ``given_up`` lists the objectives for which it was given up, ``off`` has its scores minus their forecasts.
     """
 
     of: str
@@ -125,8 +125,8 @@ class HeadEvaluation:
     Attributes:
         head: the candidate.
         counts: what was counted without it.
-        given_up: the objectives that it was given up for, before all was counted.
-        forecast_errors: for each objective the score minus its forecast; None where there were no forecasts.
+        given_up: the objectives for which it was given up before everything was counted.
+        forecast_errors: for each objective the score minus its forecast; None if there were no forecasts.
     """
 
     head: CandidateHead
@@ -135,7 +135,7 @@ class HeadEvaluation:
     forecast_errors: Mapping[str, float] | None = None
 
     def record(self, objective: str, step: int) -> EvaluationRecord:
-        """Return the record of this evaluation, in a step of an objective."""
+        """Return the record of this evaluation, made in a step of an objective."""
         facts: dict[str, object] = {
             "of": objective,
             "step": step,
@@ -158,7 +158,7 @@ class HeadEvaluation:
 
 
 class SearchMemory:
-    """The journal of a search, in terms of the search.
+    """The journal of a search, in terms of heads, trials and evaluations.
 
     Facts that all processes know are written by the first process only.
     """
@@ -168,11 +168,11 @@ class SearchMemory:
         self._writes_common = processes.rank == 0
 
     def sync(self) -> None:
-        """Flush the journal, so that what was kept survives a loss of power."""
+        """Flush the journal, so that what was stored survives a loss of power."""
         self._journal.sync()
 
     def base_counts(self) -> EvaluationCounts | None:
-        """Return what the model gave before the first removal, if that is known."""
+        """Return the counts before the first removal; None if the journal does not have them."""
         for record in self._journal.records:
             if "base" in record:
                 base = cast(BaseRecord, record)
@@ -180,23 +180,23 @@ class SearchMemory:
         return None
 
     def keep_base(self, counts: EvaluationCounts) -> None:
-        """Keep what the model gives before the first removal."""
+        """Store the counts before the first removal."""
         if self._writes_common:
             self._journal.append({"base": record_of_counts(counts)})
 
     def winners_of_step(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
-        """Return what a step removed for some objectives.
+        """Return the winner of a step for each of some objectives, from the journal.
 
         Returns:
-            The winner of each objective, without the objectives whose ranking ended at this step; None unless the
-            journal knows the step of every objective.
+            The winner of each objective, without objectives whose ranking ended at this step; None if the journal lacks
+            the step for any of the objectives.
         """
         winner_by_objective: dict[str, Trial] = {}
         ended = set()
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
-            # A record of a step is a removal, the end of a ranking, or an evaluation, which is passed over here.
+            # A record with a step is a removal, the end of a ranking, or an evaluation, which is ignored here.
             if record.get("removed") in objectives:
                 removal = cast(RemovalLine, record)
                 winner_by_objective[removal["removed"]] = trial_from_record(removal)
@@ -208,7 +208,7 @@ class SearchMemory:
         return winner_by_objective
 
     def keep_removal(self, objective: str, step: int, winner: Trial | None) -> None:
-        """Keep the winner of a step, or that there was none."""
+        """Store the winner of a step, or that there was none."""
         if not self._writes_common:
             return
         if winner is None:
@@ -218,7 +218,7 @@ class SearchMemory:
         self._journal.append({"removed": objective, "step": step, **record})
 
     def evaluations_of_step(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
-        """Return the candidates that were evaluated in a step of an objective."""
+        """Return the candidates that were evaluated in a step of an objective, from the journal."""
         evaluations = {}
         for record in self._journal.records:
             if record.get("of") != objective:
@@ -229,12 +229,12 @@ class SearchMemory:
         return evaluations
 
     def keep_own_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
-        """Keep a candidate that this process alone has evaluated."""
+        """Store a candidate that only this process has evaluated."""
         record = evaluation.record(objective, step)
         self._journal.append(record)
 
     def keep_common_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
-        """Keep a candidate that all processes have evaluated together."""
+        """Store a candidate that all processes have evaluated together; only the first process writes it."""
         if self._writes_common:
             record = evaluation.record(objective, step)
             self._journal.append(record)
@@ -248,8 +248,8 @@ class WholeData:
     """How much a search can count at most.
 
     Attributes:
-        n_id, n_ood: the samples of all tasks, as often as they count.
-        several_tasks: whether they are of several tasks; then not every ID sample meets every OOD sample.
+        n_id, n_ood: the samples of all tasks, each as often as it is counted.
+        several_tasks: whether there are several tasks; then not every ID sample is compared with every OOD sample.
     """
 
     n_id: int
@@ -265,24 +265,24 @@ def check_records(
     objectives: Sequence[str],
     whole: WholeData,
 ) -> None:
-    """Check that the journal at a path holds what a search wrote: a damaged figure must not become a result.
+    """Check that a journal holds only what this search could have written: a damaged number must not become a result.
 
     Args:
-        path: for the message.
-        journal: what was found there.
-        sizes: samples of each set, by name.
+        path: the journal, for the message.
+        journal: its records and its order.
+        sizes: the number of samples of each set, by name.
         heads: the candidates.
-        objectives: what is searched for.
+        objectives: the objectives of the search.
         whole: how much can be counted.
 
     Raises:
-        InputError: listing every record that cannot be one.
+        InputError: with a list of all records that this search could not have written.
     """
     problems = []
     if journal.order is not None and not _is_order_of_samples(journal.order, sizes):
         problems.append("the order of the samples is not one")
 
-    removed_at: dict[tuple[str, int], list[int]] = {}  # the head by objective and step
+    removed_at: dict[tuple[str, int], list[int]] = {}  # the removed head, by objective and step
     for record in journal.records:
         if not _could_be_record(record, whole, heads, objectives):
             problems.append(f"no record of this search: {shown(record, 200)}")
@@ -290,7 +290,7 @@ def check_records(
         if "removed" not in record:
             continue
 
-        # The same removal may stand there twice, but one step cannot remove two heads.
+        # The same removal may be recorded twice, but one step cannot remove two heads.
         removal = cast(RemovalLine, record)
         objective = removal["removed"]
         step = removal["step"]
@@ -311,7 +311,7 @@ def _is_order_of_samples(order: Any, sizes: Mapping[str, int]) -> bool:
 
 
 def _is_permutation(indices: Any, size: int) -> bool:
-    """Return whether a JSON value is a list of the whole numbers below ``size``, each once."""
+    """Return whether a JSON value is a list that has each whole number below ``size`` once."""
     if not isinstance(indices, list):
         return False
     are_integers = all(type(index) is int for index in indices)
@@ -324,34 +324,34 @@ def _could_be_record(
     """Return whether a line of a journal is a record that this search could have written."""
     try:
         return _is_sound_record(record, whole, heads, objectives)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # missing, or of another type
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # a field is missing, or of another type
         return False
 
 
 def _is_sound_record(
     record: Mapping[str, object], whole: WholeData, heads: Collection[CandidateHead], objectives: Sequence[str]
 ) -> bool:
-    """Return whether a record is sound; a field that is missing or of another type may raise instead.
+    """Return whether a record is sound; may raise instead if a field is missing or of another type.
 
     Args:
-        record: one of four kinds, told by a key that only this kind has: ``base``, the counts of the whole model;
-            ``ended``, the end of a ranking; ``of``, a candidate that was evaluated; ``removed``, one that was removed.
+        record: a record of one of four kinds, told apart by a key: ``base``, the counts of the whole model; ``ended``,
+            the end of a ranking; ``of``, a candidate that was evaluated; ``removed``, a head that was removed.
         whole: how much can be counted.
         heads: the candidates of the search.
-        objectives: those of the search.
+        objectives: the objectives of the search.
     """
-    # The model before the first removal.
+    # Case 1: the model before the first removal.
     if "base" in record:
         base = counts_from_record(cast(BaseRecord, record)["base"])
         return _are_possible_counts(base, whole)
 
-    # All others are of a step. The end of a ranking names its objective only.
+    # The other kinds have a step. Case 2: the end of a ranking, which names only its objective.
     if type(record["step"]) is not int:
         return False
     if "ended" in record:
         return record["ended"] in objectives
 
-    # A candidate that was evaluated, or one that was removed.
+    # Cases 3 and 4: a candidate that was evaluated (`of`), or a head that was removed (`removed`).
     trial = trial_from_record(cast(TrialRecord, record))
     is_evaluation = "of" in record
     objective = record["of"] if is_evaluation else record["removed"]
@@ -363,6 +363,7 @@ def _is_sound_record(
     if not all(type(error) is float for error in forecast_errors):
         return False
 
+    # The head itself, and the rivals that another machine may have removed instead.
     for counted in (trial, *trial.rivals):
         if not _is_candidate_head(counted.head, heads):
             return False
@@ -372,19 +373,19 @@ def _is_sound_record(
 
 
 def _is_candidate_head(head: tuple[Any, ...], heads: Collection[CandidateHead]) -> bool:
-    """Return whether a head that was read is one of the candidates."""
-    has_whole_numbers = all(type(index) is int for index in head)  # True is no index, though it equals 1
+    """Return whether a head read from a file is one of the candidates."""
+    has_whole_numbers = all(type(index) is int for index in head)  # excludes True, which equals 1
     return has_whole_numbers and head in heads
 
 
 def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
-    """Return whether counts are whole numbers between 0 and the most that can be counted.
+    """Return whether counts are whole numbers from 0 to the most that can be counted.
 
-    Samples are bounded by those of the data, and what is counted of samples or pairs by how many of these there are.
+    Samples are limited by the samples of the data; sums over samples or pairs by the number of samples or pairs.
     """
     most_two_u = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:
-        most_two_u = 2 * whole.n_id * whole.n_ood  # tasks are weighted: the pairs are not those of all samples counted
+        most_two_u = 2 * whole.n_id * whole.n_ood  # pairs are weighted by task: the samples counted do not limit them
     two_u = 0 if counts.two_u is None else counts.two_u
     counts_and_limits = [
         (counts.n_id, whole.n_id),
@@ -403,6 +404,6 @@ def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
 
 
 def _is_within(count: Any, most: int) -> bool:
-    """Return whether a value that was read is a whole number from 0 to ``most``."""
+    """Return whether a value read from a file is a whole number from 0 to ``most``."""
     is_integer = type(count) is int
     return is_integer and 0 <= count <= most

@@ -1,16 +1,16 @@
-"""The objectives of a circuit search, counted in integers so that ties are ties (paper D.1.2).
+"""The objectives of a circuit search, counted in integers so that ties are exact (paper D.1.2).
 
 ``S_acc`` = share of ID samples classified right, ``S_ood`` = AUROC of an OOD score between ID and OOD samples,
-``S_avg`` their mean. Beside the paper's three: ``nll`` and ``brier``, minus the mean loss over ID samples.
+``S_avg`` their mean. Two more than in the paper: ``nll`` and ``brier``, minus the mean loss over ID samples.
 
 With several tasks (each an ID set and perhaps an OOD set), every score is the weighted mean over the tasks. Samples and
-pairs then count more than once (:class:`Share`), so often that all tasks have as many: the ratios of the counts are
-those means, exactly, and all that follows is as for one task.
+pairs are then counted several times (:class:`Share`), so that all tasks have equally many: the ratios of the counts
+are exactly these means, and everything else works as with one task.
 
-Processors, versions of torch and numbers of threads add up in different orders, so that logits differ in their last
-digits. That decides nothing where a sample is far from being classified differently, and everything where two logits
-are the same but for rounding. So an evaluation says, beside what it counted, how differently another machine may count
-(:class:`Doubt`).
+Processors, versions of torch and numbers of threads add up numbers in different orders, so that logits differ in their
+last digits. This changes nothing for a sample that is far from being classified differently. It changes the result if
+two logits are equal but for rounding. Therefore an evaluation has not only its counts, but also says how differently
+another machine may count (:class:`Doubt`).
 
 Everything here is arithmetic on integers. ``counting.py`` makes them from logits, ``winners.py`` decides by them.
 """
@@ -25,13 +25,13 @@ from typing import NamedTuple
 from hydractl.expressions.conditions import Constraint
 
 LOSS_UNIT = 2.0**-20
-"""Losses are counted per sample in whole units of this size: about what float32 logits can tell apart."""
+"""Losses are counted in whole units of this size for each sample: about the resolution of float32 logits."""
 
 LOSS_OBJECTIVES = ("nll", "brier")
 
 
 class Share(NamedTuple):
-    """How often each ID sample, each OOD sample, and each pair of the two counts in one task."""
+    """How often each ID sample, each OOD sample, and each pair of the two is counted in one task."""
 
     inside: int = 1
     outside: int = 1
@@ -39,14 +39,15 @@ class Share(NamedTuple):
 
 
 def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[Share]:
-    """Return how often the samples and pairs of each task count, so that a mean over all is that over the tasks.
+    """Return how often the samples and pairs of each task are counted, so that a mean over all is the mean over tasks.
 
-    The samples of each task count so often that all tasks are equally large, and then as often as its weight says.
+    The samples of each task are repeated until all tasks are equally large, and then as often as the task's weight.
 
     Args:
-        sizes: how many ID and OOD samples each task has; a task without OOD samples has 0 of them.
+        sizes: how many ID and OOD samples each task has; 0 OOD samples if it has no OOD set.
         weights: the weight of each task in the mean.
     """
+    # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample).
     id_sizes = [max(1, n_id) for n_id, _ in sizes]
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
     common_id = math.lcm(*id_sizes)
@@ -59,7 +60,8 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
         share = Share(
             inside=times_id,
             outside=weight * times_ood,
-            # The total weight makes the pairs of all tasks add up to all ID times all OOD samples, as often as counted.
+            # The factor total_weight makes the pairs of all tasks add up to (all ID samples) * (all OOD samples), both
+            # as often as they are counted.
             pairs=total_weight * times_id * times_ood,
         )
         shares.append(share)
@@ -70,12 +72,12 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
 
 
 class Doubt(NamedTuple):
-    """The amounts by which rounding may have changed what an evaluation counted.
+    """By how much rounding may have changed the counts of an evaluation.
 
     Attributes:
-        fewer, more: ID samples classified right.
-        lower, higher: twice the Mann-Whitney U.
-        loss: each of the summed losses, in either direction.
+        fewer, more: how many ID samples fewer or more may be classified right.
+        lower, higher: by how much twice the Mann-Whitney U may be lower or higher.
+        loss: by how much each of the summed losses may differ, in either direction.
     """
 
     fewer: int = 0
@@ -85,7 +87,7 @@ class Doubt(NamedTuple):
     loss: int = 0
 
     def plus(self, times: int, other: Doubt) -> Doubt:
-        """Return the sum of this doubt and ``times`` another one."""
+        """Return the sum of this doubt and ``times`` times another one."""
         return Doubt(
             self.fewer + times * other.fewer,
             self.more + times * other.more,
@@ -97,12 +99,12 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationCounts:
-    """The counts of one evaluation, perhaps over a part of the data; with several tasks weighted by :class:`Share`.
+    """The counts of one evaluation, perhaps over some of the data; with several tasks weighted by :class:`Share`.
 
     Attributes:
         correct: how many of the ``n_id`` ID samples were classified right.
         n_id, n_ood: how many ID and OOD samples were counted.
-        two_u: twice the Mann-Whitney U of OOD scoring above ID, ties counted one half; None where it was not measured.
+        two_u: twice the Mann-Whitney U of OOD scoring above ID, ties counted one half; None if it was not measured.
         nll: the sum over ID samples of -log p of the label, each rounded to units of :data:`LOSS_UNIT` nats.
         brier: the sum over ID samples of the squared distance of p from the label, in the same units.
         doubt: how differently another machine may count.
@@ -118,18 +120,18 @@ class EvaluationCounts:
 
     @property
     def least(self) -> EvaluationCounts:
-        """The same counts, with every sample that rounding leaves undecided counted against the model."""
+        """The lowest counts that another machine may have: all that rounding leaves open goes against the model."""
         doubt = self.doubt
         return self._shifted(by_correct=-doubt.fewer, by_two_u=-doubt.lower, by_loss=doubt.loss)
 
     @property
     def most(self) -> EvaluationCounts:
-        """The same counts, with every such sample counted in the model's favour."""
+        """The highest counts that another machine may have: all that rounding leaves open goes for the model."""
         doubt = self.doubt
         return self._shifted(by_correct=doubt.more, by_two_u=doubt.higher, by_loss=-doubt.loss)
 
     def _shifted(self, *, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
-        """Return the counts changed by these amounts, without a doubt of their own."""
+        """Return the counts changed by these amounts, without any doubt."""
         two_u = self.two_u
         if two_u is not None:
             two_u += by_two_u
@@ -143,7 +145,7 @@ class EvaluationCounts:
         )
 
     def read_by(self, objective: str) -> EvaluationCounts:
-        """Return the counts that an objective reads: without those of OOD samples, where it reads none."""
+        """Return the counts that an objective reads: without OOD counts if the objective reads no OOD samples."""
         rule = OBJECTIVE_BY_NAME[objective]
         if rule.needs_ood:
             return self
@@ -153,7 +155,7 @@ class EvaluationCounts:
     def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> EvaluationCounts:
         """Return the best counts that the whole data can still give.
 
-        Every sample that was not seen is then classified right, without loss, and each of its pairs is in order.
+        Every sample that was not seen is assumed to be right and without loss, with each of its pairs in order.
 
         Args:
             n_id, n_ood: how many ID and OOD samples the whole data have.
@@ -193,9 +195,10 @@ class ObjectiveRule:
 
     Attributes:
         needs_ood: whether it reads OOD samples.
-        key: an integer that grows with the score over the same data, and with any of correct, two_u, -nll, -brier.
-        score: the score as a number.
-        scale: a function of the numbers of ID and OOD samples: by how much the key grows where the score grows by 1.
+        key: returns an integer that orders evaluations of the same data like the score; it grows with each of correct,
+            two_u, -nll and -brier.
+        score: returns the score as a number.
+        scale: returns, from the numbers of ID and OOD samples, by how much the key grows when the score grows by 1.
     """
 
     needs_ood: bool
@@ -205,26 +208,31 @@ class ObjectiveRule:
 
 
 def _accuracy_of(counts: EvaluationCounts) -> float:
+    """Return the share of ID samples that are classified right."""
     return counts.correct / counts.n_id
 
 
 def _two_u(counts: EvaluationCounts) -> int:
+    """Return twice the Mann-Whitney U, which must have been measured."""
     assert counts.two_u is not None, "an objective that reads OOD samples was counted on some"
     return counts.two_u
 
 
 def _auroc_of(counts: EvaluationCounts) -> float:
+    """Return the AUROC: U as a share of the number of pairs."""
     most_two_u = 2 * counts.n_id * counts.n_ood
     return _two_u(counts) / most_two_u
 
 
 def _average_key(counts: EvaluationCounts) -> int:
-    # correct / n_id + two_u / (2 n_id n_ood), on the common denominator
+    """Return the sum of accuracy and AUROC as an integer: their numerator over the denominator 2 n_id n_ood."""
+    # correct / n_id + two_u / (2 n_id n_ood) = (correct * 2 n_ood + two_u) / (2 n_id n_ood)
     correct_on_denominator = counts.correct * 2 * counts.n_ood
     return correct_on_denominator + _two_u(counts)
 
 
 def _key_units_of_loss(n_id: int, n_ood: int) -> int:
+    """Return by how much the summed loss in units grows when the mean loss grows by 1."""
     return round(n_id / LOSS_UNIT)
 
 
@@ -271,23 +279,24 @@ def reads_ood(objectives: Iterable[str]) -> bool:
 # --- constraints ------------------------------------------------------------------------------------------------------
 
 Limits = Mapping[str, int]
-"""The lowest key that is allowed, by objective."""
+"""For each objective, the lowest key that is allowed."""
 
 
 def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict[str, int]:
-    """Return the lowest allowed key of each objective, exactly; of several constraints on one, the strictest counts.
+    """Return the lowest allowed key of each objective, exactly; if several constraints limit one, the strictest counts.
 
     A key is an integer that orders counts of the same data as the objective does.
 
     Args:
-        constraints: of ``--subject-to``: the least score, or by how much it may fall below that of the whole model.
+        constraints: the constraints of ``--subject-to``: each gives the lowest score itself, or how far the score may
+            fall below the score of the whole model (``below_base``).
         base: the counts of the model before the first removal.
     """
     limits: dict[str, int] = {}
     for constraint in constraints:
         objective = constraint.key
         rule = OBJECTIVE_BY_NAME[objective]
-        # A fraction, so that nothing is rounded before the one ceil.
+        # `number` is a Fraction, so that nothing is rounded before the one ceil.
         number_as_key = constraint.number * rule.scale(base.n_id, base.n_ood)
         exact_key = base.key(objective) - number_as_key if constraint.below_base else number_as_key
         lowest = math.ceil(exact_key)

@@ -1,4 +1,4 @@
-"""The cost of a search: planned before it starts, and told when it has run."""
+"""The cost of a search: planned before it starts, and reported when it has run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hydractl.report.texts import bytes_text, duration_text
 
 
 class PlanDocument(TypedDict):
-    """A plan as the answer of a dry run holds it; see :class:`SearchPlan`."""
+    """A plan as it appears in the answer of a dry run; see :class:`SearchPlan`."""
 
     evaluations_per_objective: int
     sample_blocks_naive: int
@@ -41,11 +41,12 @@ class SearchPlan:
 
     Attributes:
         evaluations_per_objective: how often the whole data are evaluated, at most.
-        sample_blocks_naive: sample-block evaluations of the plain algorithm, one objective after another.
-        sample_blocks: an estimate of those of this search. An exact one is taken without bounds, without evaluations
-            that objectives share, and with the removed heads taken evenly from all sites; an approximate one as usual.
-        seconds: about how long that takes.
-        memory_bytes: how much is kept between evaluations.
+        sample_blocks_naive: how often a block runs on a sample in the plain algorithm, one objective after another.
+        sample_blocks: an estimate of the same number for this search. For an exact search it assumes no bounds, no
+            evaluations shared by objectives, and removed heads spread evenly over all sites. For an approximate search
+            it is the usual number.
+        seconds: about how long this takes.
+        memory_bytes: how many bytes are kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
     """
 
@@ -79,29 +80,31 @@ def plan_search(
     """Count the evaluations of a search, and measure on one batch how long they take.
 
     Args:
-        evaluator: of the whole model, with all of the data or a part.
+        evaluator: an evaluator of the whole model, with all of the data or only some batches.
         heads: the candidates.
         budget: how many of them are removed.
-        options: of the search.
-        sizes: the samples of all of the data, by ``id`` and ``ood``.
-        processes: how many share the work.
+        options: the options of the search.
+        sizes: the number of samples in all data, by ``id`` and ``ood``.
+        processes: how many processes share the work.
     """
     sites = [site for site, _ in heads]
     asked_at_most = asked_by_lazy(options)
     is_headmap = options.algorithm == "headmap"
 
-    # Evaluations of the whole data: Headmap tries each head once, Algorithm 1 at every step those that are left.
+    # Count evaluations of the whole data: Headmap tries each head once, Algorithm 1 tries all heads left at every step.
     naive_count = len(heads)
     if not is_headmap:
         naive_count = evaluations(len(heads), budget)
     count = naive_count
+
+    # The lazy search evaluates only some of the heads left.
     if asked_at_most is not None:
         count = 0
         for step in range(budget):
             heads_left = len(heads) - step
             count += min(asked_at_most, heads_left)
 
-    # Sample-block evaluations, one objective after another.
+    # Count the work in sample-blocks (one block on one sample), one objective after another.
     if is_headmap:
         rounds = _rounds_of_headmap(sites)
     else:
@@ -112,12 +115,13 @@ def plan_search(
         samples = _samples_read(objective, options, sizes)
         naive_work += naive_count * evaluator.naive_work(samples, sites)
         for planned in rounds:
+            # The model itself runs some times, and a share of the candidates is tried.
             price_of_model = evaluator.price(None, samples, planned.present)
             prices_of_heads = [evaluator.price(site, samples, planned.present) for site in sites]
             work += planned.passes * price_of_model
             work += planned.tried * sum(prices_of_heads)
 
-    # The evaluator may have only a part of the data: time and memory are taken to grow with the samples.
+    # The evaluator may have only some of the data: assume that time and memory grow with the samples.
     seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
     samples_of_all_sets = sum(sizes.values())
     memory_bytes = evaluator.memory_bytes * samples_of_all_sets / evaluator.size
@@ -132,7 +136,7 @@ def plan_search(
 
 
 def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, int]) -> int:
-    """Return how many samples an objective and the constraints read: OOD samples only where one of them needs these."""
+    """Return how many samples an objective and the constraints read: all samples, or ID samples only."""
     constrained = [parse_constraint(text).key for text in options.subject_to]
     if reads_ood([objective, *constrained]):
         return sizes["id"] + sizes.get("ood", 0)
@@ -140,7 +144,7 @@ def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, in
 
 
 def asked_by_lazy(options: SearchOptions) -> int | None:
-    """Return how many candidates a step of ``--approx lazy:N`` evaluates at most; None for an exact search."""
+    """Return how many candidates a step of ``--approx lazy:N`` evaluates at most, N; None for an exact search."""
     if options.approx is None:
         return None
     count = options.approx.removeprefix("lazy:")
@@ -163,7 +167,7 @@ class _PlannedRound:
 
 
 def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
-    """Return a round for each site, in which the heads of that site alone are evaluated."""
+    """Return one round for each site, in which only the heads of this site are evaluated, i.e. 1 / sites of them."""
     rounds = len(set(sites))
     same_for_each = _PlannedRound(present=1.0, tried=1 / rounds, passes=1.0)
     return [same_for_each] * rounds
@@ -172,12 +176,12 @@ def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
 def _rounds_of_elimination(
     evaluator: Evaluator, heads: int, budget: int, asked_at_most: int | None
 ) -> list[_PlannedRound]:
-    """Return a round for each removal of Algorithm 1, exact or lazy.
+    """Return one round for each removal of Algorithm 1, exact or lazy.
 
-    The removed heads are taken evenly from all sites, so that the share of heads present falls from step to step.
+    The removed heads are assumed to be spread evenly over all sites, so the share of heads present falls step by step.
 
     Args:
-        evaluator: of the whole model.
+        evaluator: an evaluator of the whole model.
         heads: how many candidates there are.
         budget: how many of them are removed.
         asked_at_most: how many candidates a step evaluates at most; None: all that are left.
@@ -191,7 +195,8 @@ def _rounds_of_elimination(
         if asked_at_most is not None:
             asked = min(asked_at_most, USUALLY_ASKED)
             tried = min(tried, asked / heads)
-            # The model itself runs for slopes only (once forward, about twice backward): its states come from a trial.
+            # The model itself runs only for slopes (once forward, and a backward pass that costs about twice as much),
+            # at every SLOPES_EVERY-th step. Otherwise its states come from the trial of the removed head.
             passes = 3 / SLOPES_EVERY
         rounds.append(_PlannedRound(present, tried, passes))
     return rounds
@@ -200,41 +205,42 @@ def _rounds_of_elimination(
 def with_memory(
     plan: SearchPlan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False
 ) -> SearchPlan:
-    """Return the plan under a limit of memory: what is kept of it at a time, and in how many parts the data are cut.
+    """Return the plan under a memory limit: how much is kept at a time, and into how many parts the data are cut.
 
-    The memory is laid out as :class:`Evaluator` does, with batches of one size.
+    The memory is used in the same way as by :class:`Evaluator`, with batches of equal size.
 
     Args:
-        plan: made with one batch of each set.
-        batches: how many batches there are in all.
+        plan: a plan made with one batch of each set.
+        batches: how many batches all data have.
         blocks: how many blocks the model has.
         lanes: how many models with different heads removed are searched in turn.
         limit: the memory in bytes.
-        tried: whether the states of as many models are kept beside them.
+        tried: whether each of these models is kept together with a model that is only tried.
     """
-    # Bytes are of all batches together: of their stems (the states before the first block), and of the traces of one
-    # lane (for each block three states as large as a stem, and one more; the same again for a model that is tried).
+    # Count in states of all batches together. The stems (the states before the first block) are one state. The traces
+    # of one lane are three states for each block and one more, twice if there is also a model that is tried.
     states_of_model = 3 * blocks + 1
     states_of_lane = 2 * states_of_model if tried else states_of_model
-    # The plan was made without a limit: it counts the stems and the traces of all lanes.
+
+    # The plan was made without a limit, so its memory holds the stems and the traces of all lanes. Find their sizes.
     states_in_plan = 1 + lanes * states_of_lane
     stem_bytes = plan.memory_bytes // states_in_plan
     trace_bytes = stem_bytes * states_of_lane
 
-    # Stems are kept where they take no more than a quarter.
+    # Keep the stems if they take no more than a quarter of the memory.
     kept_stem_bytes = 0
     if stem_bytes <= limit // 4:
         kept_stem_bytes = stem_bytes
     left_bytes = limit - kept_stem_bytes
 
-    # All batches in one chunk, for as many lanes as fit.
+    # If the traces of all batches fit, the data are one chunk: keep as many lanes as fit.
     if trace_bytes <= left_bytes:
         traces_that_fit = left_bytes // max(1, trace_bytes)
         traces = max(1, min(lanes, traces_that_fit))
         memory_bytes = kept_stem_bytes + traces * trace_bytes
         return replace(plan, memory_bytes=memory_bytes, chunks=1)
 
-    # Several chunks, one after another in the memory, for one lane.
+    # Otherwise cut the data into chunks that take turns in the memory, with one lane each.
     batches_that_fit = left_bytes * batches // max(1, trace_bytes)
     batches_at_a_time = max(1, batches_that_fit)
     chunk_bytes = trace_bytes * batches_at_a_time // batches
@@ -243,13 +249,13 @@ def with_memory(
 
 
 def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
-    """Return the seconds of a sample-block evaluation, counting included, from one candidate on one ID batch."""
+    """Return the seconds of one sample-block evaluation, counting included, timed for one candidate on an ID batch."""
     site, position = head
     first_id_batch = 0
     while evaluator.batches[first_id_batch].labels is None:
         first_id_batch += 1
 
-    # The second call is timed: in the first one of a shape, libraries prepare themselves.
+    # Time the second call: at the first call with a shape, libraries do one-time work.
     evaluator.go_to_model_without([])
     evaluator.current_values(first_id_batch)
     evaluator.values_without_each(first_id_batch, site, [position])
@@ -263,7 +269,7 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return how many bytes of memory are free on a device; half of all, where the machine does not say."""
+    """Return how many bytes of memory are free on a device; half of all memory if the machine does not say."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)

@@ -1,9 +1,10 @@
-"""One step of a search: which candidate scores highest, evaluating no sample that cannot change the answer.
+"""One step of a search: find the candidate with the highest score without evaluating data that cannot change it.
 
-A candidate is given up as soon as the best case of the samples it has not seen, every one of them right and on its
-side, cannot reach what another candidate has already reached on all of them. The counts are integers, so the winner is
-exactly that of evaluating everything. A candidate that could win on a machine that rounds otherwise is not given up.
-``winners.py`` says who is out of reach of whom; here it is decided who runs next, on which batch.
+Each candidate is a head to remove. A candidate is given up as soon as its best case cannot reach what another candidate
+has already reached on all samples. The best case assumes that every sample it has not seen counts in its favour. Counts
+are integers, so the winner is exactly the one that evaluating everything would find. A candidate that could win on a
+machine that rounds otherwise is not given up. ``winners.py`` decides who is out of reach; this module decides which
+candidate runs next, and on which batch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from hydractl.circuit.winners import CandidateHead, Standing, SureLeads, Trial, 
 from hydractl.metrics.ood import two_u
 
 _MOST_PAIRED = 64
-"""Up to this many ID or OOD batches, the batches are ordered anew at every step; the cost grows with the square."""
+"""Batches are ordered anew at every step up to this many ID or OOD batches; the cost grows with the square."""
 
 _SEEN_BEFORE_LEADER_ENDS = 0.3
-"""The candidate in front runs to the end once it has seen this share of the batches."""
+"""The candidate in front runs to the end as soon as it has seen this share of the batches."""
 
 
 @dataclass
@@ -33,11 +34,11 @@ class RacingHead:
 
     Attributes:
         head: the candidate.
-        open_for: the objectives that it may still win, or has all counts for.
+        open_for: the objectives that it may still win, or for which it has all counts.
         best_case: the most that it can still reach, with rounding in its favour.
-        counted_for: those of the open objectives that it has all counts for.
+        counted_for: those objectives in ``open_for`` for which it has all counts.
         tally: its counts so far.
-        final_counts: its counts once it is done, or where they come from a journal; None while it runs.
+        final_counts: its counts when it is done, or from a journal; None while it runs.
     """
 
     head: CandidateHead
@@ -55,25 +56,25 @@ class RacingHead:
         return self.tally.counts()
 
     def hope(self, objective: str) -> Standing:
-        """Return the best standing that it can still reach, comparable with what others have reached."""
+        """Return the best standing that the candidate can still reach, comparable with the standings of others."""
         return standing(objective, self.head, self.best_case)
 
     def still_runs_for(self, objective: str) -> bool:
-        """Return whether it may still win an objective, and has not all counts for it."""
+        """Return whether the candidate may still win an objective, but does not have all counts for it."""
         return objective in self.open_for and objective not in self.counted_for
 
 
 class Race:
-    """All candidates of one step, for every objective that has removed the same heads so far.
+    """All candidates of one step, for all objectives that have removed the same heads so far.
 
     Args:
-        evaluator: at the model with these heads removed.
-        objectives: what to choose for.
+        evaluator: an evaluator whose current model lacks these heads.
+        objectives: the objectives to find a winner for.
         heads: the candidates.
-        bounds: whether candidates are given up early; without, each is evaluated on everything its objectives need.
+        bounds: whether to give candidates up early; without, each is evaluated on everything its objectives need.
         at_once: how many candidates of one site run together.
-        limits: what a candidate has to keep; one that cannot is given up like one that cannot win.
-        known: of some candidates, what a journal says.
+        limits: scores that a candidate must not fall below; a candidate that cannot keep them is given up.
+        known: evaluations of some candidates from a journal.
         finished: called with each candidate as soon as it is done.
     """
 
@@ -89,16 +90,20 @@ class Race:
         known: Mapping[CandidateHead, HeadEvaluation],
         finished: Callable[[RacingHead], None],
     ) -> None:
+        """Enter all candidates with the best case of nothing counted; those that a journal knows do not run again."""
         self.evaluator = evaluator
         self.objectives = list(objectives)
         self.bounds = bounds
         self.at_once = at_once
         self.limits = limits
         self.finished = finished
+
+        # The best that is surely reached for each objective, the candidates with all counts for it, and those that run.
         self._leads = SureLeads(limits)
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 
+        # At first, every candidate can still be perfect.
         nothing_counted = EvaluationCounts(correct=0, n_id=0, two_u=None, n_ood=0)
         best_case_of_nothing = nothing_counted.best_case(evaluator.n_id, evaluator.n_ood)
         for head in heads:
@@ -114,14 +119,17 @@ class Race:
                 self._contestants.append(contestant)
 
     def _enter_known(self, contestant: RacingHead, evaluation: HeadEvaluation) -> None:
-        """Enter a candidate that a journal knows: it does not run, and counts for what it was not given up for."""
+        """Enter a candidate from a journal: it does not run, and has all counts for the objectives it is still in."""
         contestant.final_counts = evaluation.counts
         contestant.open_for.difference_update(evaluation.given_up)
         for objective in contestant.open_for:
             self._enter_counted(contestant, objective)
 
     def run(self) -> dict[str, list[Trial]]:
-        """Run the race, and return for each objective the candidates that were not given up, the winner among them."""
+        """Run the race, and return for each objective the trials of the candidates that were not given up.
+
+        The winner is among them.
+        """
         all_in_memory = len(self.evaluator.chunks) == 1
         if self.bounds and all_in_memory:
             for objective in self.objectives:
@@ -138,23 +146,23 @@ class Race:
         return trials
 
     def tally_of(self, head: CandidateHead) -> Tally:
-        """Return what has been counted of a candidate here.
+        """Return what has been counted here of a candidate.
 
-        It is empty where another process or a journal counted the candidate.
+        It is empty if another process or a journal counted the candidate.
         """
         for contestant in self._contestants:
             if contestant.head == head:
                 return contestant.tally
         return Tally(self.evaluator.shares)
 
-    # --- all data in memory, bounds: the best case decides who goes on ------------------------------------------------
+    # --- all data in memory, with bounds: the best case decides who goes on -------------------------------------------
 
     def _find_winner(self, objective: str) -> None:
-        """Evaluate candidates until each is counted to its end or out of reach, for one objective.
+        """Evaluate candidates for one objective until each is counted to its end or out of reach.
 
-        The candidate with the best hope always runs next, by one batch, so that no candidate runs a batch that it need
-        not run whoever wins. One exception: the leader soon runs to the end, to be done with some candidates early.
-        The winner is then among the candidates noted in :attr:`_counted`.
+        The leader, the candidate that can still reach the most, always runs next, on one batch: no candidate runs a
+        batch that it could have been spared. One exception: a leader that has seen enough batches runs to the end at
+        once, as its final score rules others out. The winner is then among the candidates in :attr:`_counted`.
         """
         order = self._batches_in_order(objective)
         while True:
@@ -168,7 +176,7 @@ class Race:
             if not goes_to_the_end:
                 next_batches = next_batches[:1]
             for batch in next_batches:
-                is_given_up = objective not in leader.open_for  # perhaps by what the batch before showed
+                is_given_up = objective not in leader.open_for  # the batch before may have ruled it out
                 if not is_given_up:
                     companions = self._companions(leader, running, batch, objective)
                     self._evaluate_unit([leader, *companions], batch)
@@ -176,30 +184,32 @@ class Race:
     def _companions(
         self, leader: RacingHead, running: Sequence[RacingHead], batch: int, objective: str
     ) -> list[RacingHead]:
-        """Return who runs a batch together with the candidate in front: the most hopeful of its site.
+        """Return the candidates that run a batch together with the leader, the most hopeful first.
 
-        Only candidates of one site can run together, and ``at_once`` of them, the leader included.
+        They are of the leader's site, as only candidates of one site can run together, and have not seen the batch.
+        Together with the leader they are at most ``at_once``.
         """
 
         def hope(contestant: RacingHead) -> Standing:
             return contestant.hope(objective)
 
-        candidates = []
+        same_site_without_batch = []
         for contestant in running:
             if contestant is leader:
                 continue
             if contestant.head.site != leader.head.site:
                 continue
             if batch not in contestant.tally.seen:
-                candidates.append(contestant)
-        candidates.sort(key=hope, reverse=True)
+                same_site_without_batch.append(contestant)
+        same_site_without_batch.sort(key=hope, reverse=True)
         places_left = self.at_once - 1
-        return candidates[:places_left]
+        return same_site_without_batch[:places_left]
 
     def _batches_in_order(self, objective: str) -> list[int]:
-        """Return the batches that an objective needs, first those on which the model as it is loses most.
+        """Return the batches that an objective needs, first those on which the current model loses most.
 
-        What a candidate loses shows there first. With too many batches to compare in pairs they keep their order.
+        Differences between candidates show there first. If there are too many batches to compare in pairs, they keep
+        their order.
         """
         needed = self._batches_read_by([objective])
         id_batches = [batch for batch in needed if self._is_id(batch)]
@@ -207,25 +217,25 @@ class Race:
         if max(len(id_batches), ood_count) > _MOST_PAIRED:
             return needed
 
-        # The losses of each batch by itself, [batches], and of each pair of batches, [batches, batches].
+        # The loss on each batch by itself, [batches], and between each pair of batches, [batches, batches].
         values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
         measured = {objective, *self.limits}
         losses = [_loss_of_single_samples(values, measured) for values in values_of_batches]
         alone = np.array(losses)
         paired = _paired_losses(values_of_batches)
 
-        # Both kinds of loss as shares of their totals, which may be 0. Each pair stands in the matrix twice.
+        # Divide both kinds of loss by their totals. The symmetric matrix holds each pair twice. No total may be 0.
         total_alone = max(alone.sum(), 1e-9)
         total_paired = max(paired.sum() / 2, 1e-9)
         order = _greedy_order(alone / total_alone, paired / total_paired)
         return [needed[index] for index in order]
 
     def _is_id(self, batch: int) -> bool:
-        """Return whether a batch is one of ID samples; those of OOD samples have no labels."""
+        """Return whether a batch holds ID samples; batches of OOD samples have no labels."""
         return self.evaluator.batches[batch].labels is not None
 
     def _batches_read_by(self, objectives: Sequence[str]) -> list[int]:
-        """Return the batches that any of some objectives reads."""
+        """Return the indices of the batches that any of these objectives reads."""
         needed = []
         for batch in range(len(self.evaluator.batches)):
             if any(self._is_read_by(objective, batch) for objective in objectives):
@@ -233,55 +243,55 @@ class Race:
         return needed
 
     def _is_read_by(self, objective: str, batch: int) -> bool:
-        """Return whether an objective, or a limit, reads a batch; all of them read every ID batch."""
+        """Return whether an objective or a limit reads a batch; ID batches are always read."""
         return self._is_id(batch) or self._needs_ood(objective)
 
     def _needs_ood(self, objective: str) -> bool:
-        """Return whether an objective, or any of the limits, reads OOD samples."""
+        """Return whether an objective or any of the limits reads OOD samples."""
         measured = (objective, *self.limits)
         return reads_ood(measured)
 
     # --- one candidate after another ----------------------------------------------------------------------------------
 
     def _run_chunks(self) -> None:
-        """Run all candidates on the batches whose states fit into memory together, then on the next ones.
+        """Run all candidates on the batches whose states fit into memory together, then on the next chunk, and so on.
 
-        Candidates of one site that run together are a unit. With bounds and three parts or more, the most hopeful unit
-        runs to the end after the first part, so that others can be given up against what it reached.
+        Candidates of one site that run together are a unit. With bounds and three chunks or more, the most hopeful unit
+        runs to the end after the first chunk, so that others can be given up by comparison with it.
         """
-        parts = self._batches_read_by_chunk()
-        for number, part in enumerate(parts):
+        batches_by_chunk = self._batches_read_by_chunk()
+        for chunk_index, batches in enumerate(batches_by_chunk):
             units = self._units_by_hope()
-            is_after_first_part = number == 1 and len(parts) > 2
-            if self.bounds and is_after_first_part and units:
+            is_second_of_many = chunk_index == 1 and len(batches_by_chunk) > 2
+            if self.bounds and is_second_of_many and units:
                 most_hopeful = units.pop(0)
-                for later_part in parts[number:]:
-                    self._run_part(most_hopeful, later_part)
-                    self.evaluator.drop_traces(later_part)
+                for later_batches in batches_by_chunk[chunk_index:]:
+                    self._run_on_batches(most_hopeful, later_batches)
+                    self.evaluator.drop_traces(later_batches)
             for unit in units:
-                self._run_part(unit, part)
-            self.evaluator.drop_traces(part)
+                self._run_on_batches(unit, batches)
+            self.evaluator.drop_traces(batches)
 
     def _batches_read_by_chunk(self) -> list[list[int]]:
-        """Return the batches that any objective reads, those of one chunk in one list."""
+        """Return the indices of the batches that any objective reads, one list for each chunk that has some."""
         needed = set(self._batches_read_by(self.objectives))
-        parts = []
+        batches_by_chunk = []
         for chunk in self.evaluator.chunks:
-            part = [batch for batch in chunk if batch in needed]
-            if part:
-                parts.append(part)
-        return parts
+            batches = [batch for batch in chunk if batch in needed]
+            if batches:
+                batches_by_chunk.append(batches)
+        return batches_by_chunk
 
-    def _run_part(self, unit: Sequence[RacingHead], part: Sequence[int]) -> None:
-        """Run some candidates of one site on the batches of one part."""
-        for batch in part:
+    def _run_on_batches(self, unit: Sequence[RacingHead], batches: Sequence[int]) -> None:
+        """Run some candidates of one site on some batches."""
+        for batch in batches:
             self._evaluate_unit(unit, batch)
 
     def _units_by_hope(self) -> list[list[RacingHead]]:
         """Group the candidates that are not done into units that run together, the most hopeful unit first.
 
-        A unit holds at most ``at_once`` candidates, all of one site, the most hopeful first. Hope is the best standing
-        that a candidate can still reach for the first objective.
+        A unit holds at most ``at_once`` candidates of one site, the most hopeful first. The hope of a candidate is the
+        best standing that it can still reach for the first objective; that of a unit is its first candidate's.
         """
         first_objective = self.objectives[0]
 
@@ -294,11 +304,14 @@ class Race:
 
         running = [contestant for contestant in self._contestants if contestant.final_counts is None]
         most_hopeful_first = sorted(running, key=hope, reverse=True)
+
+        # Group by site; within a site the most hopeful candidate stays first.
         by_site: dict[int, list[RacingHead]] = {}
         for contestant in most_hopeful_first:
             contestants_of_site = by_site.setdefault(contestant.head.site, [])
             contestants_of_site.append(contestant)
 
+        # Cut each site into units of `at_once` candidates.
         units = []
         for contestants_of_site in by_site.values():
             for start in range(0, len(contestants_of_site), self.at_once):
@@ -312,14 +325,14 @@ class Race:
     def _evaluate_unit(self, unit: Sequence[RacingHead], batch: int) -> None:
         """Evaluate some candidates of one site on one batch, and judge each by its new counts.
 
-        Nothing runs where no candidate of them both may win and lacks the batch.
+        Nothing runs unless at least one candidate still needs the batch.
         """
         is_needed = any(self._still_needs(contestant, batch) for contestant in unit)
         if not is_needed:
             return
 
-        # Always the same number of candidates at once, since another number would round differently: the last one is
-        # repeated, and the results of the repetitions are not read.
+        # Always run the same number of candidates at once, since another number would round differently: repeat the
+        # last one as padding, and ignore the results of the repetitions.
         site = unit[0].head.site
         positions = [contestant.head.position for contestant in unit]
         repetitions = self.at_once - len(positions)
@@ -327,13 +340,13 @@ class Race:
         values_of_positions = self.evaluator.values_without_each(batch, site, positions + padding)
         values_of_unit = values_of_positions[: len(unit)]
         for contestant, values in zip(unit, values_of_unit, strict=True):
-            # Asked again: another candidate of the unit may just have put this one out of reach.
+            # Ask again: another candidate of the unit may just have put this one out of reach.
             if self._still_needs(contestant, batch):
                 contestant.tally.add(batch, values)
                 self._judge_after_batch(contestant)
 
     def _still_needs(self, contestant: RacingHead, batch: int) -> bool:
-        """Return whether a batch can still tell something about a candidate: it is not done, and lacks the batch."""
+        """Return whether a candidate is not done, has not seen a batch, and is in an objective that reads it."""
         is_done = contestant.final_counts is not None
         if is_done:
             return False
@@ -344,17 +357,18 @@ class Race:
     def _judge_after_batch(self, contestant: RacingHead) -> None:
         """Judge a candidate that has seen one more batch.
 
-        Its best case is lowered to what is still possible; objectives that it can then no longer win are dropped, and
-        those that it has all counts for are noted as counted. Where nothing is left to count, it is done.
+        First its best case is lowered to what is still possible, and objectives that it can no longer win are dropped.
+        Then the objectives for which it now has all counts are entered; this may put other candidates out of reach. If
+        nothing is left to count, the candidate is done.
         """
         n_id = self.evaluator.n_id
         n_ood = self.evaluator.n_ood
         counts = contestant.tally.counts()
-        with_rounding_in_its_favour = counts.most
-        contestant.best_case = with_rounding_in_its_favour.best_case(n_id, n_ood, contestant.tally.seen_pairs)
+        counts_rounded_in_favour = counts.most
+        contestant.best_case = counts_rounded_in_favour.best_case(n_id, n_ood, contestant.tally.seen_pairs)
         self._drop_lost_objectives(contestant)
 
-        # Accuracy and losses are counted once all ID samples are; an objective that reads OOD samples needs these too.
+        # All objectives need the counts of all ID samples; those that read OOD samples also need all OOD samples.
         has_all_id = counts.n_id == n_id
         has_all_ood = counts.n_ood == n_ood
         for objective in self.objectives:
@@ -368,7 +382,7 @@ class Race:
         self._finish_if_nothing_left(contestant)
 
     def _enter_counted(self, contestant: RacingHead, objective: str) -> None:
-        """Enter a candidate that has all counts of an objective; if it leads now, others may be out of reach."""
+        """Enter a candidate that has all counts for an objective; if it leads now, others may be out of reach."""
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
         trial = Trial(contestant.head, contestant.counts)
@@ -381,7 +395,7 @@ class Race:
                 self._finish_if_nothing_left(other)
 
     def _drop_lost_objectives(self, contestant: RacingHead) -> None:
-        """Drop the objectives that the candidate can no longer win; without bounds, none is dropped."""
+        """Drop the objectives that the candidate can no longer win; without bounds, no objective is dropped."""
         if not self.bounds:
             return
         not_counted_yet = contestant.open_for - contestant.counted_for
@@ -390,7 +404,7 @@ class Race:
                 contestant.open_for.discard(objective)
 
     def _finish_if_nothing_left(self, contestant: RacingHead) -> None:
-        """Note as done a candidate that has nothing left to win or to count."""
+        """Mark a candidate as done, and report it to ``finished``, if it has nothing left to win or to count."""
         is_done = contestant.final_counts is not None
         if is_done:
             return
@@ -400,13 +414,13 @@ class Race:
             self.finished(contestant)
 
 
-# --- in which order batches show most ---------------------------------------------------------------------------------
+# --- the order of batches: first those that tell most -----------------------------------------------------------------
 
 
 def _loss_of_single_samples(values: Values, objectives: set[str]) -> float:
-    """Return the loss on one batch of the objectives that read ID samples one by one.
+    """Return the loss on one batch, summed over the objectives that read ID samples one by one.
 
-    It is 0 for OOD samples, and for objectives that read pairs of samples only.
+    It is 0 for OOD samples; objectives that read only pairs of samples add 0.
     """
     if not values.labelled:
         return 0.0
@@ -422,13 +436,13 @@ def _loss_of_single_samples(values: Values, objectives: set[str]) -> float:
 
 
 def _paired_losses(values: Sequence[Values]) -> np.ndarray:
-    """Return the AUROC loss of each two batches: twice the number of their pairs in the wrong order.
+    """Return the AUROC loss between each two batches: twice the number of sample pairs in the wrong order.
 
     Args:
         values: the results of each batch.
 
     Returns:
-        Symmetric ``[batches, batches]``; zero for batches that are not one of ID and one of OOD samples of a task.
+        Symmetric ``[batches, batches]``; zero unless one batch is ID, the other is OOD, and they share a task.
     """
     losses = np.zeros((len(values), len(values)))
     for id_batch, inside in enumerate(values):
@@ -446,24 +460,25 @@ def _paired_losses(values: Sequence[Values]) -> np.ndarray:
 
 
 def _twice_inverted_pairs(inside: Values, outside: Values) -> int:
-    """Return twice the number of pairs in which the OOD sample does not score above the ID one, ties counted half."""
+    """Return twice the number of pairs in which the OOD sample does not score above the ID one; ties count half."""
     pairs = len(inside.scores) * len(outside.scores)
     return 2 * pairs - two_u(inside.scores, outside.scores)
 
 
 def _greedy_order(alone: np.ndarray, paired: np.ndarray) -> list[int]:
-    """Return the indices of all batches in order, each time the one that adds most to the loss on those so far.
+    """Return the indices of all batches in greedy order: the next batch always adds most to the loss of those chosen.
 
     Args:
         alone: the loss on each batch by itself, ``[batches]``.
-        paired: the loss by the pairs of each two batches, ``[batches, batches]``.
+        paired: the loss between each two batches, ``[batches, batches]``.
     """
-    # A batch counts a little for its pairs with all others, so that the first one is chosen with some foresight.
+    # Add a tenth of a batch's loss with all others, so that the first choice already looks ahead.
     gain = alone + 0.1 * paired.sum(axis=1)
     order: list[int] = []
     for _ in range(len(gain)):
         best = int(gain.argmax())
         order.append(best)
+        # Batches that are not chosen yet gain their loss with the chosen one.
         gain = gain + paired[best]
-        gain[best] = -np.inf  # never again
+        gain[best] = -np.inf  # never choose it again
     return order

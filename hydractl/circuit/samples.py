@@ -17,10 +17,10 @@ from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.model.runtime import HydraModel, move
 
 _STRATA = 4
-"""The number of parts that texts are divided into, the most undecided first, before each part is sorted by length."""
+"""The number of groups that texts are divided into, the most undecided first; each group is then sorted by length."""
 
 ClassRange = tuple[int, int | None]
-"""A range of a model's classes: from the first number up to but without the second; None: to the last class."""
+"""A range of a model's classes: the first class, and the class after the last; None: to the end."""
 
 ALL_CLASSES: ClassRange = (0, None)
 
@@ -30,11 +30,11 @@ class SearchBatch:
     """One batch of the search data.
 
     Attributes:
-        read: returns its inputs, on the model's device.
+        read: returns the inputs of the batch, on the model's device.
         labels: int64 ``[B]``; None for OOD samples.
         size: the number of samples, B.
-        tasks: the numbers of the tasks it belongs to.
-        columns: where the classes of those tasks are among the model's.
+        tasks: the indices of the tasks that the batch belongs to.
+        columns: the range of these tasks' classes among the classes of the model.
     """
 
     read: Callable[[], Any]
@@ -45,20 +45,20 @@ class SearchBatch:
 
 
 class SampleSet:
-    """One data set in an order, in batches.
+    """One data set in a given order, cut into batches.
 
     Args:
         dataset: the set.
-        order: the indices of its samples, perhaps not of all.
-        model: whose preprocessing, device and type the inputs take.
+        order: the indices of its samples, perhaps only some of them.
+        model: the model, whose preprocessing, device and dtype the inputs get.
         batch_size: how many samples a batch has.
         workers: how many processes read ahead in :meth:`stream`.
         labelled: whether it is an ID set.
-        tasks: the numbers of the tasks that read the set.
-        columns: where the classes of those tasks are among the model's.
+        tasks: the indices of the tasks that read the set.
+        columns: the range of these tasks' classes among the classes of the model.
 
     Attributes:
-        batches: the batches, whose inputs are read when they are asked for.
+        batches: the batches; their inputs are read when they are asked for.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class SampleSet:
         tasks: Sequence[int] = (0,),
         columns: ClassRange = ALL_CLASSES,
     ) -> None:
+        """Cut the samples into batches; no inputs are read yet."""
         self._dataset = dataset
         self._model = model
         self._batch_size = batch_size
@@ -87,7 +88,7 @@ class SampleSet:
             self.batches.append(batch)
 
     def _batch(self, indices: list[int]) -> SearchBatch:
-        """Return the batch of some samples, whose inputs are read when they are asked for."""
+        """Return the batch of some samples; its inputs are read when they are asked for."""
         labels = None
         if self._labels is not None:
             labels_of_set = np.asarray(self._labels)
@@ -99,7 +100,7 @@ class SampleSet:
         return SearchBatch(read, labels, len(indices), self._tasks, self._columns)
 
     def stream(self) -> Iterator[Any]:
-        """Return the inputs of all batches in turn, read ahead by worker processes where there are any."""
+        """Return an iterator over the inputs of all batches, read ahead by worker processes if there are any."""
         return self._inputs_in_batches(self._order, self._workers)
 
     def _inputs_in_batches(self, indices: list[int], workers: int) -> Iterator[Any]:
@@ -115,7 +116,7 @@ class SampleSet:
 
 @dataclass(frozen=True)
 class Certainty:
-    """The scores of every sample of one set before anything is removed, in the order of the data set.
+    """The scores of every sample of one set before any head is removed, in the order of the data set.
 
     Attributes:
         scores: the OOD scores ``[N]``.
@@ -131,19 +132,19 @@ class Certainty:
 def undecided_first(
     inside: Certainty, outside: Certainty | None, objectives: Sequence[str], lengths: Mapping[str, Sequence[int] | None]
 ) -> dict[str, list[int]]:
-    """Return an order of the samples in which a losing candidate is seen early: those that decide come first.
+    """Return an order of the samples in which a losing candidate shows early: undecided samples come first.
 
-    ID samples that are wrong, nearly wrong, or look like OOD ones come first, and OOD samples that look like ID ones.
-    Any order gives the same result; this one lets a losing candidate stop early. Where lengths matter, samples of about
-    the same hazard are sorted by length, so that little is padded.
+    ID samples come first if they are wrong, nearly wrong, or look like OOD samples; OOD samples come first if they look
+    like ID samples. Every order gives the same result; this one lets losing candidates stop early. If lengths matter,
+    samples of similar hazard are sorted by length, so that little is padded.
 
     Args:
         inside, outside: the scores of the ID and of the OOD samples under the whole model.
-        objectives: what is searched for.
-        lengths: of the samples of ``id`` and ``ood`` in tokens; None where they do not matter.
+        objectives: the objectives of the search.
+        lengths: the lengths of the samples in tokens, by ``id`` and ``ood``; None if lengths do not matter.
 
     Returns:
-        The indices of the samples of ``id``, and of ``ood`` where there are any.
+        The indices of the samples, by ``id`` and, if there are OOD samples, ``ood``.
     """
     assert inside.margin is not None
     assert inside.loss is not None
@@ -151,7 +152,7 @@ def undecided_first(
     reads_loss = "nll" in objectives or "brier" in objectives
     reads_scores = "ood" in objectives or "avg" in objectives
 
-    # The hazard of an ID sample: the sum of its relative ranks, 0 to 1 each, in what the objectives read.
+    # The hazard of an ID sample is the sum of its relative ranks (each 0 to 1) in what the objectives read.
     hazards = np.zeros(len(inside.scores))
     if reads_margin:
         hazards += _relative_rank(-inside.margin)
@@ -167,11 +168,11 @@ def undecided_first(
 
 
 def _relative_rank(values: Floats) -> Floats:
-    """Return the rank of each value among all, from 0 for the lowest to 1 for the highest: ``[N]``."""
+    """Return the rank of each value among all values, from 0 for the lowest to 1 for the highest, ``[N]``."""
     count = len(values)
     order = np.argsort(values, kind="stable")
     ranks = np.empty(count)
-    ranks[order] = np.arange(count)
+    ranks[order] = np.arange(count)  # the value at order[i] has rank i
     last_rank = max(1, count - 1)
     return ranks / last_rank
 
@@ -179,11 +180,11 @@ def _relative_rank(values: Floats) -> Floats:
 def _most_hazardous_first(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
     """Return the indices of samples, the highest hazard first.
 
-    Where lengths matter, they are cut into parts of about the same hazard, each with the longest samples first.
+    If lengths matter, the result is cut into groups of similar hazard, and each group has its longest samples first.
 
     Args:
-        hazards: the higher, the more likely it is that the sample shows a losing candidate, ``[N]``.
-        lengths: of the samples; None where they do not matter.
+        hazards: ``[N]``; the higher, the more likely the sample is to show that a candidate loses.
+        lengths: the length of each sample; None if lengths do not matter.
     """
     highest_first = np.argsort(-hazards, kind="stable")
     order: list[int] = highest_first.tolist()
@@ -214,12 +215,12 @@ def measure_certainty(
 
     Args:
         dataset: the set.
-        model: with one member.
-        batch_size, workers: how the samples are read.
+        model: a model with one member.
+        batch_size, workers: how many samples are read at a time, and by how many processes.
         ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
         labelled: whether it is an ID set.
         advance: called with the number of samples of each batch.
-        columns: where the classes of the set are among the model's.
+        columns: the range of the set's classes among the classes of the model.
     """
     logits_of_all_classes = logits_of(dataset, model, batch_size, workers, advance)
     first, end = columns
@@ -228,6 +229,7 @@ def measure_certainty(
     if labelled:
         all_labels = np.asarray(dataset.labels)
 
+    # Score in batches, which limits the memory. Margins and losses need labels, which only ID sets have.
     scores = []
     margins_of_batches = []
     losses = []
@@ -265,20 +267,21 @@ def logits_of(
 
     Args:
         dataset: the set.
-        model: with one member.
-        batch_size, workers: how the samples are read.
+        model: a model with one member.
+        batch_size, workers: how many samples are read at a time, and by how many processes.
         advance: called with the number of samples of each batch.
     """
     parameter = next(model.parameters())
     indices: list[int] = []
-    parts: list[Tensor] = []
+    logits_of_batches: list[Tensor] = []
     with torch.inference_mode():
         for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
             logits = model.member_logits(inputs)  # [1, B, classes]
-            parts.append(logits[0].cpu())
+            logits_of_batches.append(logits[0].cpu())
             indices += batch.indices
             advance(len(batch.indices))
-    # Batches may come in another order, such as that of the lengths of texts.
+
+    # Batches may have come in another order, e.g. sorted by the lengths of texts: go back to the order of the set.
     order_of_set = np.argsort(indices)
-    return torch.cat(parts)[order_of_set]
+    return torch.cat(logits_of_batches)[order_of_set]

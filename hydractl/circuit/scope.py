@@ -1,4 +1,4 @@
-"""The heads that a search may remove, how many of them, and what it begins with."""
+"""The heads that a search may remove, how many of them, and the model it begins with."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hydractl.model.source import Source, pruned
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search, each the command-line option of this name; None is "not given".
+    """The options of a search, each named like its command-line option; None means the option was not given.
 
     ``val`` and ``ood_val`` are SPECs. ``val_weights`` has a weight for each of ``val``, or is empty. Neither ``keep``
-    nor ``budget`` is given where a constraint ends the search.
+    nor ``budget`` is given if a constraint ends the search.
     """
 
     val: Sequence[str]
@@ -58,7 +58,7 @@ class SearchOptions:
 
 
 class ScopeDetails(TypedDict, total=False):
-    """The part of a circuit's provenance that is about the heads that were searched."""
+    """The part of a circuit's provenance that describes the heads that were searched."""
 
     share_sites: int | None
     allow_other_base: bool
@@ -71,12 +71,12 @@ class Scope:
     """The heads of one search.
 
     Attributes:
-        source: the model, without the heads that the search begins without.
+        source: the model, without the heads that are removed before the search begins.
         sites: the paths of the sites whose heads are candidates, in model order.
-        budget: how many of them to remove, at most.
-        total: the budget as it was asked for: with the heads that are gone at the beginning.
-        details: the part of the provenance that is about the scope.
-        seen: the samples that the masks and circuits it begins with have seen.
+        budget: how many of the candidates to remove, at most.
+        total: how many heads are removed in all: the budget plus the heads removed before the search begins.
+        details: the part of the provenance that describes the scope.
+        seen: the samples that the starting mask and circuit were made from.
         kept: how many heads Headmap keeps at each of these sites; None for other searches.
     """
 
@@ -96,37 +96,37 @@ class Scope:
 
 
 def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
-    """Decide from the options which heads a search may remove, how many of them, and what it begins with.
+    """Decide from the options which heads a search may remove, how many of them, and the model it begins with.
 
-    A site is an attention block of the model, and is named by its path.
+    A site is an attention block of the model, named by its path.
 
     Raises:
-        UsageError: for a budget, sites or shares outside the model's range, which the message names.
+        UsageError: for a budget, sites or shares outside the model's range; the message names the range.
         InputError: for a mask or a circuit that does not fit the model, or was made from other weights.
     """
     check_members([source])
     sites_of_tower = sites_of(source, options.tower)
     paths_of_tower = [site.path for site in sites_of_tower]
-    before = source.description.mask.at(paths_of_tower)
+    model_mask = source.description.mask.at(paths_of_tower)
     is_headmap = options.algorithm == "headmap"
     total = None
     if not is_headmap:
-        total = _heads_gone_at_end(options, before)
+        total = _heads_gone_at_end(options, model_mask)
 
-    # The sites whose heads may go.
+    # The sites whose heads may be removed: the listed ones (default: all), in the model that the search begins with.
     listed_paths = [site.path for site in source.sites]
     if options.sites:
         listed_paths = _paths_of_numbers(options.sites, source.sites)
-    start = _starting_point(source, options, sites_of_tower, before, log)
-    after = start.mask.at(before.heads)
-    sites = _searched_sites(after, listed_paths, start.leading)
+    start = _starting_point(source, options, sites_of_tower, model_mask, log)
+    starting_mask = start.mask.at(model_mask.heads)
+    sites = _searched_sites(starting_mask, listed_paths, start.leading)
 
-    # How many of them go.
+    # How many of these heads to remove.
     kept = None
-    removed_before = len(before.kept_heads) - len(after.kept_heads)
+    removed_before = len(model_mask.kept_heads) - len(starting_mask.kept_heads)
     candidates = start.mask.at(sites).kept_heads
     if is_headmap:
-        # Its --keep counts the heads of each site by itself.
+        # Headmap: --keep counts the heads of each site separately, and decides the budget.
         to_remove = None
         if options.budget is not None:
             to_remove = options.budget - removed_before
@@ -134,11 +134,11 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         budget = len(candidates) - sum(kept.values())
     else:
         if total is None:
-            # Only a constraint ends the search: it may go on to the last head that the model can do without.
-            all_but_one = len(after.kept_heads) - 1
+            # Only a constraint ends the search: allow all removals but the last head of the tower.
+            all_but_one = len(starting_mask.kept_heads) - 1
             total = removed_before + min(len(candidates), all_but_one)
         budget = total - removed_before
-        _check_budget(budget, total, options, before, after, candidates)
+        _check_budget(budget, total, options, model_mask, starting_mask, candidates)
     return Scope(
         source=_with_heads_of(source, start.mask),
         sites=sites,
@@ -151,12 +151,12 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
 
 
 def _searched_sites(after: HeadMask, listed: Sequence[str], leading: Sequence[str]) -> list[str]:
-    """Return the paths of the sites whose heads may go, in model order.
+    """Return the paths of the sites whose heads may be removed, in model order.
 
     Args:
         after: the heads of the searched tower that the search begins with.
-        listed: the paths of the sites that ``--sites`` lists, or of all.
-        leading: the paths of the sites that another circuit decides.
+        listed: the paths of the sites that ``--sites`` lists, or of all sites.
+        leading: the paths of the sites where another circuit decides (``--share-from``); they are left out.
 
     Raises:
         UsageError: no site is left.
@@ -172,7 +172,7 @@ def _searched_sites(after: HeadMask, listed: Sequence[str], leading: Sequence[st
 
 
 def _heads_gone_at_end(options: SearchOptions, before: HeadMask) -> int | None:
-    """Return how many heads are to be gone at the end, or None where only a constraint ends the search."""
+    """Return how many heads are to be removed in all, or None if only a constraint ends the search."""
     if options.keep is None and options.budget is None:
         return None
     return total_budget(before, options.keep, options.budget, "--budget")
@@ -181,17 +181,17 @@ def _heads_gone_at_end(options: SearchOptions, before: HeadMask) -> int | None:
 def _check_budget(
     budget: int, total: int, options: SearchOptions, before: HeadMask, after: HeadMask, candidates: Sequence[Head]
 ) -> None:
-    """Refuse a budget that removes nothing, everything, or more than the searched sites have.
+    """Raise an error for a budget that removes nothing, everything, or more than the searched sites have.
 
     Args:
         budget: how many heads the search removes.
-        total: the same with those that are gone at the beginning.
-        options: of the search.
-        before, after: the heads of the model, and those that the search begins with.
-        candidates: the heads that it may remove.
+        total: how many heads are removed in all, including those removed before the search begins.
+        options: the options of the search.
+        before, after: the heads of the model, and the heads that the search begins with.
+        candidates: the heads that the search may remove.
 
     Raises:
-        UsageError: for such a budget.
+        UsageError: for a budget out of range.
     """
     is_by_keep = options.budget is None
     option = "--keep" if is_by_keep else "--budget"
@@ -214,7 +214,7 @@ def _check_budget(
 
 
 def _provenance_details(options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None) -> ScopeDetails:
-    """Return the part of the provenance that is about the scope."""
+    """Return the part of the provenance that describes the scope; options that were not used are left out."""
     details: ScopeDetails = {}
     if leading:
         details["share_sites"] = options.share_sites
@@ -229,12 +229,12 @@ def _provenance_details(options: SearchOptions, leading: Sequence[str], kept: di
 
 @dataclass(frozen=True)
 class _StartingPoint:
-    """Where a search begins.
+    """The model that a search begins with.
 
     Attributes:
-        mask: the heads that it begins with.
-        leading: the paths of the leading sites that a circuit decides (``--share-sites``).
-        seen: the samples that the mask and the circuit have seen.
+        mask: the heads that are present.
+        leading: the paths of the leading sites where another circuit decides (``--share-sites``).
+        seen: the samples that the mask and the circuit were made from.
     """
 
     mask: HeadMask
@@ -245,14 +245,17 @@ class _StartingPoint:
 def _starting_point(
     source: Source, options: SearchOptions, sites_of_tower: Sequence[Site], before: HeadMask, log: Log
 ) -> _StartingPoint:
-    """Return where a search begins: the model's heads, less those that the files of two options leave out.
+    """Return the heads that a search begins with: the model's heads without those that two options remove.
+
+    ``--start-mask`` names a mask. ``--share-from`` names a circuit: at the first ``--share-sites`` sites, its removals
+    are taken over.
 
     Args:
         source: the model.
-        options: of the search; ``--start-mask`` is a mask, ``--share-from`` a circuit that decides the leading sites.
-        sites_of_tower: the sites that are searched, in model order.
+        options: the options of the search.
+        sites_of_tower: the sites of the searched tower, in model order.
         before: the heads of the model at these sites.
-        log: where a file of other weights is told, if that is allowed.
+        log: receives a warning about a file made from other weights, if that is allowed.
     """
     mask = source.description.mask
     leading: list[str] = []
@@ -262,6 +265,7 @@ def _starting_point(
         mask = mask.intersect(start_mask)
         seen += seen_of_mask
 
+    # Take over the circuit's removals at the leading sites, as many as it has made when all removals are done.
     if options.share_from is not None and options.share_sites is not None:
         leading, fewest = leading_sites(sites_of_tower, options.share_sites)
         if options.share_sites >= fewest:
@@ -275,7 +279,7 @@ def _starting_point(
 
 
 def _read_start_mask(path: str, source: Source, options: SearchOptions, log: Log) -> tuple[HeadMask, list[Entry]]:
-    """Read the file of ``--start-mask``; return its mask, and the samples that it was made from."""
+    """Read the file of ``--start-mask``, and return its mask and the samples that it was made from."""
     document = read_json_file(path)
     mask = mask_from_json(document, source.sites, path, source.description.arch)
     check_base(document, path, source, allow_other=options.allow_other_base, log=log)
@@ -287,15 +291,14 @@ def _read_removed_heads(
 ) -> tuple[list[Head], list[Entry]]:
     """Read the circuit of ``--share-from``.
 
-    Args:
-        path: of its file.
-        total: how many heads are gone from the model at the end of this search.
+        path: the file of the circuit.
+        total: how many heads are removed in all at the end of this search.
         source: the model.
-        options: of the search.
-        log: where a circuit of other weights is told, if that is allowed.
+        options: the options of the search.
+        log: receives a warning about a circuit made from other weights, if that is allowed.
 
     Returns:
-        The heads that the circuit has removed when ``total`` are gone, and the samples that it was made from.
+        The heads that the circuit has removed when ``total`` heads are removed, and the samples it was made from.
     """
     document = read_json_file(path)
     ranking = ranking_from_json(document, source.sites, path)
@@ -305,13 +308,13 @@ def _read_removed_heads(
 
 
 def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) -> list[Head]:
-    """Return the heads of the model that a circuit has removed by the time that ``total`` heads are gone.
+    """Return the heads of the model that a circuit has removed when ``total`` heads are removed.
 
-    These are first the heads that the circuit began without, sorted, then its removals in order.
+    First come the heads that the circuit began without, sorted, then its removals in order.
 
     Raises:
-        InputError: the circuit is shorter.
-        UsageError: it is one of headmap, whose removals belong together, and some of them would be left over.
+        InputError: the circuit removes fewer heads.
+        UsageError: the circuit comes from headmap, whose removals belong together, and some of them would be left over.
     """
     kept_by_model = set(source.description.mask.kept_heads)
     removed_at_start = kept_by_model.intersection(ranking.start)
@@ -329,7 +332,7 @@ def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) 
 
 
 def _with_heads_of(source: Source, mask: HeadMask) -> Source:
-    """Return the model with only the heads of a mask, the others sliced away."""
+    """Return the model with only the heads of a mask; the other heads are sliced away."""
     if mask == source.description.mask:
         return source
     description, tensors = pruned(source, mask, "sliced")
@@ -340,14 +343,14 @@ def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
     """Return the paths of the sites that a text such as ``3-5,8`` lists by their numbers, in model order.
 
     Raises:
-        UsageError: for a number or a range outside those of the model.
+        UsageError: for a number or a range that the model does not have.
     """
     last_number = len(sites) - 1
     numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         low = int(first)
-        high = low  # "8" is "8-8"
+        high = low  # "8" means "8-8"
         if last:
             high = int(last)
         if low > high or high > last_number:
@@ -357,15 +360,15 @@ def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
 
 
 def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -> dict[str, int]:
-    """Return how many heads Headmap chooses at each site.
+    """Return how many heads Headmap keeps at each site.
 
     Args:
         heads: the candidates, each its site and head.
-        keep: how many are kept at each site; all where there are fewer.
-        budget: where ``keep`` is None, how many are removed in all, the same number at every site.
+        keep: how many heads each site keeps; a site with fewer keeps all.
+        budget: used only if ``keep`` is None: how many heads are removed in all, the same number at every site.
 
     Returns:
-        The number of heads by the path of the site.
+        The number of heads to keep, by the path of the site.
 
     Raises:
         UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.
@@ -386,20 +389,22 @@ def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -
 
 
 def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
-    """Return how many heads each site loses where all sites lose as many.
+    """Return how many heads each site loses if all sites lose the same number.
 
     Args:
         budget: how many heads are removed in all.
         sites: the number of sites.
-        fewest: how many heads the site with the fewest has.
+        fewest: how many heads the smallest site has.
 
     Raises:
-        UsageError: the smallest site has not as many heads, or the budget is no multiple of the number of sites.
+        UsageError: the smallest site has too few heads, or the budget is no multiple of the number of sites.
     """
     largest = sites * fewest
     if not 1 <= budget <= largest:
         raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")
     removed_at_each, rest = divmod(budget, sites)
+
+    # Name the two nearest budgets that would work.
     if rest:
         lower = removed_at_each * sites
         higher = lower + sites

@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper (D.1.2): greedy backward elimination over all heads of a model.
 
-At each step every remaining head is ablated alone on top of the heads already removed, and the head whose removal
-gives the highest score is removed for good. Ties: lowest site first, then lowest head.
+At each step every remaining head is ablated alone, in addition to the heads already removed. The head whose removal
+gives the highest score is removed for good. Ties are won by the lowest site, then the lowest head.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ObjectiveRanking:
 
     Attributes:
         base: the counts of the model before the first removal.
-        steps: the removals, each with the counts without its head.
-        ended: the option that ended them before the budget did; None where none did.
+        steps: the removals in order, each with the counts without its head.
+        ended: the option that ended the ranking before its budget, e.g. "max_drop"; None if no option did.
     """
 
     base: EvaluationCounts
@@ -50,7 +50,7 @@ class ObjectiveRanking:
 
 
 def _ignore_removal(objective: str, step: int, removal: Trial) -> None:
-    pass
+    """Do nothing: the default of ``on_removal``."""
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -67,18 +67,18 @@ class SearchKeywords(TypedDict, total=False):
 
 
 class GreedySearch:
-    """Rankings for any number of objectives; those that have removed the same heads share their evaluations.
+    """Rankings for any number of objectives; objectives that have removed the same heads share their evaluations.
 
     Args:
-        evaluator: what is to be searched.
-        heads: the candidates in model order, each by the number of its site and its position there.
+        evaluator: the model and the data to search with.
+        heads: the candidates in model order, each by the index of its site and its position there.
         bounds: whether a candidate is given up as soon as it can no longer win.
         at_once: how many candidates of one site run together.
-        constraints: the scores that every removal has to keep; a ranking ends where no candidate keeps them.
-        max_drop: a ranking ends before the first step that takes accuracy further below that of the model.
-        journal: where evaluations are kept and found again.
+        constraints: the scores that every removal has to keep; a ranking ends when no candidate keeps them.
+        max_drop: a ranking ends before the first step that lowers accuracy by more than this below the whole model's.
+        journal: stores evaluations, and has those of a resumed search.
         processes: the processes that share the candidates.
-        progress: where the number of evaluations is shown.
+        progress: shows the number of evaluations.
         on_removal: called with each removal: the objective, the number of the step, and the winner's trial.
 
     Attributes:
@@ -100,6 +100,7 @@ class GreedySearch:
         progress: Progress | None = None,
         on_removal: Callable[[str, int, Trial], None] = _ignore_removal,
     ) -> None:
+        """Store the arguments, and begin without rankings; the limits are set by :meth:`run`."""
         self.evaluator = evaluator
         self.heads = [CandidateHead(*head) for head in heads]
         self.bounds = bounds
@@ -112,24 +113,25 @@ class GreedySearch:
         self.on_removal = on_removal
         self.evaluations = 0
         self.rankings: dict[str, ObjectiveRanking] = {}
-        # Every removal keeps the first; a winner that does not keep the second as well ends its ranking.
+
+        # The lowest allowed scores. A winner must keep `_limits`; a winner that breaks `_end_limits` ends its ranking.
         self._limits: Limits = {}
         self._end_limits: Limits = {}
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
-        """Remove heads one a step for each objective, until ``budget`` heads are gone or its ranking ends.
+        """Remove one head per step for each objective, until ``budget`` heads are removed or its ranking ends.
 
-        A ranking ends before the first step at which no candidate keeps the constraints, or at which the winner takes
-        accuracy down by more than ``max_drop``.
+        A ranking ends before the first step at which no candidate keeps the constraints, or at which the winner lowers
+        accuracy by more than ``max_drop``.
 
         Returns:
-            The ranking of each objective, which is also left in :attr:`rankings`.
+            The ranking of each objective; the rankings are also stored in :attr:`rankings`.
         """
         base = self._counts_of_whole_model()
         self._set_limits(base)
         self.rankings = {objective: ObjectiveRanking(base) for objective in objectives}
         for step in range(1, budget + 1):
-            # Objectives that have removed the same heads are at the same model, so one step serves all of them.
+            # Objectives that have removed the same heads have the same model, so one step serves all of them.
             groups = objectives_by_removed_heads(self._removed_where_not_ended())
             evaluations_of_group = self.evaluations_to_come(step, budget)
             self._show_evaluations_left(len(groups) * evaluations_of_group)
@@ -141,7 +143,7 @@ class GreedySearch:
         return self.rankings
 
     def _set_limits(self, base: EvaluationCounts) -> None:
-        """Set the limits of the constraints and of ``max_drop``, which both depend on the counts of the whole model."""
+        """Set the limits of the constraints and of ``max_drop``, which depend on the counts of the whole model."""
         self._limits = limits_of(self.constraints, base)
         if self.max_drop is not None:
             highest_drop = Constraint("acc", self.max_drop, below_base=True)
@@ -158,7 +160,7 @@ class GreedySearch:
     def _winners_of_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
         """Return the winner of a step for each objective of a group, from the journal or by running the step.
 
-        Objectives for which no candidate is allowed are left out.
+        Objectives for which no candidate keeps the constraints are left out.
         """
         winners = self._winners_in_journal(group, step)
         if winners is not None:
@@ -168,7 +170,8 @@ class GreedySearch:
     def _remove_or_end(self, objective: str, step: int, winner: Trial | None) -> None:
         """Add the winner of a step to the ranking of an objective as its next removal, or end the ranking.
 
-        It ends without a winner, since then no candidate keeps the constraints, and with one that breaks ``max_drop``.
+        The ranking ends if there is no winner (no candidate keeps the constraints), or if the winner breaks
+        ``max_drop``. The end is only noted in ``ranking.ended``.
         """
         ranking = self.rankings[objective]
         if winner is None:
@@ -180,12 +183,12 @@ class GreedySearch:
             self.on_removal(objective, step, winner)
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
-        """Return how many evaluations there may be from a step on, for objectives that have removed the same heads."""
+        """Return the highest number of evaluations from a step on, for objectives that have removed the same heads."""
         removed = step - 1
         return evaluations(len(self.heads) - removed, budget - removed)
 
     def _counts_of_whole_model(self) -> EvaluationCounts:
-        """Return the counts of the model before the first removal, from the journal or counted now and kept there."""
+        """Return the counts of the model before the first removal, from the journal or counted now and stored there."""
         known = self.memory.base_counts()
         if known is not None:
             return known
@@ -199,8 +202,8 @@ class GreedySearch:
         """Add the batches that a tally has not seen yet, and return the counts over all data.
 
         Args:
-            tally: the counts of some batches.
-            values_of_batch: returns the results of a batch, by its number.
+            tally: the counts of some batches; changed in place.
+            values_of_batch: returns the results of a batch, by its index.
         """
         for chunk in self.evaluator.chunks:
             for batch in chunk:
@@ -211,17 +214,17 @@ class GreedySearch:
         return tally.counts()
 
     def _run_and_keep_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
-        """Evaluate the candidates of a step for objectives that have removed the same heads, and keep the winners.
+        """Run a step for objectives that have removed the same heads, and write its winners to the journal.
 
-        They are kept in the journal: of an objective without a winner, that its ranking ends here.
+        For an objective without a winner, the journal records that its ranking ends here.
 
         Args:
             group: the objectives.
             step: the number of the step.
-            removed: the heads they have removed.
+            removed: the heads that these objectives have removed so far.
 
         Returns:
-            The winner of each objective, without the objectives for which no candidate is allowed.
+            The winner of each objective, without the objectives for which no candidate keeps the constraints.
         """
         self.evaluator.go_to_model_without(removed)
         left = [head for head in self.heads if head not in removed]
@@ -233,12 +236,12 @@ class GreedySearch:
         return winners
 
     def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
-        """Choose the best of the candidates left, for each objective that has one.
+        """Choose the best of the candidates left, for each objective.
 
         The evaluator must be at the model of the step.
 
         Returns:
-            The winner of each objective, counted over all data; objectives without an allowed candidate are left out.
+            The winner of each objective, counted over all data; objectives without a winner are left out.
         """
         race = self._build_race(group, step, left, self.bounds)
         trials_here = race.run()
@@ -250,14 +253,14 @@ class GreedySearch:
         return completed
 
     def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
-        """Build the race of this process's candidates; those that a journal knows are already counted.
+        """Build the race of this process's candidates; candidates that the journal knows are not evaluated again.
 
-        The objectives of a group have removed the same heads: the journal keeps what they share under the first.
+        The objectives of a group share their evaluations: the journal stores these under the first objective.
         """
         first_objective = group[0]
 
         def keep_finished(contestant: RacingHead) -> None:
-            """Keep what was counted of a candidate that the race is done with, and count the evaluation."""
+            """Store the counts of a candidate that the race is done with, and count the evaluation."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = HeadEvaluation(contestant.head, contestant.counts, given_up)
             self.evaluations += 1
@@ -276,22 +279,23 @@ class GreedySearch:
         )
 
     def _show_evaluations_left(self, evaluations: int) -> None:
-        """Set the total of the progress: the evaluations of this process, and its part of those left in all."""
+        """Set the total of the progress: the evaluations of this process so far, and its share of those left."""
         left_here = evaluations // self.processes.size
         self.progress.set_total(self.evaluations + left_here)
 
     def _with_counts_over_all_data(self, winner: Trial, tally: Tally) -> Trial:
-        """Return the winner counted on the OOD samples too, which an objective such as accuracy does not need.
+        """Return the winner counted on all data, including OOD samples that an objective such as accuracy did not need.
 
         Args:
             winner: the trial that won a step.
-            tally: what this process has counted of it; the missing batches are added.
+            tally: what this process has counted of the winner; the missing batches are added to it.
         """
         has_all_counts = winner.counts.n_ood == self.evaluator.n_ood
         if has_all_counts:
             return winner
         site, position = winner.head
-        # As many heads at once as in the race, since another number would round differently: the same one repeated.
+
+        # Run as many heads at once as the race does, since another number would round differently: repeat the winner.
         positions = [position] * self.at_once
 
         def values_without_winner(batch: int) -> Values:
@@ -302,7 +306,7 @@ class GreedySearch:
         return replace(winner, counts=counts)
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
-        """Return the winners of a step if a journal has all of them; without the objectives that ended there."""
+        """Return the winners of a step if the journal has the step of every objective, without ended objectives."""
         return self.memory.winners_of_step(group, step)
 
     # --- several processes --------------------------------------------------------------------------------------------
@@ -310,10 +314,10 @@ class GreedySearch:
     def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
         """Return the candidates that this process evaluates, in model order.
 
-        The most expensive ones are dealt first, each to the process that has least to do so far. Every process deals
-        all candidates in the same way, so nothing has to be exchanged.
+        The most expensive candidates are dealt first, each to the process with the least work so far. Every process
+        deals all candidates in the same way, so nothing has to be exchanged.
         """
-        # The price of a candidate depends on its site (attention block) alone.
+        # The price of a candidate depends only on its site (attention block).
         samples = self.evaluator.size
         sites = {site for site, _ in left}
         price_of_site = {site: self.evaluator.price(site, samples) for site in sites}
@@ -322,7 +326,7 @@ class GreedySearch:
             return -price_of_site[head.site]
 
         in_model_order = sorted(left)
-        dearest_first = sorted(in_model_order, key=minus_price)  # of one price in model order: the sort is stable
+        dearest_first = sorted(in_model_order, key=minus_price)  # the sort is stable: equal prices stay in model order
         load_of_process = [0.0] * self.processes.size
         dealt_here = []
         for head in dearest_first:
@@ -340,10 +344,10 @@ class GreedySearch:
             trials: for each objective the trials of this process.
 
         Returns:
-            The winner of each objective, with its rivals: the trials that could have won on another machine. Objectives
-            for which no candidate is allowed are left out. All processes return the same.
+            The winner of each objective, with its rivals: the trials that could have won on another machine.
+            Objectives for which no candidate keeps the constraints are left out. All processes return the same.
         """
-        # Only the trials that could win are told to the other processes.
+        # Send only the trials that could win to the other processes.
         could_win_here: dict[str, list[Trial]] = {}
         for objective, trials_of_objective in trials.items():
             could_win_here[objective] = contenders(objective, trials_of_objective, self._limits)
@@ -371,7 +375,7 @@ class GreedySearch:
         return trials_of_all
 
     def _trials_across_processes(self, trials_here: Sequence[Trial]) -> list[Trial]:
-        """Gather the trials of all processes, in the order of the processes; every process returns the same."""
+        """Return the trials of all processes, in the order of the processes; every process returns the same."""
         records_here = [record_of_trial(trial) for trial in trials_here]
         trials_of_all: list[Trial] = []
         for records in self.processes.gather(records_here):
@@ -385,11 +389,11 @@ def objectives_by_removed_heads(
     """Group objectives by the heads they have removed.
 
     Args:
-        removed: for each objective the heads, in the order of their removal.
+        removed: for each objective its removed heads, in the order of their removal.
 
     Returns:
-        The objectives of each group, by the removed heads in model order: the same heads removed in another order are
-        the same model.
+        The objectives of each group, by their removed heads in model order: the order of removal makes no difference to
+        the model.
     """
     groups: dict[tuple[CandidateHead, ...], list[str]] = {}
     for objective, heads in removed.items():

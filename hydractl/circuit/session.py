@@ -1,4 +1,4 @@
-"""One search from its options to its documents: data, journal, processes and messages."""
+"""One search from its options to its circuit documents: data, journal, processes and messages."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ from hydractl.model.matching import asked_classes
 from hydractl.report.texts import number
 
 _TOKENS_AT_ONCE = 1 << 16
-"""Tokens that run together on a GPU, where a batch of one candidate has fewer."""
+"""How many tokens run together on a GPU: if one candidate's batch has fewer, several candidates run at once."""
 
 _MOST_AT_ONCE = 8
-"""Candidates that run together at most, however few tokens they have."""
+"""How many candidates run together at most, however few tokens they have."""
 
 _BYTES_OF_UNIT = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 """The units of ``--memory``."""
@@ -86,8 +86,8 @@ class Session:
 
     Args:
         scope: the heads that may be removed, and how many.
-        options: of the search.
-        log: where the user is told.
+        options: the options of the search.
+        log: receives messages to the user.
         team: the processes that share the search.
 
     Raises:
@@ -95,13 +95,14 @@ class Session:
     """
 
     def __init__(self, scope: Scope, options: SearchOptions, log: Log, team: Processes) -> None:
+        """Open the data, build the model, and name the candidates; also warn of doubts about the data."""
         self.options = options
         self.log = log
         self.team = team
         source, classes = with_classes_of_data(scope.source, options)
         self.scope = replace(scope, source=source)
 
-        # The data, what is doubtful about them, and the circuit to compare with: refused before the model is built.
+        # Open the data and the circuit to compare with first: errors in them are raised before the model is built.
         self.sets, self.tasks = open_tasks(source, classes, options, log)
         self.doubts = doubts_of_sets(self.sets)
         for doubt in self.doubts:
@@ -111,17 +112,19 @@ class Session:
         if options.check_against is not None:
             self._exact_circuit = self._read_exact(options.check_against)
 
+        # Build the model, and see how much of each sample it reads.
         self.model = build_model(source, local_device(options.device), options.dtype)
         self._device_of_model = next(self.model.parameters()).device
         for dataset in self.sets.values():
             report_cut(dataset, self.model.preprocess, log)
         self.names = self._names_of_candidates()
-        self._memory_for_states = self._bytes_for_states()  # asked when the model and the sets are in memory
+        self._memory_for_states = self._bytes_for_states()  # measured after the model and the sets are in memory
 
     def _names_of_candidates(self) -> dict[CandidateHead, Head]:
-        """Return the candidates in model order, each with the path of its site and its number in the whole model.
+        """Return the name of each candidate, in model order: the path of its site and its number in the whole model.
 
-        A candidate is known by the number of its site (attention block) and its position among the heads present there.
+        The keys are candidates: the index of a site (attention block), and the position of a head among the heads that
+        are present there. The two numbers of a head differ if the model has lost heads before.
         """
         kept = self.scope.source.description.mask.kept
         names = {}
@@ -134,7 +137,7 @@ class Session:
         return names
 
     def _bytes_for_states(self) -> int:
-        """Return how many bytes states may take: those of ``--memory``, or half of what is free."""
+        """Return how many bytes states may take: as ``--memory`` says, or half of the free memory."""
         text = self.options.memory
         if text is not None:
             last_character = text[-1]
@@ -143,12 +146,12 @@ class Session:
             return int(count * bytes_of_unit)
         free = free_memory(self._device_of_model)
         processes_that_share = 1
-        if self._device_of_model.type == "cpu":  # a GPU is of one process alone
+        if self._device_of_model.type == "cpu":  # processes share the memory of a CPU, while each has its own GPU
             processes_that_share = self.team.size
         return free // (2 * processes_that_share)
 
     def _read_exact(self, path: str) -> _ExactCircuit:
-        """Read the circuit of ``--check-against``."""
+        """Read the circuit of ``--check-against``, and check that it can be compared with."""
         document = read_json_file(path)
         ranking = ranking_from_json(document, self.scope.source.sites, path)
         check_exact(document, path, self.scope.source.description.arch)
@@ -164,10 +167,10 @@ class Session:
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def _order_of_samples(self, journal: Journal) -> dict[str, list[int]]:
-        """Return for each set the order of its samples: found once, kept by the journal, the same in all processes.
+        """Return the order of the samples of each set, the same in all processes; it is stored in the journal.
 
         Args:
-            journal: which may have the order already; otherwise the process of rank 0 stores it there.
+            journal: may have the order of an earlier run; otherwise the process of rank 0 stores it there.
 
         Returns:
             The indices of the samples, by the name of the set.
@@ -179,19 +182,19 @@ class Session:
         else:
             order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
 
-        # That of rank 0 counts: those of other processes may differ by rounding.
+        # Use the order of rank 0 in all processes: the orders of other processes may differ by rounding.
         is_first = self.team.rank == 0
         orders = self.team.gather(order if is_first else None)
         order_of_first = orders[0]
         if is_first:
             journal.set_order(order_of_first)
-        self.team.gather(None)  # nobody appends before the order is kept
+        self.team.gather(None)  # wait, so that no process appends before the order is stored
         return order_of_first
 
     def _order_by_certainty(self) -> dict[str, list[int]]:
-        """Return for each set the order in which a losing candidate is given up early: undecided samples come first.
+        """Return an order of the samples of each set that lets losing candidates stop early: undecided samples first.
 
-        A set that several tasks read is ordered as the last of them says.
+        A set that several tasks read is ordered for the last of them.
         """
         certainty = self._certainty_of_sets()
         order: dict[str, list[int]] = {}
@@ -209,8 +212,8 @@ class Session:
         return order
 
     def _certainty_of_sets(self) -> dict[str, Certainty]:
-        """Return for each set the scores of its samples under the whole model."""
-        first_columns: dict[str, ClassRange] = {}  # of the first task of each set
+        """Return the scores of the samples of each set under the whole model."""
+        first_columns: dict[str, ClassRange] = {}  # for each set the classes of the first task that reads it
         for task in self.tasks:
             for name in task.sets:
                 first_columns.setdefault(name, task.columns)
@@ -232,15 +235,16 @@ class Session:
         return certainty
 
     def _build_evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:
-        """Return an evaluator of the model on the samples in an order.
+        """Return an evaluator of the model on the samples in a given order.
 
         Args:
-            order: for each set the indices of its samples, perhaps not of all.
-            memory_bytes: how much the states may take.
+            order: for each set the indices of its samples, perhaps only some of them.
+            memory_bytes: how many bytes the states may take.
         """
-        parts = []
+        # One sample set for each set and each group of tasks that run over it together.
+        sample_sets = []
         for run in set_runs(self.tasks):
-            part = SampleSet(
+            sample_set = SampleSet(
                 self.sets[run.name],
                 order[run.name],
                 self.model,
@@ -250,12 +254,12 @@ class Session:
                 tasks=run.tasks,
                 columns=run.columns,
             )
-            parts.append(part)
-        batches = [batch for part in parts for batch in part.batches]
+            sample_sets.append(sample_set)
+        batches = [batch for sample_set in sample_sets for batch in sample_set.batches]
         return Evaluator(
             self.model,
             batches,
-            stream=self._inputs_of_all_batches(parts),
+            stream=self._inputs_of_all_batches(sample_sets),
             ood_score=self.options.ood_score,
             memory_bytes=memory_bytes,
             lanes=len(self.options.objective),
@@ -263,33 +267,33 @@ class Session:
             weights=[task.weight for task in self.tasks],
         )
 
-    def _inputs_of_all_batches(self, parts: Sequence[SampleSet]) -> Iterator[Any]:
-        """Yield the inputs of all batches in turn, and show how far the reading is."""
+    def _inputs_of_all_batches(self, sample_sets: Sequence[SampleSet]) -> Iterator[Any]:
+        """Yield the inputs of all batches in turn, and show the progress of reading."""
         total = 0
-        for part in parts:
-            total += sum(batch.size for batch in part.batches)
+        for sample_set in sample_sets:
+            total += sum(batch.size for batch in sample_set.batches)
         with self.log.progress("reading", total, "samples") as progress:
-            for part in parts:
-                for batch, inputs in zip(part.batches, part.stream(), strict=True):
+            for sample_set in sample_sets:
+                for batch, inputs in zip(sample_set.batches, sample_set.stream(), strict=True):
                     yield inputs
                     progress.advance(batch.size)
 
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def probe(self) -> SearchPlan:
-        """Return the plan of the search, judging by one batch of each set, without reading all data."""
+        """Return the plan of the search, estimated from one batch of each set, without reading all data."""
         batch_size = self.options.batch_size
         middle_batches = {}
         for name, dataset in self.sets.items():
             order = longest_first(dataset)
-            # The batch in the middle: where samples differ in length, it has those of medium length.
+            # Take the batch in the middle: if samples differ in length, it has samples of medium length.
             start = max(0, (len(order) - batch_size) // 2)
             end = start + batch_size
             middle_batches[name] = order[start:end]
         evaluator = self._build_evaluator(middle_batches, sys.maxsize)
         plan = self._plan_of_evaluator(evaluator)
 
-        # The memory is planned for the batches of all data, under the limit.
+        # Plan the memory for the batches of all data, under the memory limit.
         batches = 0
         for size in self._size_of_set.values():
             batches += math.ceil(size / batch_size)
@@ -303,7 +307,8 @@ class Session:
         )
 
     def _plan_of_evaluator(self, evaluator: Evaluator) -> SearchPlan:
-        """Return the plan of the search, timed on an evaluator that may have a part of the data."""
+        """Return the plan of the search, with times measured on an evaluator that may have only some of the data."""
+        # Samples are counted once for each run over their set.
         samples_by_role = {"id": 0, "ood": 0}
         for run in set_runs(self.tasks):
             role = role_of(run.name)
@@ -321,10 +326,10 @@ class Session:
     # --- searching ----------------------------------------------------------------------------------------------------
 
     def search(self, journal_path: Path | None) -> dict[str, CircuitDocument]:
-        """Search, and return the circuit document of each objective.
+        """Run the search, and return the circuit document of each objective.
 
         Args:
-            journal_path: where measurements are kept; None: nowhere.
+            journal_path: the journal that stores measurements; None: nothing is stored.
         """
         with self._open_journal(journal_path) as journal:
             order = self._order_of_samples(journal)
@@ -342,7 +347,7 @@ class Session:
     def _run_search(
         self, evaluator: Evaluator, journal: Journal, plan: SearchPlan
     ) -> tuple[dict[str, ObjectiveRanking], int]:
-        """Return the rankings, and how many candidates were evaluated for them."""
+        """Run the search; return the ranking of each objective, and how many candidates were evaluated."""
         columns = ["step", "removed at", "head", "score", "accuracy", "AUROC"]
         if self._several_objectives:
             columns.insert(1, "objective")  # after the step, as in the cells of a removal
@@ -353,6 +358,7 @@ class Session:
 
     @property
     def _several_objectives(self) -> bool:
+        """Whether the search has more than one objective."""
         return len(self.options.objective) > 1
 
     def _search_of_options(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
@@ -375,6 +381,7 @@ class Session:
         if options.max_drop is not None:
             keywords["max_drop"] = Fraction(str(options.max_drop))
 
+        # Headmap, exact elimination, or lazy elimination.
         if options.algorithm == "headmap":
             return Headmap(evaluator, heads, kept=self._kept_by_site_number(), **keywords)
         asked_at_most = asked_by_lazy(options)
@@ -384,7 +391,7 @@ class Session:
         return Lazy(evaluator, heads, size=asked_at_most, **keywords)
 
     def _progress_cells(self, objective: str, step: int, removal: Trial) -> list[str]:
-        """Return the cells of the progress table for one removal; the AUROC is empty where it was not measured."""
+        """Return the cells of the progress table for one removal; the AUROC is empty if it was not measured."""
         site, head = self.names[removal.head]
         counts = removal.counts
         score = number(counts.score(objective))
@@ -398,7 +405,7 @@ class Session:
         return [*first_cells, site, str(head), score, accuracy, auroc]
 
     def _candidates_at_once(self, evaluator: Evaluator) -> int:
-        """Return how many candidates run together: as many as fill a GPU; on a CPU a batch of one is enough work."""
+        """Return how many candidates run together: enough to fill a GPU; one on a CPU, where that is enough work."""
         if self._device_of_model.type != "cuda":
             return 1
         tokens_of_candidate = max(1, evaluator.largest_batch_tokens)
@@ -421,14 +428,14 @@ class Session:
         """Open the journal of this process, in turn with the other processes, and check its records.
 
         Args:
-            path: of the journal of rank 0; None: nothing is kept.
+            path: the journal of rank 0; None: nothing is stored.
         """
         if path is None:
             yield NoJournal()
             return
         is_first = self.team.rank == 0
         if not is_first:
-            self.team.gather(None)  # the process of rank 0 opens its journal first
+            self.team.gather(None)  # wait until the process of rank 0 has opened its journal
         journal = Journal.open(
             path,
             self.fingerprint(),
@@ -439,20 +446,20 @@ class Session:
             rank=self.team.rank,
         )
 
-        # Every process meets the others as often, whatever its rank.
+        # Each `gather` waits for all processes, so every process must call it equally often, whatever its rank.
         with journal:
             whole = whole_of(self.tasks, self._size_of_set)
             objectives = self.options.objective
             check_records(path, journal, self._size_of_set, self.names, objectives, whole)
             if is_first:
-                self.team.gather(None)  # the others may open theirs now
-            self.team.gather(None)  # none may append before all have read
+                self.team.gather(None)  # let the others open their journals now
+            self.team.gather(None)  # no process may append before all have read
             yield journal
 
     def fingerprint(self) -> dict[str, object]:
-        """Return all settings that decide the result, under the names that messages show.
+        """Return all settings that decide the result, by the names that messages show.
 
-        The records of a journal are of use only to a search with the same settings.
+        The records of a journal can be used only by a search with the same settings.
         """
         options = self.options
         scope = self.scope
@@ -473,7 +480,7 @@ class Session:
         # The data.
         for name, dataset in self.sets.items():
             settings[name] = dataset.fingerprint()
-        if len(self.tasks) > 1:  # one task is told by its sets
+        if len(self.tasks) > 1:  # a single task is fully described by its sets
             tasks = []
             for task in self.tasks:
                 tasks.append([task.data, task.ood, task.weight, task.columns])
@@ -498,7 +505,7 @@ class Session:
         return settings
 
     def environment(self) -> SearchEnvironment:
-        """Return the facts that may change the rounding, and so in rare cases the result."""
+        """Return the facts that may change the rounding, and thus in rare cases the result."""
         return {
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
@@ -508,7 +515,7 @@ class Session:
     # --- documents ----------------------------------------------------------------------------------------------------
 
     def _documents_of_rankings(self, rankings: Mapping[str, ObjectiveRanking]) -> dict[str, CircuitDocument]:
-        """Return the document of each ranking, and tell the user what to know about them."""
+        """Return the circuit document of each objective, and tell the user what to know about the circuits."""
         writer = CircuitWriter(
             scope=self.scope,
             options=self.options,
@@ -529,7 +536,7 @@ class Session:
         return documents
 
     def _tell_of_circuit(self, document: CircuitDocument) -> None:
-        """Tell the user what to know about one circuit: why it ended early, its agreement, and its gain in AUROC."""
+        """Log what the user should know about one circuit: its early end, its agreement, and its gain in AUROC."""
         if "ended" in document:
             self.log.warn(ended_text(document))
         if "agreement" in document:
@@ -541,7 +548,7 @@ class Session:
             tell(gain_text(document))
 
     def _warn_of_circuits_together(self, documents: Mapping[str, CircuitDocument]) -> None:
-        """Warn where ties or rounding decided a search, and where its circuits remove the same heads."""
+        """Warn if ties or rounding decided a search, or if several circuits remove the same heads."""
         perhaps_warnings = [tied_text(document) for document in documents.values()]
         perhaps_warnings.append(repeated_text(documents))
         perhaps_warnings.append(rounding_text(documents))

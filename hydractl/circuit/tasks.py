@@ -1,4 +1,4 @@
-"""The tasks of a search: each an ID set and the OOD set it is measured against, with its classes and its weight."""
+"""The tasks of a search: each is an ID set with the OOD set it is measured against, its classes and its weight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Task:
         data: the name of the ID set: ``id``, ``id2`` and so on.
         ood: the name of the OOD set: ``ood``, ``ood2`` and so on; None for no OOD set.
         weight: the weight in the mean over tasks.
-        columns: where the classes of the ID set are among the model's.
+        columns: the range of the ID set's classes among the classes of the model.
     """
 
     data: str
@@ -38,7 +38,7 @@ class Task:
 
     @property
     def sets(self) -> list[str]:
-        """The names of the sets."""
+        """The names of the sets of this task, the ID set first."""
         if self.ood is None:
             return [self.data]
         return [self.data, self.ood]
@@ -50,12 +50,12 @@ def role_of(name: str) -> str:
 
 
 def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source, list[list[str]]]:
-    """Return the source with the classes of all ID sets, and the classes of each set.
+    """Return the source with the classes of all ID sets, and the list of classes of each set.
 
-    Where the sets have different classes, the source gets those of one set after those of another. The list of classes
-    is empty where all sets have the same classes, which is always so with a classifier.
+    If the sets have different classes, the source gets the classes of all sets, one set after another. If all sets have
+    the same classes, which is always so with a classifier, the returned list is empty.
     """
-    if source.classes is not None:  # a classifier has its classes already
+    if source.classes is not None:  # a classifier: its classes are fixed
         return source, []
 
     classes_by_set = []
@@ -76,15 +76,16 @@ def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source
 def open_tasks(
     source: Source, classes: Sequence[Sequence[str]], options: SearchOptions, log: Log
 ) -> tuple[dict[str, Dataset], list[Task]]:
-    """Open all sets, and make the tasks.
+    """Open all sets, and combine them into tasks.
 
-    Tasks are every pair of an ID and an OOD set, or with ``--paired`` the first of both, the second of both and so on.
+    The tasks are all pairs of an ID and an OOD set; with ``--paired`` only the first of both, the second of both and
+    so on.
 
     Args:
         source: the model, with the classes of all sets.
-        classes: those of each ID set; empty where all sets have the model's classes.
-        options: of the search.
-        log: where doubts about the data go.
+        classes: the classes of each ID set; empty if all sets have the model's classes.
+        options: the options of the search.
+        log: receives doubts about the data.
 
     Returns:
         The sets by name, ID sets first, and the tasks.
@@ -96,27 +97,27 @@ def open_tasks(
     columns_by_set = _columns_by_set(classes)
     ood_sets: dict[str, Dataset] = {}
     tasks = []
-    for number, data in enumerate(id_sets):
+    for id_index, data in enumerate(id_sets):
         columns = ALL_CLASSES
         if classes:
-            columns = columns_by_set[number]
+            columns = columns_by_set[id_index]
         weight = 1
         if options.val_weights:
-            weight = options.val_weights[number]
+            weight = options.val_weights[id_index]
 
-        # The OOD sets that this ID set is measured against; those not opened yet are opened.
+        # Collect the OOD sets that this ID set is measured against, and open them if they are not open yet.
         ood_names: list[str | None] = []
-        for index, spec in enumerate(options.ood_val):
-            if options.paired and index != number:
+        for ood_index, spec in enumerate(options.ood_val):
+            if options.paired and ood_index != id_index:
                 continue
-            name = _numbered_name("ood", index)
-            if spec == AUTO and number > 0:  # made of each ID set anew
+            name = _numbered_name("ood", ood_index)
+            if spec == AUTO and id_index > 0:  # "auto" samples are made from each ID set: a separate set for each
                 name += f" of {data}"
             if name not in ood_sets:
                 ood_sets[name] = _open_ood_set(spec, id_sets[data], source, options)
             ood_names.append(name)
 
-        # Without an OOD set, an ID set is a task by itself.
+        # Without an OOD set, the ID set alone is a task.
         if not ood_names:
             ood_names = [None]
         tasks += [Task(data, ood, weight, columns) for ood in ood_names]
@@ -124,7 +125,7 @@ def open_tasks(
 
 
 def _columns_by_set(classes: Sequence[Sequence[str]]) -> list[ClassRange]:
-    """Return where the classes of each set are among the model's, which has those of one set after another."""
+    """Return the range of each set's classes among the model's, which list the classes of one set after another."""
     columns: list[ClassRange] = []
     first = 0
     for classes_of_set in classes:
@@ -141,13 +142,13 @@ def _open_id_sets(
 
     Args:
         source: the model, with the classes of all sets.
-        classes: those of each set; empty where all sets have the model's classes.
-        options: of the search.
-        log: where a set of one class only is told.
+        classes: the classes of each set; empty if all sets have the model's classes.
+        options: the options of the search.
+        log: receives a message about a set with only one class.
     """
     sets = {}
     for index, spec in enumerate(options.val):
-        labels_of_model = source.description.labels or []  # [], not None: names are never taken by position
+        labels_of_model = source.description.labels or []  # [] instead of None: class names must match, not positions
         labels: Sequence[str] = classes[index] if classes else labels_of_model
         dataset = open_data(
             spec,
@@ -165,7 +166,7 @@ def _open_id_sets(
 
 
 def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOptions) -> Dataset:
-    """Open one OOD set; ``auto`` makes it of the ID samples."""
+    """Open one OOD set; the spec ``auto`` makes OOD samples from the ID samples in ``inside``."""
     if spec == AUTO:
         return PseudoOod(inside, AUTO, options.seed, "--ood-val auto")
     return open_data(
@@ -179,17 +180,17 @@ def _open_ood_set(spec: str, inside: Dataset, source: Source, options: SearchOpt
 
 
 def _numbered_name(role: str, index: int) -> str:
-    """Return the name of a set: ``id``, ``id2``, ``id3`` and so on."""
+    """Return the name of a set from its role and index: ``id``, ``id2``, ``id3`` and so on."""
     if index == 0:
         return role
     return f"{role}{index + 1}"
 
 
 def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
-    """Return warnings about the sets of a search, about each one and about what they share.
+    """Return warnings about the sets of a search: about each set, and about samples that several sets share.
 
     Raises:
-        InputError: two of them share more than half of their samples.
+        InputError: two sets share more than half of their samples.
     """
     given_sets = [GivenSet(dataset.where, dataset) for dataset in sets.values()]
     findings = compare_sets(given_sets)
@@ -204,12 +205,12 @@ def doubts_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
 
 @dataclass(frozen=True)
 class SetRun:
-    """One set as the model runs it: for all tasks with the same classes at once.
+    """One set as the model runs on it: once for all tasks that have the same classes.
 
     Attributes:
         name: the name of the set.
-        columns: where the classes of the tasks are among the model's.
-        tasks: the numbers of the tasks.
+        columns: the range of the tasks' classes among the classes of the model.
+        tasks: the indices of the tasks.
     """
 
     name: str
@@ -218,24 +219,25 @@ class SetRun:
 
 
 def set_runs(tasks: Sequence[Task]) -> list[SetRun]:
-    """Return the runs over sets: each set once for all tasks with the same classes, ID sets first."""
-    # Every set that a task reads, with the number of the task: first the ID sets of all tasks, then their OOD sets.
-    sets_of_tasks = [(task.data, number) for number, task in enumerate(tasks)]
-    for number, task in enumerate(tasks):
+    """Return the runs over sets: each set once for all tasks that have the same classes, ID sets first."""
+    # Pairs of a set's name and the index of a task that reads it: first the ID sets of all tasks, then the OOD sets.
+    sets_of_tasks = [(task.data, task_index) for task_index, task in enumerate(tasks)]
+    for task_index, task in enumerate(tasks):
         if task.ood is not None:
-            sets_of_tasks.append((task.ood, number))
+            sets_of_tasks.append((task.ood, task_index))
 
+    # Merge the pairs that have the same set and the same classes.
     runs: dict[tuple[str, ClassRange], SetRun] = {}
-    for name, number in sets_of_tasks:
-        columns = tasks[number].columns
+    for name, task_index in sets_of_tasks:
+        columns = tasks[task_index].columns
         new_run = SetRun(name, columns, tasks=[])
         run = runs.setdefault((name, columns), new_run)
-        run.tasks.append(number)
+        run.tasks.append(task_index)
     return list(runs.values())
 
 
 def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
-    """Return how much all tasks can count: with several tasks, each sample as often as it counts.
+    """Return how many samples all tasks can count; with several tasks, each sample is counted as often as its share.
 
     Args:
         tasks: all tasks of the search.
@@ -244,6 +246,7 @@ def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
     if len(tasks) == 1:
         return WholeData(sizes["id"], sizes.get("ood", 0))
 
+    # The number of ID and OOD samples of each task.
     task_sizes = []
     for task in tasks:
         ood_samples = 0
@@ -251,6 +254,7 @@ def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
             ood_samples = sizes[task.ood]
         task_sizes.append((sizes[task.data], ood_samples))
 
+    # Each task counts its samples several times, so that all tasks have their weights.
     weights = [task.weight for task in tasks]
     shares = shares_of(task_sizes, weights)
     n_id = 0

@@ -1,7 +1,7 @@
-"""One tower during a search: the results of its blocks are kept, so that a candidate runs only what follows its head.
+"""One tower during a search: it keeps the results of its blocks, so that a candidate runs only what follows its head.
 
-The result of a candidate is a function of the removed heads and the batch alone, whatever was computed before it or
-beside it: removed heads are sliced away, blocks run on whole batches, and the part that a head adds to the output of
+The result of a candidate depends only on the removed heads and the batch, not on what was computed before or together
+with it: removed heads are sliced away, blocks run on whole batches, and the share of a candidate head in the output of
 its attention is subtracted from that output.
 """
 
@@ -23,16 +23,16 @@ from hydractl.model.projections import HeadBank, MemberProjections, is_linear
 from hydractl.model.runtime import HydraModel
 
 Kept = tuple[tuple[int, ...], ...]
-"""The positions that are present at each site of a tower."""
+"""For each site of a tower, the positions of the heads that are present."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One batch on its way through a tower.
+    """All intermediate results of one batch in a tower.
 
     Attributes:
         kept: the heads that were present.
-        before: the state before each block; before the last one only the tokens that are read out.
+        before: the state before each block; before the last block only the tokens that are read out.
         last: the whole state before the last block.
         joined: the concatenated outputs of the heads of each attention, ``[B, queries, heads * head_dim]``.
         output: the output of each attention, ``[B, queries, d_model]``.
@@ -48,17 +48,18 @@ class Trace:
 
 
 class SearchedTower:
-    """A tower of a model with one member, some of its heads sliced away.
+    """A tower of a model with one member, from which heads can be sliced away.
 
     Attributes:
-        sites: the indices of its attention sites, as in :class:`hydractl.model.chain.Chain`.
-        full: the positions of the heads of the model at each site.
-        kept: those that are present now.
-        work: block evaluations of samples so far; each counts the share of its mult-adds in those of a block with all
-            heads and tokens.
+        sites: the indices of its sites (attention blocks), as in :class:`hydractl.model.chain.Chain`.
+        full: for each site the positions of all its heads.
+        kept: for each site the positions of the heads that are present now.
+        work: the work so far, in evaluations of one block on one sample. A block evaluation with fewer heads or tokens
+            counts in proportion to its mult-adds.
     """
 
     def __init__(self, model: HydraModel, chain: Chain) -> None:
+        """Begin with all heads of the model present, and measure the cost of each block."""
         self.chain = chain
         self.sites = chain.sites
         self._unpruned = [attention.only for attention in chain.attentions]
@@ -67,7 +68,8 @@ class SearchedTower:
         self.kept = self.full
         self.work = 0.0
 
-        # The sizes of each block: for how large a share of the tokens it runs, and in how many windows they attend.
+        # The cost of each block. Its span says which share of the tokens it has, and in how many windows they attend;
+        # without spans, every block has all tokens in one window.
         network = model.networks[0]
         all_tokens_at_once = (1.0, 1)
         spans = chain.spans or [all_tokens_at_once] * len(chain.block_paths)
@@ -78,7 +80,7 @@ class SearchedTower:
             self.costs.append(cost)
 
     def remove(self, removed: Sequence[CandidateHead]) -> None:
-        """Slice exactly these heads away; those of other towers are ignored."""
+        """Slice exactly these heads away, and restore all others; heads of other towers are ignored."""
         to_remove = set(removed)
         kept = []
         for index, site in enumerate(self.sites):
@@ -90,11 +92,11 @@ class SearchedTower:
         self.kept = tuple(kept)
 
     def _install(self, index: int, kept_here: tuple[int, ...]) -> None:
-        """Give the attention of one site these heads of the model."""
+        """Give the attention of one site only these of its original heads."""
         unpruned = self._unpruned[index]
         projections = unpruned
         if len(kept_here) < unpruned.heads:
-            # A parameter that is made in inference mode could not be part of a graph of gradients.
+            # A parameter created in inference mode could not take part in a graph of gradients.
             with torch.inference_mode(False), torch.no_grad():
                 common = [getattr(unpruned.bank, name) for name in COMMON]
                 weights = unpruned.weights().select(kept_here)
@@ -102,33 +104,37 @@ class SearchedTower:
         self.chain.attentions[index].replace_member(0, projections)
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
-        """Run one batch through the current model.
+        """Run one batch through the current model, and return all intermediate results (the trace).
 
         Args:
             stem: the state of the batch before the first block.
-            known: a trace of the same batch; its leading blocks with the same heads are not run again.
+            known: a trace of the same batch with other heads; its results are reused up to the first site where the
+                heads differ. A trace of exactly the current model is returned as it is.
         """
-        count = len(self.kept)
-        first = 0
+        block_count = len(self.kept)
+        first_to_run = 0
         state = stem
         last = stem
         before: list[State] = []
-        joined: list[Tensor] = []
-        output: list[Tensor] = []
+        joined: list[Tensor] = []  # the outputs of the heads of each attention
+        output: list[Tensor] = []  # the output of each attention
+
+        # Reuse the leading blocks of the known trace, and start from the state before the first other block.
         if known is not None:
-            first = agreeing(known.kept, self.kept)
-            if first == count:
+            first_to_run = agreeing(known.kept, self.kept)
+            if first_to_run == block_count:
                 return known
-            before = known.before[:first]
-            joined = known.joined[:first]
-            output = known.output[:first]
-            if first == count - 1:  # of the state before the last block, `before` has only what is read out
+            before = known.before[:first_to_run]
+            joined = known.joined[:first_to_run]
+            output = known.output[:first_to_run]
+            if first_to_run == block_count - 1:  # before the last block, `before` has only the tokens read out
                 state = known.last
             else:
-                state = known.before[first]
+                state = known.before[first_to_run]
 
-        for index in range(first, count):
-            is_last = index == count - 1
+        # Run the other blocks. Before the last one, keep the whole state apart: a later trace may start from it.
+        for index in range(first_to_run, block_count):
+            is_last = index == block_count - 1
             before.append(self.chain.query_tokens(state) if is_last else state)
             last = state
             state, joined_heads, attended = self._observed(index, state)
@@ -138,38 +144,62 @@ class SearchedTower:
         return Trace(self.kept, before, last, joined, output, read)
 
     def without_each(self, trace: Trace, site: int, heads: Sequence[int]) -> Tensor:
-        """Return what the tower reads out with each of some heads of one site removed: ``[len(heads), B, ...]``."""
-        # The block of the site, for all candidates at once: only what follows the attention is computed anew.
-        first = site - self.sites.start
-        times = len(heads)
-        outputs = self._outputs_without_each(trace, first, heads)
-        attended = outputs[0] if times == 1 else torch.cat(outputs)  # [len(heads) * B, queries, d_model]
-        before = trace.before[first]
-        repeated = self.chain.repeated(before, times)
+        """Return what the tower reads out when one more head is removed, for each of some heads of one site.
+
+        All candidates run as one batch: the state is repeated, once for each candidate. What is read out are e.g. the
+        features of the class token.
+
+        Args:
+            trace: all intermediate results of the batch under the current model.
+            site: the index of the site (attention block).
+            heads: the positions of the heads at the site.
+
+        Returns:
+            ``[len(heads), B, ...]``.
+        """
+        # The block of the site: compute only what follows its attention, from the attention output without the head.
+        block_of_site = site - self.sites.start
+        candidates = len(heads)
+        outputs = self._outputs_without_each(trace, block_of_site, heads)
+        attended = outputs[0] if candidates == 1 else torch.cat(outputs)  # [len(heads) * B, queries, d_model]
+        before = trace.before[block_of_site]
+        repeated = self.chain.repeated(before, candidates)
         state = self.chain.block(site, repeated, attended=attended)
 
-        # Its work, in tokens of the stem.
-        cost = self.costs[first]
+        # Count the work of this block. Costs are in tokens of the stem, of which a block has the share `share`.
+        cost = self.costs[block_of_site]
         samples = len(before.hidden)
         tokens = trace.last.hidden.shape[1] / self.costs[-1].share
         queries = before.hidden.shape[1] / cost.share
-        self._add_work(times * samples * cost.without_attention(queries), tokens)
+        self._add_work(candidates * samples * cost.without_attention(queries), tokens)
 
-        # The blocks that follow.
-        for index in range(first + 1, len(self.kept)):
+        # Run the blocks that follow.
+        for index in range(block_of_site + 1, len(self.kept)):
             state = self._run(index, state)
         read = self.chain.readout(state)[0]  # [len(heads) * B, ...]
-        batch_size = len(read) // times
-        return read.unflatten(0, (times, batch_size))
+        batch_size = len(read) // candidates
+        return read.unflatten(0, (candidates, batch_size))
 
     def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
-        """Return the output ``[B, queries, d_model]`` of one attention with each of some of its heads removed."""
+        """Return the output of one attention when one more head is removed, for each of some heads.
+
+        The part that a head adds to the output of the attention is subtracted from it.
+
+        Args:
+            trace: all intermediate results of the batch under the current model.
+            index: the index of the block in this tower.
+            heads: the positions of the heads to remove, which are present.
+
+        Returns:
+            For each head ``[B, queries, d_model]``.
+        """
         projections = self.chain.attentions[index].only
         present = self.kept[index]
         joined = trace.joined[index]
         output = trace.output[index]
         if len(present) == 1:
-            # Subtracting the only head would leave its rounding, and samples that are alike would no longer tie.
+            # The only head leaves the bias alone. Subtracting the head would leave rounding errors, and equal samples
+            # would no longer tie.
             return [projections.bias_only(output)] * len(heads)
         outputs = []
         for head in heads:
@@ -179,12 +209,12 @@ class SearchedTower:
         return outputs
 
     def gated(self, stem: State, gates: Sequence[Tensor]) -> Tensor:
-        """Return what the tower reads out of a batch with the output of each head scaled by a gate.
+        """Return what the tower reads out of a batch when the output of each head is multiplied by a gate.
 
         Gradients flow to the gates.
 
         Args:
-            stem: the state before the first block, not made in inference mode.
+            stem: the state before the first block, not created in inference mode.
             gates: for each site ``[1 or B, heads present]``.
         """
         state = stem
@@ -212,15 +242,16 @@ class SearchedTower:
             self._add_work(samples * macs, tokens)
 
     def _queries_by_block(self, tokens: int, queries: int) -> list[int]:
-        """Return how many tokens leave each block: all of them, and from the last block those that are read out."""
+        """Return how many tokens leave each block: all tokens, but from the last block only those that are read out."""
         blocks_before_last = len(self.full) - 1
         return [tokens] * blocks_before_last + [queries]
 
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
-        """Run one block of the current model, and watch its attention.
+        """Run one block of the current model, and observe its attention.
 
         Returns:
-            The state after the block, and as in :class:`Trace` the joined heads and the output of the attention.
+            The state after the block; the concatenated outputs of the heads, ``[B, queries, heads * head_dim]``; and
+            the output of the attention, ``[B, queries, d_model]``.
         """
         attention = self.chain.attentions[index]
         joined: list[Tensor] = []
@@ -229,6 +260,7 @@ class SearchedTower:
         def keep_output(module: nn.Module, inputs: Any, output: Tensor) -> None:
             outputs.append(output)
 
+        # The observer receives the outputs of the heads, the hook the output of the attention.
         attention.observer = joined.append
         hook = attention.register_forward_hook(keep_output)
         try:
@@ -239,17 +271,19 @@ class SearchedTower:
         return state_after, joined[0], outputs[0]
 
     def _run(self, index: int, state: State) -> State:
-        """Run one block of the current model, and count its work; the last one only for the tokens that are read out.
+        """Run one block of the current model, and add its work; the last block runs only for the tokens read out.
 
         Args:
-            index: of the block in this tower.
-            state: before the block.
+            index: the index of the block in this tower.
+            state: the state before the block.
 
         Returns:
             The state after the block.
         """
         samples = len(state.hidden)
         cost = self.costs[index]
+
+        # Costs are in tokens of the stem, of which a block has the share `cost.share`.
         tokens = state.hidden.shape[1] / cost.share
         is_last = index == len(self.kept) - 1
         if is_last:
@@ -264,12 +298,14 @@ class SearchedTower:
         return state_after
 
     def price(self, site: int | None, tokens: int, queries: int, share: float | None) -> float:
-        """Return the block evaluations of one sample for a candidate of a site.
+        """Return the cost of one sample for evaluating one candidate, in evaluations of a whole block.
+
+        The candidate runs the rest of its block after attention, then all later blocks.
 
         Args:
-            site: the index of the site; None: the whole tower runs.
+            site: the index of the candidate's site; None: the cost of running the whole tower.
             tokens: how many tokens the sample has.
-            queries: how many of them are read out.
+            queries: how many of these tokens are read out.
             share: the share of the heads that is present at each site; None: as many as now.
         """
         queries_by_block = self._queries_by_block(tokens, queries)
@@ -289,7 +325,7 @@ class SearchedTower:
         return macs / self.unit(tokens)
 
     def _add_work(self, macs: float, tokens: float) -> None:
-        """Add mult-adds to the work, for samples of so many tokens."""
+        """Add mult-adds to the work, in units of a whole block for samples of so many tokens."""
         whole_block = self.unit(tokens)
         self.work += macs / whole_block
 
@@ -304,9 +340,9 @@ class SearchedTower:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """The sizes of one block, from which formulas give its mult-adds for one sample (matrix products only).
+    """The sizes of one block, from which formulas compute its mult-adds for one sample (matrix products only).
 
-    The formulas take numbers of tokens of the stem, of which a block may have fewer.
+    The formulas take numbers of tokens of the stem; a block may have fewer, e.g. after tokens were merged.
 
     Attributes:
         d_model, head_dim: the widths of a token and of a head.
@@ -314,7 +350,7 @@ class BlockCost:
         gated: whether attention has a gate.
         per_token: the mult-adds of all linear layers outside attention, for each token.
         share: how many tokens the block has for each token of the stem.
-        windows: how many windows the tokens are divided into, which attend by themselves.
+        windows: how many windows the tokens are divided into; tokens attend only within their window.
     """
 
     d_model: int
@@ -327,17 +363,19 @@ class BlockCost:
 
     @classmethod
     def measured(cls, block: nn.Module, attention: HeadAttention, span: tuple[float, int]) -> BlockCost:
-        """Read the sizes off a block of a model.
+        """Read the sizes from a block of a model.
 
         Args:
             block: the block.
             attention: the attention in it.
-            span: its share of the stem's tokens, and the number of windows that they attend in.
+            span: its tokens as a share of the stem's tokens, and the number of windows that they attend in.
         """
         bank = attention.only.bank
         keys = bank.packing.keys
-        if keys is None:  # each head has keys of its own
+        if keys is None:  # each head has its own keys
             keys = bank.heads
+
+        # Linear layers outside attention: `is_linear` modules, except the attention's features of distances.
         per_token = 0
         for module in block.modules():
             if is_linear(module) and module is not bank.features:
@@ -358,41 +396,43 @@ class BlockCost:
         """Return the mult-adds of the whole block.
 
         Args:
-            tokens: how many tokens of the stem have keys and values; this block has the share ``share`` of them.
+            tokens: how many tokens have keys and values, counted in tokens of the stem; the block has the share
+                ``share`` of them.
             queries: how many of these tokens are queries, and leave the block.
             heads: how many heads are present.
         """
         tokens_here = tokens * self.share
         queries_here = queries * self.share
         width = heads * self.head_dim
-        key_heads = min(heads, self.keys)  # heads that share keys have no more than there are
+        key_heads = min(heads, self.keys)  # heads may share keys (grouped-query attention)
         key_width = key_heads * self.head_dim
 
-        weights_of_queries = 2 + self.gated  # queries, outputs, and gates where there are any
+        weights_of_queries = 2 + self.gated  # queries, outputs, and gates if there are any
         query_projections = weights_of_queries * queries_here * self.d_model * width
         key_projections = 2 * tokens_here * self.d_model * key_width  # keys and values
-        # Scores, and sums of values by them; a query attends to the tokens of its window only.
+
+        # Scores, and weighted sums of values; a query attends only to the tokens of its window.
         attention_products = 2 * queries_here * tokens_here / self.windows * width
         other_layers = queries_here * self.per_token
         return query_projections + key_projections + attention_products + other_layers
 
     def backward(self, tokens: float, queries: float, heads: float) -> float:
-        """Return the mult-adds of the gradients of activations only; arguments as of :meth:`block`.
+        """Return the mult-adds of the gradients of activations, not of weights; arguments as in :meth:`block`.
 
-        Each product with weights takes one product, and each product of two activations takes two.
+        A product with weights takes one product backward; a product of two activations, as in attention, takes two.
         """
         forward = self.block(tokens, queries, heads)
         second_products = 2 * self.share**2 * queries * tokens / self.windows * heads * self.head_dim
         return forward + second_products
 
     def without_attention(self, queries: float) -> float:
-        """Return the mult-adds of the output projection of one head and of all layers that follow attention."""
+        """Return the mult-adds of the output projection of one head, and of all layers that follow attention."""
         output_projection = self.d_model * self.head_dim
         return queries * self.share * (output_projection + self.per_token)
 
 
 def agreeing(kept: Kept, other: Kept) -> int:
-    """Return at how many leading sites two towers have the same heads."""
+    """Return the number of leading sites at which two towers have the same heads."""
     for index, heads in enumerate(kept):
         if heads != other[index]:
             return index

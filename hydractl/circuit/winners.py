@@ -1,14 +1,13 @@
 """The winner of a round of a search, decided exactly: integers, ties, and what rounding leaves open.
 
-A round is one step of a search: each candidate is a head, and its *trial* is what was counted without it. Three rules
-decide every round, whichever search it is of:
+A round is one step of a search: each candidate is a head, and its *trial* is what was counted without the head. Three
+rules decide every round of every search:
 
-* The highest key of the objective wins. Keys are integers (``objective.py``), so that two trials which fare equally
-  well have equal keys.
+* The highest key of the objective wins. Keys are integers (``objective.py``), so equally good trials have equal keys.
 * Of equal keys the lowest site wins, then the lowest head.
-* A candidate that might win on a machine that rounds differently is a rival of the winner: every one whose highest
-  possible counts are not below the lowest possible counts of another. So rivals depend on the counts alone, and not on
-  the order of counting.
+* A candidate that might win on a machine that rounds differently is a rival of the winner. These are all candidates
+  whose highest possible counts are not below the lowest possible counts of another candidate. So rivals depend only on
+  the counts, not on the order of counting.
 
 Nothing here reads a file, a tensor or a clock.
 """
@@ -23,7 +22,7 @@ from hydractl.circuit.objective import EvaluationCounts, Limits, allowed
 
 
 class CandidateHead(NamedTuple):
-    """A head that may be removed, by numbers: ``site`` of the attention block, ``position`` among its heads."""
+    """A head that may be removed: ``site`` is the index of its attention block, ``position`` its index in the block."""
 
     site: int
     position: int
@@ -31,12 +30,12 @@ class CandidateHead(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """One head and what was counted without it.
+    """One head, and what was counted without it.
 
     Attributes:
         head: the head that was left out.
         counts: the counts of the model without it.
-        rivals: of a winner, the trials that could have won on a machine that rounds differently, the best first.
+        rivals: only of a winner: the trials that could have won on a machine that rounds differently, the best first.
     """
 
     head: CandidateHead
@@ -45,7 +44,7 @@ class Trial:
 
 
 class Standing(NamedTuple):
-    """The place of a trial in its round: of two standings the greater one wins, and no two heads have the same."""
+    """The rank of a trial in its round: the greater standing wins; the negative indices make ties go to low heads."""
 
     key: int
     minus_site: int
@@ -53,25 +52,25 @@ class Standing(NamedTuple):
 
 
 def standing(objective: str, head: CandidateHead, counts: EvaluationCounts) -> Standing:
-    """Return where these counts would put a head."""
+    """Return the standing that a head has with these counts."""
     site, position = head
     return Standing(counts.key(objective), -site, -position)
 
 
 def surest_standing(objective: str, trial: Trial) -> Standing:
-    """Return the standing that a trial has at least on every machine: rounding is taken against it."""
+    """Return the standing that a trial has at least, on any machine: everything that rounding leaves open is lost."""
     least = trial.counts.least
     return standing(objective, trial.head, least)
 
 
 def highest_standing(objective: str, trial: Trial) -> Standing:
-    """Return the highest standing that a trial may have on another machine: rounding is taken in its favour."""
+    """Return the highest standing that a trial may have on another machine: all that rounding leaves open is won."""
     most = trial.counts.most
     return standing(objective, trial.head, most)
 
 
 def best_first(objective: str, trials: Iterable[Trial]) -> list[Trial]:
-    """Return trials sorted by score, the highest first; of equal ones the lowest site, then the lowest head."""
+    """Return trials sorted by score, the highest first; equal scores by site, then by head, the lowest first."""
 
     def standing_here(trial: Trial) -> Standing:
         return standing(objective, trial.head, trial.counts)
@@ -80,16 +79,16 @@ def best_first(objective: str, trials: Iterable[Trial]) -> list[Trial]:
 
 
 def first_of_highest(heads: Iterable[CandidateHead], value: Callable[[CandidateHead], float]) -> CandidateHead:
-    """Return the head with the highest value; of equal ones the lowest site, then the lowest head."""
+    """Return the head with the highest value; of equal values the lowest site, then the lowest head."""
     in_model_order = sorted(heads)
-    return max(in_model_order, key=value)  # the first of equal ones
+    return max(in_model_order, key=value)  # max returns the first of equal values
 
 
 def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
-    """Return whether rounding could put a trial before another one.
+    """Return whether rounding could put a trial before another trial.
 
-    Two trials with the very same counts, losses to the last unit, are the same model: the heads that were left out do
-    nothing, and between such heads their order decides on every machine.
+    Two trials with exactly equal counts, including losses to the last unit, come from heads that do nothing. Between
+    such heads, the tie rule decides on every machine: this returns False.
     """
     if trial.counts.read_by(objective) == other.counts.read_by(objective):
         return False
@@ -100,25 +99,25 @@ def could_beat(objective: str, trial: Trial, other: Trial) -> bool:
 
 
 def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[Trial]:
-    """Return the winner, and after it those that could have won on another machine, the best first.
+    """Return the winner, followed by the trials that could have won on another machine, the best first.
 
-    Machines round differently, which may decide whether a trial keeps the limits, and which of two is ahead. So a trial
-    is listed if it perhaps keeps the limits and perhaps reaches the best that surely does.
+    Rounding may decide whether a trial keeps the limits, and which of two trials is ahead. Therefore a trial is
+    included if it may keep the limits on some machine, and may reach the best trial that surely keeps them.
 
     Args:
-        objective: the score to win by.
-        trials: of the candidates of a round.
+        objective: the objective by whose score trials are compared.
+        trials: the trials of all candidates of a round.
         limits: the lowest allowed key of each objective; the winner is the best trial that keeps all of them here.
 
     Returns:
-        The winner and its rivals. Where no trial keeps the limits here there is no winner, and the first trial of the
-        list is one that keeps them on another machine at most.
+        The winner and its rivals. If no trial keeps the limits here, there is no winner: the list then has only trials
+        that may keep the limits on another machine.
     """
     perhaps_allowed = [trial for trial in trials if allowed(trial.counts.most, limits)]
     allowed_here = [trial for trial in perhaps_allowed if allowed(trial.counts, limits)]
     surely_allowed = [trial for trial in perhaps_allowed if allowed(trial.counts.least, limits)]
 
-    # A trial that cannot reach what another one surely has cannot win on any machine.
+    # Drop trials that cannot win on any machine: they cannot reach the best trial that surely keeps the limits.
     could_win = perhaps_allowed
     if surely_allowed:
         surest = max(surely_allowed, key=lambda trial: surest_standing(objective, trial))
@@ -127,7 +126,7 @@ def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[
             if trial is surest or could_beat(objective, trial, surest):
                 could_win.append(trial)
 
-    # The winner here may be behind one that only perhaps keeps the limits, so it is put first.
+    # The winner here may rank behind a trial that keeps the limits only on another machine, so put it first.
     in_order = best_first(objective, could_win)
     if not allowed_here:
         return in_order
@@ -137,10 +136,10 @@ def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[
 
 
 def winner_of(objective: str, trials: Sequence[Trial], limits: Limits) -> Trial | None:
-    """Return the winner of a round with its rivals; None where no trial keeps the limits.
+    """Return the winner of a round with its rivals; None if no trial keeps the limits.
 
-    The counts of the rivals leave out OOD samples where the objective reads none: who has been counted on them depends
-    on what else was searched for.
+    The counts of the rivals leave out OOD samples if the objective reads none: whether a rival was counted on them
+    depends on the other objectives of the search.
     """
     in_order = contenders(objective, trials, limits)
     if not in_order:
@@ -159,13 +158,13 @@ def lowest_chosen(objective: str, trials: Sequence[Trial], count: int) -> tuple[
     """Choose the trials with the lowest scores.
 
     Args:
-        objective: whose score it is.
-        trials: of all heads of one site.
-        count: how many to choose; all where there are fewer.
+        objective: the objective by whose score trials are compared.
+        trials: the trials of all heads of one site.
+        count: how many trials to choose; all of them if there are fewer.
 
     Returns:
-        The chosen trials, and the others. Both begin with the highest score. The rivals of a trial that was not chosen
-        are the chosen ones that another machine may put before it.
+        The chosen trials, and the others, each list with its highest score first. The rivals of a trial that was not
+        chosen are the chosen trials that another machine may rank before it.
     """
     in_order = best_first(objective, trials)
     count_left_over = max(0, len(in_order) - count)
@@ -181,14 +180,14 @@ def lowest_chosen(objective: str, trials: Sequence[Trial], count: int) -> tuple[
 
 
 class SureLeads:
-    """The highest standing that any candidate of a round surely has, for each objective.
+    """The highest standing that any candidate of a round surely has (the lead), for each objective.
 
-    A candidate that cannot reach it, even if everything not yet counted falls on its side, need not be counted to the
-    end. The lead is taken with rounding against it and the best case with rounding in its favour, so no candidate is
-    given up that could win on another machine.
+    A candidate that cannot reach the lead, even if everything not yet counted is in its favour, need not be counted to
+    the end. The lead is taken with rounding against it, and the best case with rounding in its favour, so no candidate
+    that could win on another machine is given up.
 
     Args:
-        limits: the keys that a winner has to keep.
+        limits: the lowest allowed key of each objective; a winner has to keep all of them.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -196,7 +195,7 @@ class SureLeads:
         self._leads: dict[str, Standing] = {}
 
     def raise_if_ahead(self, objective: str, trial: Trial) -> bool:
-        """Raise the lead to a trial that is counted to its end, if it is above; return whether it was raised.
+        """Raise the lead to a trial that is counted to its end, if it is above; return whether the lead was raised.
 
         Only a trial that keeps the limits on every machine can lead.
         """
@@ -212,10 +211,10 @@ class SureLeads:
         return True
 
     def out_of_reach(self, objective: str, head: CandidateHead, best_case: EvaluationCounts) -> bool:
-        """Return whether a candidate can no longer win.
+        """Return whether a candidate can no longer win an objective.
 
         Args:
-            objective: the objective that it could win.
+            objective: the objective.
             head: the candidate.
             best_case: the most that it can still reach, with rounding in its favour.
         """

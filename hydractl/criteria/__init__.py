@@ -1,6 +1,6 @@
-"""Importance criteria: one file each, found by name. Adding one is described in ``docs/adding-a-criterion.md``.
+"""Importance criteria: one file each, found by name. ``docs/adding-a-criterion.md`` describes how to add one.
 
-Importing this, or the file of a criterion, must not import torch: the help texts list what the criteria declare.
+Importing this module, or the file of a criterion, must not import torch: help texts list what the criteria declare.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def get_criterion(name: str) -> Criterion:
     """Return the criterion of that name.
 
     Raises:
-        UsageError: for an unknown name.
+        UsageError: there is no such criterion.
     """
     criterion = CRITERIA.get(name)
     if criterion is None:

@@ -1,4 +1,4 @@
-"""Importance criteria: the declaration of one, its arguments and its result."""
+"""Importance criteria: how one is declared, its arguments and its result."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CriterionOption:
-    """An option of ``score`` and ``prune`` that is for one criterion alone; its type is that of its default.
+    """An option of ``score`` and ``prune`` that belongs to one criterion; its type is that of its default.
 
     Attributes:
-        name: as in Python and YAML; the flag has dashes for underscores.
+        name: the name in Python and YAML; the flag has dashes for underscores.
         default: a ``str``, ``int``, ``float`` or ``bool``.
-        help: one sentence that describes it, without its default.
+        help: one sentence that describes the option, without its default.
         unit: the unit of a number.
         choices: the allowed texts.
         at_least, at_most: the range of a number.
@@ -40,17 +40,18 @@ class CriterionOption:
 
 
 class ScoredModel(Protocol):
-    """The model as a criterion sees it: a :class:`hydractl.model.runtime.HydraModel` of one member.
+    """The model as a criterion sees it: a :class:`hydractl.model.runtime.HydraModel` with one member.
 
-    A criterion that needs no data gets a model with the first two attributes and :meth:`head_weights` only.
+    A criterion that needs no data gets a model with only the first two attributes and :meth:`head_weights`.
 
     Attributes:
         sites: all attention blocks.
-        description: of the model; ``description.mask.kept`` has the heads that are present, by the path of a site.
+        description: the description of the model; ``description.mask.kept`` has the heads that are present, by the path
+            of the site.
         attentions: one for each site, with ``head_gate`` (``[1 or B, heads]``, None for ones) and ``head_counts``.
-        labels, classes: names and number of the classes.
+        labels, classes: the names and the number of the classes.
         chain_of_samples: the tower that reads samples, block by block.
-        family, networks: of the library's own model.
+        family, networks: the family, and the library's own networks.
     """
 
     sites: Sequence[Site]
@@ -81,7 +82,7 @@ class ScoredModel(Protocol):
 
 @contextmanager
 def gates_kept(model: ScoredModel) -> Iterator[list[Any]]:
-    """Restore, on leaving the context, the gates of heads that code in it sets; yields those from before, by site."""
+    """Yield the gates of heads at each site, and restore them on leaving the context, whatever is set inside."""
     before = [attention.head_gate for attention in model.attentions]
     try:
         yield before
@@ -95,10 +96,10 @@ class Calibration:
     """A labelled sample to measure importance on.
 
     Attributes:
-        batches: iterates (inputs, labels ``[B]``) on the model's device, the same each time.
-        size: number of samples in all.
-        seed: of the draw, and of criteria that are random themselves.
-        log: where progress goes.
+        batches: returns an iterator over (inputs, labels ``[B]``) on the model's device; the same samples each time.
+        size: the number of samples in all.
+        seed: the seed of the draw, and of criteria that are random themselves.
+        log: receives the progress.
         options: the values of the criterion's own :attr:`Criterion.options`.
     """
 
@@ -122,9 +123,9 @@ class Criterion(ABC):
     """Importance of heads: higher means keep.
 
     Attributes:
-        name: of the file, and of ``--method``.
+        name: the name of its file, and the value of ``--method``.
         needs_data: whether it measures on samples. If not, the model is never built.
-        options: options of ``score`` and ``prune`` for this criterion alone.
+        options: the options of ``score`` and ``prune`` that belong to this criterion.
         compares_towers: whether scores of heads in two towers can be compared.
     """
 
@@ -137,7 +138,7 @@ class Criterion(ABC):
         """Check everything that can be known before the model is loaded.
 
         Raises:
-            UsageError: for heads that it cannot compare, or a package that is not installed.
+            UsageError: the heads cannot be compared, or a package is not installed.
         """
         return
 
@@ -145,7 +146,7 @@ class Criterion(ABC):
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Score every head that is present at some sites.
 
-        A head whose ``head_gate`` is zero counts as pruned: it must not influence the scores of others.
+        A head whose ``head_gate`` is zero counts as pruned: it must not influence the scores of other heads.
 
         Args:
             model: the model with these heads.
@@ -159,11 +160,11 @@ class Criterion(ABC):
 
 @dataclass(frozen=True)
 class Decision:
-    """Scores and kept heads of a criterion that decides by itself how many heads are kept.
+    """The result of a criterion that decides by itself how many heads are kept.
 
     Attributes:
-        scores: as :meth:`Criterion.score` returns them.
-        kept: for each of those sites the heads to keep, as positions among those present, ascending.
+        scores: the scores, in the form that :meth:`Criterion.score` returns.
+        kept: for each of these sites the heads to keep, as positions among the heads present, ascending.
         info: how the decision was made, as JSON; the scores file has it under the name of the criterion.
     """
 
@@ -182,6 +183,6 @@ class Decider(Criterion):
         """Return the scores and the heads to keep, at the given sites."""
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Return the scores of :meth:`decide`."""
+        """Return only the scores of :meth:`decide`."""
         decision = self.decide(model, calibration, sites)
         return decision.scores

@@ -1,7 +1,7 @@
 """Head importance by the gradient of a gate on each head's output (Michel et al. 2019, arXiv 1905.10650, equation 2).
 
-``I_h = mean over samples of |dL(x) / d gate_h|`` at gate 1, then divided by the l2 norm of the scores of its site, as
-the authors do so that sites can be compared.
+``I_h = mean over samples of |dL(x) / d gate_h|`` at gate 1. The scores of each site are then divided by their l2 norm,
+so that sites can be compared, as the authors do.
 """
 
 from __future__ import annotations
@@ -22,38 +22,42 @@ class Gate(Criterion):
     needs_data = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Run once forward and backward over the sample."""
+        """Run the model once forward and backward over the sample; return the scores of the heads at each site."""
         import torch
         from torch.nn import functional as F
 
+        # The sums of absolute gradients, [heads] for each site.
         sums: dict[int, Tensor] = {}
-        for i in sites:
-            heads = model.attentions[i].head_counts[0]
-            sums[i] = torch.zeros(heads, dtype=torch.float64)
-        sites_with_heads = [i for i in sites if len(sums[i])]
+        for site_index in sites:
+            heads = model.attentions[site_index].head_counts[0]
+            sums[site_index] = torch.zeros(heads, dtype=torch.float64)
+        sites_with_heads = [site_index for site_index in sites if len(sums[site_index])]
 
-        # One gate per sample where samples run through the site, because the absolute value is taken per sample; the
-        # prompts of classes are the same for every sample, so their sites have one gate and one gradient at a time.
+        # The absolute value is taken per sample, so each sample needs its own gradient. Sites that samples run through
+        # have one gate per sample. The prompts of classes are shared by all samples: their sites have one gate, and
+        # need one backward pass per sample.
         sites_of_samples = set(model.chain_of_samples.sites)
         progress_bar = calibration.log.progress("gate", calibration.size, "samples")
         with gates_kept(model) as gates_before, progress_bar as progress:
             for inputs, labels in calibration.batches():
                 gates_of_samples: dict[int, Tensor] = {}
                 gates_of_prompts: dict[int, Tensor] = {}
-                for i in sites_with_heads:
-                    start = gates_before[i]
+                # Set the gates of this batch. They start from the gates that were set before (None: all ones).
+                for site_index in sites_with_heads:
+                    start = gates_before[site_index]
                     if start is None:
-                        start = torch.ones(1, len(sums[i]), device=labels.device)
+                        start = torch.ones(1, len(sums[site_index]), device=labels.device)
                     start = start.detach()
-                    if i in sites_of_samples:
+                    if site_index in sites_of_samples:
                         gate = start.repeat(len(labels), 1)  # [B, heads]
-                        gates_of_samples[i] = gate
+                        gates_of_samples[site_index] = gate
                     else:
                         gate = start.clone()  # [1, heads]
-                        gates_of_prompts[i] = gate
+                        gates_of_prompts[site_index] = gate
                     gate.requires_grad_(True)
-                    model.attentions[i].head_gate = gate
+                    model.attentions[site_index].head_gate = gate
 
+                # Run the batch, and add up its gradients.
                 logits = model.member_logits(inputs)[0]  # [B, classes]
                 losses = F.cross_entropy(logits.float(), labels, reduction="none")
                 if gates_of_samples:
@@ -62,11 +66,11 @@ class Gate(Criterion):
                     for loss in losses:
                         _add_gradients(sums, loss, gates_of_prompts)
                 progress.advance(len(labels))
-        return {i: _normalised(total / calibration.size) for i, total in sums.items()}
+        return {site_index: _normalised(total / calibration.size) for site_index, total in sums.items()}
 
 
 def _normalised(scores: Tensor) -> list[float]:
-    """Return the scores of one site divided by their l2 norm; scores that are all 0 remain 0."""
+    """Return the scores of one site divided by their l2 norm; scores that are all 0 stay 0."""
     norm = float(scores.norm())
     if norm == 0:
         norm = 1.0
@@ -75,19 +79,19 @@ def _normalised(scores: Tensor) -> list[float]:
 
 
 def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tensor]) -> None:
-    """Add to the sums the absolute gradients of a loss with respect to gates ``[rows, heads]``, summed over rows.
+    """Add the absolute gradients of a loss with respect to some gates to the sums.
 
     Args:
-        sums: by site, ``[heads]``; changed.
+        sums: the sums so far, ``[heads]`` for each site; changed in place.
         loss: a scalar, whose graph is kept.
-        gates: by site.
+        gates: the gates ``[rows, heads]`` of each site; the gradients are summed over rows.
     """
     import torch
 
     gradients = torch.autograd.grad(loss, list(gates.values()), retain_graph=True)
-    for i, gradient in zip(gates, gradients, strict=True):
+    for site_index, gradient in zip(gates, gradients, strict=True):
         magnitudes = gradient.abs().double()
-        sums[i] += magnitudes.sum(0).cpu()
+        sums[site_index] += magnitudes.sum(0).cpu()
 
 
 CRITERION = Gate()

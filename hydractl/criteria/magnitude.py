@@ -23,12 +23,12 @@ class Magnitude(Criterion):
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
         """Score heads from the weights alone."""
         scores = {}
-        for i in sites:
-            weights = model.head_weights(i).for_each_head()
+        for site_index in sites:
+            weights = model.head_weights(site_index).for_each_head()
             total = _mean_magnitude(weights.q)
             for projection in (weights.k, weights.v, weights.o):
                 total = total + _mean_magnitude(projection)
-            scores[i] = (total / 4).tolist()
+            scores[site_index] = (total / 4).tolist()
         return scores
 
 

@@ -16,7 +16,7 @@ class RandomHeads(Criterion):
     compares_towers = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Draw for every head of the model, present or not, so that a mask does not shift the draw of others."""
+        """Draw a score for every head, present or not, so that removing heads does not change the scores of others."""
         generator = random.Random(calibration.seed)
         scores_of_all_sites: list[list[float]] = []
         for site in model.sites:
@@ -24,7 +24,7 @@ class RandomHeads(Criterion):
             present = model.description.mask.kept[site.path]
             scores_of_site = [scores_of_all_heads[head] for head in present]
             scores_of_all_sites.append(scores_of_site)
-        return {i: scores_of_all_sites[i] for i in sites}
+        return {site_index: scores_of_all_sites[site_index] for site_index in sites}
 
 
 CRITERION = RandomHeads()

@@ -1,8 +1,8 @@
 """First-order Taylor importance of heads (paper D.1.1, after Molchanov et al. 2019, arXiv 1906.10771).
 
-For head h with rows R_h of the query, key and value projections and G the gradient of the mean cross-entropy over the
-whole calibration sample: ``q = mean over R_h of |W_Q * G_Q|``, k and v alike, and the score is ``(q + k + v) / 3``.
-Heads that share keys and values have the k and v of these in common.
+For head h with rows R_h of the query, key and value projections, let G be the gradient of the mean cross-entropy over
+the whole calibration sample. Then ``q = mean over R_h of |W_Q * G_Q|``, k and v in the same way, and the score is
+``(q + k + v) / 3``. Heads that share keys and values have the same k and v.
 """
 
 from __future__ import annotations
@@ -23,26 +23,31 @@ class Taylor(Criterion):
     needs_data = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Run once forward and backward over the sample."""
-        sites_with_heads = [i for i in sites if model.attentions[i].head_counts[0]]
+        """Run the model once forward and backward over the sample; return the scores of the heads at each site."""
+        sites_with_heads = [site_index for site_index in sites if model.attentions[site_index].head_counts[0]]
         gradients = _summed_gradients(model, calibration, sites_with_heads)
-        scores: dict[int, list[float]] = {i: [] for i in sites}
-        for i, summed_gradient in gradients.items():
-            bank = model.attentions[i].only.bank
+        scores: dict[int, list[float]] = {site_index: [] for site_index in sites}
+        for site_index, summed_gradient in gradients.items():
+            bank = model.attentions[site_index].only.bank
             weight = bank.qkv.detach().double()
             products = weight * summed_gradient / calibration.size
             scores_of_heads = _mean_of_projections(bank, products.abs())  # [heads]
-            scores[i] = scores_of_heads.tolist()
+            scores[site_index] = scores_of_heads.tolist()
         return scores
 
 
 def _mean_of_projections(bank: Any, packed: Tensor) -> Tensor:
-    """Average packed values over the rows of each projection of a head, then over query, key and value: ``[heads]``."""
+    """Average packed values over the rows of each projection of a head, then over query, key and value: ``[heads]``.
+
+    Args:
+        bank: the weights of the heads of one site, which know how rows are packed.
+        packed: the values, in the layout of the packed projections ``bank.qkv``.
+    """
     import torch
 
     projections = bank.packing.split(packed)  # query, key and value: [h, dk, d] each
     q, k, v = [values.flatten(1).mean(1) for values in projections]  # [h] each
-    if bank.key_heads is not None:  # several heads share one of keys and values
+    if bank.key_heads is not None:  # several heads share one head of keys and values: repeat its k and v
         key_of_head = list(bank.key_heads)
         k = k[key_of_head]
         v = v[key_of_head]
@@ -51,20 +56,20 @@ def _mean_of_projections(bank: Any, packed: Tensor) -> Tensor:
 
 
 def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, Tensor]:
-    """Return the gradients of the summed loss with respect to the packed projections of some sites, in float64.
+    """Return the gradients of the summed loss with respect to the packed projections of each site, in float64.
 
-    The model is left with the parameters trainable that were so before.
+    Which parameters of the model are trainable is changed meanwhile, and restored.
     """
     import torch
 
     weights = {}
     sums = {}
-    for i in sites:
-        weight = model.attentions[i].only.bank.qkv
-        weights[i] = weight
-        sums[i] = torch.zeros_like(weight, dtype=torch.float64)
+    for site_index in sites:
+        weight = model.attentions[site_index].only.bank.qkv
+        weights[site_index] = weight
+        sums[site_index] = torch.zeros_like(weight, dtype=torch.float64)
 
-    # Only these weights need gradients.
+    # Compute gradients of these weights only.
     trainable_before = [parameter.requires_grad for parameter in model.parameters()]
     model.requires_grad_(False)
     for weight in weights.values():
@@ -74,9 +79,9 @@ def _summed_gradients(model: ScoredModel, calibration: Calibration, sites: Seque
             for loss, count in calibration.losses(model):
                 if weights:
                     gradients = torch.autograd.grad(loss, list(weights.values()))
-                    for i, gradient in zip(weights, gradients, strict=True):
-                        # Batches are summed in float64, so the result does not depend on how many there are.
-                        sums[i] += gradient.double()
+                    for site_index, gradient in zip(weights, gradients, strict=True):
+                        # Sum batches in float64, so that their number does not change the result.
+                        sums[site_index] += gradient.double()
                 progress.advance(count)
     finally:
         for parameter, was_trainable in zip(model.parameters(), trainable_before, strict=True):

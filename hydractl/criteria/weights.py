@@ -1,6 +1,6 @@
-"""Importance of single weights: the weights that have one, the criteria, and the choice of the least important weights.
+"""Importance of single weights: which weights can be scored, the criteria, and the choice of the least important ones.
 
-Importing this must not import torch: the help texts list the criteria.
+Importing this module must not import torch: help texts list the criteria.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # --- the weights ------------------------------------------------------------------------------------------------------
 
 _EPSILON = 1e-6
-"""Added to what scores are divided by, as in the code of the authors of OBA."""
+"""Added to the divisor of scores, as in the code of the authors of OBA."""
 
 _MATRICES = ("proj", "text_projection", "qkv", "out", "gate", "pos_q", "pos_k")
 """The names of matrices that a module holds itself: projections of open_clip, and the heads of hydractl."""
@@ -29,7 +29,7 @@ def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
     Biases, norms, LayerScale, tokens, embeddings of words and positions, and tables of distances are left out.
 
     Args:
-        network: a library's own network, or one of hydractl.
+        network: a library's own network, or a network of hydractl.
     """
     from torch import nn
 
@@ -52,7 +52,7 @@ def _is_matrix(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
     from torch import nn
 
     if name == "table" and not isinstance(module.features, nn.Identity):
-        # The table of heads that combines features of distances is a linear layer of the library.
+        # A table of heads that combines features of distances is a linear layer in the library.
         return True
     if parameter.ndim < 2:
         return False
@@ -60,10 +60,10 @@ def _is_matrix(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
 
 
 def biases(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the biases of the layers of :func:`matrices`, by name; of a network without biases none.
+    """Return the biases of the layers of :func:`matrices`, by name; empty if the network has no biases.
 
     Args:
-        network: a library's own network, or one of hydractl.
+        network: a library's own network, or a network of hydractl.
     """
     parameters = dict(network.named_parameters(remove_duplicate=False))
     by_name = {}
@@ -75,7 +75,7 @@ def biases(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _names_of_biases(matrix: str) -> list[str]:
-    """Return the names that the biases of a matrix may have: beside it, or beside the layer that holds it."""
+    """Return the names that the bias of a matrix may have: beside the matrix, or beside the layer that holds it."""
     path, _, name = matrix.rpartition(".")
     if name.endswith("weight"):
         beside_matrix = matrix.removesuffix("weight") + "bias"
@@ -83,7 +83,7 @@ def _names_of_biases(matrix: str) -> list[str]:
         beside_matrix = f"{matrix}_bias"
     names = [beside_matrix]
     owner, _, layer = path.rpartition(".")
-    if layer == "qkv":  # of one layer for queries, keys and values, whose biases lie beside it where keys have none
+    if layer == "qkv":  # one layer for queries, keys and values; if keys have no bias, the biases lie beside the layer
         names += [f"{owner}.{part}_bias" for part in "qkv"]
     return names
 
@@ -95,10 +95,10 @@ class WeightCriterion(ABC):
     """Importance of single weights: higher means keep.
 
     Attributes:
-        name: its key in :data:`WEIGHT_CRITERIA`, and the value of ``--method`` with ``--weights``.
+        name: the key in :data:`WEIGHT_CRITERIA`, and the value of ``--method`` with ``--weights``.
         needs_data: whether it measures on samples. If not, the model is never built.
         removes_biases: whether biases of layers may be removed too.
-        steps: the number of steps in which weights are removed, each scored anew.
+        steps: in how many steps weights are removed; the remaining weights are scored anew at each step.
     """
 
     name: ClassVar[str]
@@ -108,14 +108,17 @@ class WeightCriterion(ABC):
 
     @abstractmethod
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """Return the scores of all weights, not negative, on the CPU, by the names and in the shapes of the tensors.
+        """Return the scores of all weights, on the CPU, none of them negative, by the names of their tensors.
 
         Args:
             weights: the tensors whose weights may be removed, by their stock names.
-            model: a :class:`hydractl.model.runtime.HydraModel` of one member, in which these and no other parameters
-                require gradients; it may be changed in place: every step has a new one. None for a criterion that
-                needs no data.
+            model: a :class:`hydractl.model.runtime.HydraModel` with one member, in which only these parameters require
+                gradients. It may be changed in place, since every step has a new one. None if the criterion needs no
+                data.
             calibration: the sample.
+
+        Returns:
+            For each tensor its scores, in the same shape.
         """
 
 
@@ -136,15 +139,15 @@ class WeightMagnitude(WeightCriterion):
 class OBA(WeightCriterion):
     """Optimal Brain Apoptosis (Sun et al., ICLR 2025), as its authors released it for single weights.
 
-    Let s be the logits, weighted by the gradient of the loss with respect to them and summed, where that gradient is a
-    constant. The product of a weight is ``w_i (H w)_i``, with H the second derivatives of s by all weights and biases
-    that may be removed: of the Hessian of the loss the part that comes from the network, without the curvature of the
-    loss itself. The score is the size of the product, averaged over all steps so far, as a share of the largest of its
-    tensor, and the magnitude of the weight. Dividing and adding are of the authors' code alone.
+    Let s be the sum of the logits, each weighted by the gradient of the loss with respect to it, where that gradient is
+    a constant. The product of a weight is ``w_i (H w)_i``, with H the second derivatives of s by all weights and biases
+    that may be removed. This is the part of the loss's Hessian that comes from the network, without the curvature of
+    the loss itself. The size of the product is averaged over all steps so far and divided by the largest in its tensor.
+    The score is this share plus the magnitude of the weight. Only the authors' code divides and adds like this.
 
-    The authors put ``H w`` together from the connections of layers. Here it is the gradient of ``g w``, where g is that
-    of s, by differentiating twice (Pearlmutter 1994): the same numbers where what lies between layers is piecewise
-    linear, and with the curvature of activations, norms and softmax where it is not.
+    The authors compute ``H w`` from the connections of layers. Here it is the gradient of ``g w``, where g is the
+    gradient of s, by differentiating twice (Pearlmutter 1994). The numbers are the same if the operations between
+    layers are piecewise linear; otherwise they include the curvature of activations, norms and softmax.
     """
 
     name = "oba"
@@ -157,10 +160,12 @@ class OBA(WeightCriterion):
         self._steps = 0
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """Run backward over the sample twice; the model is left with products in the place of its weights."""
+        """Run backward over the sample twice; afterwards the model has products instead of its weights."""
         products = _products(model, calibration)
         self._steps += 1
         scores = {}
+
+        # The sums over steps are kept in this object.
         for name, weight in weights.items():
             total = self._sums.get(name, 0) + products[name].double()
             self._sums[name] = total
@@ -172,39 +177,45 @@ class OBA(WeightCriterion):
 
 
 def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
-    """Return ``w (H w)`` of every parameter that requires a gradient, by stock names, on the CPU.
+    """Return ``w (H w)`` of every parameter that requires a gradient, by the library's names, on the CPU.
 
     H is the mean over the samples of the second derivatives of the logits, weighted by the gradient of the loss, see
-    :class:`OBA`.
+    :class:`OBA`. The parameters of the model are overwritten by the products.
     """
     import torch
     from torch.nn import functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # Constants, so that the second differentiation goes through the gradients only.
-    constants = [parameter.detach().clone() for parameter in parameters]
-    sums = [torch.zeros_like(constant, dtype=torch.float64) for constant in constants]  # of H w over batches
 
-    # The fused kernels of attention can be differentiated only once.
+    # Copies of the weights as constants, so that the second differentiation goes only through the gradients.
+    constants = [parameter.detach().clone() for parameter in parameters]
+    sums = [torch.zeros_like(constant, dtype=torch.float64) for constant in constants]  # H w, summed over batches
+
+    # Fused attention kernels can be differentiated only once, so use the plain one.
     with sdpa_kernel(SDPBackend.MATH), calibration.log.progress("oba", calibration.size, "samples") as progress:
         for inputs, labels in calibration.batches():
             logits = model.member_logits(inputs)[0]  # [B, classes]
+
+            # s: the logits weighted by the gradient of the summed cross-entropy, which is p - y.
             probabilities = logits.detach().softmax(dim=-1)
-            of_labels = F.one_hot(labels, logits.shape[-1])
-            weighted = ((probabilities - of_labels) * logits).sum()  # s, by the gradient of the summed cross-entropy
-            gradients = torch.autograd.grad(weighted, parameters, create_graph=True, materialize_grads=True)
+            one_hot_labels = F.one_hot(labels, logits.shape[-1])
+            weighted_logits = ((probabilities - one_hot_labels) * logits).sum()
+
+            # g, the gradient of s, with a graph for the second differentiation.
+            gradients = torch.autograd.grad(weighted_logits, parameters, create_graph=True, materialize_grads=True)
+            # g w, whose gradient is H w since w is constant here.
             products = []
             for gradient, constant in zip(gradients, constants, strict=True):
                 product = gradient * constant
                 products.append(product.sum())
-            first_order = torch.stack(products).sum()  # g w
-            hessian_products = torch.autograd.grad(first_order, parameters, materialize_grads=True)  # H w
+            first_order = torch.stack(products).sum()
+            hessian_products = torch.autograd.grad(first_order, parameters, materialize_grads=True)
             for total, hessian_product in zip(sums, hessian_products, strict=True):
                 total += hessian_product.double()
             progress.advance(len(labels))
 
-    # The products take the places of the weights, and the model returns them under stock names.
+    # Write the products over the weights, so that the model returns them under the library's names.
     with torch.no_grad():
         for parameter, constant, total in zip(parameters, constants, sums, strict=True):
             parameter.copy_(constant.double() * total / calibration.size)
@@ -218,7 +229,7 @@ class RandomWeights(WeightCriterion):
     needs_data = False
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """Draw a score for every weight, removed before or not."""
+        """Draw a score for every weight, whether it is removed already or not."""
         import torch
 
         generator = torch.Generator().manual_seed(calibration.seed)
@@ -232,16 +243,16 @@ class RandomWeights(WeightCriterion):
 WEIGHT_CRITERIA: dict[str, type[WeightCriterion]] = {
     criterion.name: criterion for criterion in (WeightMagnitude, OBA, RandomWeights)
 }
-"""The criteria by name; each pruning has an object of its own."""
+"""The criteria by name; each pruning creates its own object."""
 
 
 # --- the least important weights --------------------------------------------------------------------------------------
 
 
 def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return masks, by name, that are True for the ``count`` weights of the lowest scores.
+    """Return masks, by name, that are True for the ``count`` weights with the lowest scores.
 
-    Of weights with equal scores the first are marked, by name and then by position.
+    Of weights with equal scores, the first are marked, by name and then by position.
     """
     import numpy as np
     import torch
@@ -249,14 +260,14 @@ def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
     if not count:
         return {name: torch.zeros_like(values, dtype=torch.bool) for name, values in scores.items()}
 
-    # Find the score that the last marked weight has.
+    # Find the highest score that is still marked (the limit). Partitioning finds it without sorting.
     flat_scores = [values.reshape(-1).numpy() for values in scores.values()]
     all_scores = np.concatenate(flat_scores)
     all_scores.partition(count - 1)
     lowest = all_scores[:count]
     limit = all_scores[count - 1].item()
 
-    # Mark all weights below it, and of those that have it as many as are left to mark.
+    # Mark all weights below the limit. Of the weights at the limit, mark as many as are left to mark.
     below_limit = int((lowest < limit).sum())
     left_to_mark = count - below_limit
     masks = {}

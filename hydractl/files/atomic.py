@@ -1,7 +1,8 @@
 """Writing files so that a failure, a kill or a second process can never leave half a result.
 
 Every artefact is written to a temporary name beside its target, flushed to the disk and renamed. The temporary file
-also carries the lock: whoever holds it owns the output, and the operating system frees the lock of a dead process.
+also carries the lock: the process that holds the lock owns the output, and the operating system frees the lock of a
+process that has died.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _STORAGE_ERRNOS = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO}
 
 
 def storage_error(error: OSError, path: Path) -> HydraError:
-    """Turn an operating system error while writing ``path`` into the error a person gets."""
+    """Return the error that the user gets for an operating system error while writing ``path``."""
     if error.errno in _STORAGE_ERRNOS:
         return StorageError(
             f"cannot write {path}: {error.strerror}", hint="free some space or choose another folder with -o"
@@ -35,7 +36,7 @@ def storage_error(error: OSError, path: Path) -> HydraError:
 
 @contextlib.contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system inside into those a person gets; ``path`` is read or written there."""
+    """Turn operating system errors inside this context into errors for the user; ``path`` is read or written there."""
     try:
         yield
     except OSError as error:
@@ -43,10 +44,10 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -> None:
-    """Claim outputs and let go of them at once: a dry run meets the errors the real run would meet.
+    """Claim outputs and release them at once, so that a dry run meets the errors that the real run would meet.
 
     Raises:
-        OutputError: one of them cannot be claimed, see :class:`Output`.
+        OutputError: an output cannot be claimed, see :class:`Output`.
     """
     for path in paths:
         with Output(path, force=force, folder=folder):
@@ -54,7 +55,7 @@ def check_outputs(paths: Iterable[Path], *, force: bool, folder: bool = False) -
 
 
 def make_folder(folder: Path) -> str:
-    """Return the command that makes a folder, for hints."""
+    """Return the shell command that creates a folder, for hints."""
     quoted = shlex.quote(str(folder))
     return f"mkdir -p {quoted}"
 
@@ -63,7 +64,7 @@ def file_path(text: str) -> Path:
     """Return the path of an output that is one file.
 
     Raises:
-        OutputError: for what can only name a folder, such as ``out/`` or ``.``; a path would forget the slash.
+        OutputError: the text can only name a folder, e.g. ``out/`` or ``.``; Path would drop the slash.
     """
     path = Path(text)
     if text.endswith("/") or not path.name:
@@ -72,8 +73,10 @@ def file_path(text: str) -> Path:
 
 
 def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
-    """Name one of several outputs: with the mark 1 ``a.st`` is ``a.1.st``; ``vit.taylor-8`` and a folder end in it."""
+    """Return a name with a mark: ``a.st`` becomes ``a.1.st``; ``vit.taylor-8`` and folders get ``.1`` at the end."""
     suffix = path.suffix
+
+    # A suffix that is not made of letters, as in `vit.taylor-8`, is part of the name.
     if folder or not suffix[1:].isalpha():
         suffix = ""
     name = path.name.removesuffix(suffix)
@@ -83,24 +86,26 @@ def named_apart(path: Path, mark: object, *, folder: bool = False) -> Path:
 class Output:
     """One output file (or folder), claimed before any long work starts and replaced in one step at the end.
 
-    Use as a context manager: leaving it without :meth:`commit` removes the temporary file and leaves an old file
-    as it was.
+    Use as a context manager: leaving it without :meth:`commit` removes the temporary file and leaves an old file as it
+    was.
 
     Raises:
-        OutputError: at construction, when the target exists and ``force`` is not set, is a folder, its folder is
-            missing or read-only, or another process is writing the same output.
+        OutputError: at construction: the target exists and ``force`` is not set, the target is of the wrong kind, its
+            folder is missing or read-only, or another process is writing the same output.
     """
 
     def __init__(self, path: str | Path, *, force: bool = False, folder: bool = False) -> None:
-        """Check that the target may be written, and lock the temporary file or folder that is to become it."""
+        """Check that the target may be written, and create and lock the temporary file or folder."""
         self.path = Path(path)
         self.is_folder = folder
-        # A symbolic link keeps its place: what it points to is replaced.
+
+        # Write through a symbolic link: the link stays, and the file that it points to is replaced.
         self.target = Path(os.path.realpath(self.path))
         self._refuse_bad_target(force=force)
         self.temporary = self._hidden_sibling("tmp")
         self._old = self._hidden_sibling("old")
-        # A file is locked itself; a folder cannot be, and has a file beside it.
+
+        # A file is locked itself. A folder cannot be locked, so a file beside it is.
         self.lock_path = self.temporary
         if folder:
             self.lock_path = self._hidden_sibling("lock")
@@ -109,29 +114,31 @@ class Output:
         try:
             if folder:
                 self._prepare_folder()
-            self._refuse_bad_target(force=force)  # again: another process may have finished the same output since
+            self._refuse_bad_target(force=force)  # again, since another process may have finished this output meanwhile
         except BaseException:
             self.__exit__()
             raise
 
     def _hidden_sibling(self, role: str) -> Path:
-        """Return the path beside the target for one of the files that an output needs on its way."""
+        """Return a hidden path beside the target, e.g. ``.NAME.hydractl-tmp`` for the role ``tmp``."""
         return self.target.with_name(f".{self.target.name}.hydractl-{role}")
 
     def _refuse_bad_target(self, *, force: bool) -> None:
-        """Refuse what the command reads, a folder that cannot be written to, and a target that is not to be replaced.
+        """Raise an error if the output is an input of the command, cannot be written, or must not be replaced.
 
         Raises:
-            OutputError: saying which, and what to do.
+            OutputError: says which, and what to do.
         """
         target = self.target
         parent = target.parent
         refuse_input(self.path, folder=self.is_folder)
-        with storing(self.path):  # a name that is too long, a folder that may not be searched
+        with storing(self.path):  # errors such as a name that is too long, or a folder that may not be searched
+            # The folder of the target.
             if not parent.is_dir():
                 raise OutputError(f"the folder of the output does not exist: {parent}", hint=make_folder(parent))
             if not os.access(parent, os.W_OK | os.X_OK):
                 raise OutputError(f"the folder of the output is not writable: {parent}")
+            # An existing target.
             if not target.exists():
                 return
             kind = _kind_words(target)
@@ -145,21 +152,21 @@ class Output:
                 raise OutputError(f"the output exists: {self.path}", hint=hint)
 
     def _prepare_folder(self) -> None:
-        """Make an empty temporary folder, and put back an old target that a killed run had moved aside."""
+        """Create an empty temporary folder; put back an old target that a killed run had moved aside."""
         with storing(self.path):
             if self._old.exists() and not self.target.exists():
-                os.replace(self._old, self.target)  # a run was killed between the two renames of its commit
+                os.replace(self._old, self.target)  # a run was killed between the two renames of _commit_folder
             shutil.rmtree(self.temporary, ignore_errors=True)
             self.temporary.mkdir()
 
     def _open_and_lock(self) -> IO[bytes]:
-        """Open and lock the temporary file, an empty one."""
+        """Create an empty temporary file, and lock it."""
         with storing(self.path):
             while True:
                 handle = open_locked(self.lock_path, self.path)
                 if os.fstat(handle.fileno()).st_size == 0:
                     return handle
-                # Left by a killed run: a new file gets the mode that the umask asks for today.
+                # A killed run has left this file. Remove it, so that a new file gets today's access mode.
                 self.lock_path.unlink()
                 handle.close()
 
@@ -172,7 +179,7 @@ class Output:
                 shutil.rmtree(self.temporary, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self.lock_path.unlink()
-        with contextlib.suppress(OSError):  # after a failed write, closing tries in vain to flush the rest
+        with contextlib.suppress(OSError):  # after a failed write, closing fails again
             self._lock.close()
 
     @contextlib.contextmanager
@@ -184,13 +191,13 @@ class Output:
             yield self._lock
 
     def adopt(self, path: Path) -> None:
-        """Take a finished file of the same folder in the place of the temporary one, for :meth:`commit`."""
+        """Put a finished file from the same folder in the place of the temporary file, for :meth:`commit`."""
         with storing(self.path):
             _sync(path)
             os.replace(path, self.temporary)
 
     def commit(self) -> Path:
-        """Flush to the disk and rename over the target. Returns the path as the caller named it."""
+        """Flush to the disk and rename over the target; return the path as the caller named it."""
         with storing(self.path):
             if self.is_folder:
                 self._commit_folder()
@@ -203,14 +210,17 @@ class Output:
         return self.path
 
     def _commit_folder(self) -> None:
-        """Flush every file of the folder to the disk, and rename it to the target; let go of its lock.
+        """Flush every file of the folder to the disk, rename the folder to the target, and release the lock.
 
-        A folder cannot replace another in one step: the old one is moved aside first, and back where that fails.
+        A folder cannot replace another one in one step: the old one is moved aside first, and back if the rename fails.
         """
+        # Flush files and folder, so that the rename never reveals a folder with half-written files.
         for file in sorted(self.temporary.rglob("*")):
             if file.is_file():
                 _sync(file)
         sync_folder(self.temporary)
+
+        # Move the old folder aside, and the new one to its place.
         shutil.rmtree(self._old, ignore_errors=True)
         if self.target.exists():
             os.replace(self.target, self._old)
@@ -225,7 +235,7 @@ class Output:
 
 
 def _kind_words(path: Path) -> str:
-    """Return what is at a path, as messages call it."""
+    """Return words for what is at a path: a file, a folder or something else."""
     if path.is_dir():
         return "a folder"
     if path.is_file():
@@ -234,17 +244,22 @@ def _kind_words(path: Path) -> str:
 
 
 def open_locked(path: Path, named: Path, buffering: int = -1) -> IO[bytes]:
-    """Open a file for reading and appending, make it where it is not there, and lock it for as long as it is open.
+    """Open a file for reading and appending, create it if necessary, and lock it for as long as it is open.
+
+    Args:
+        path: the file.
+        named: the name that the user knows it by, for the message.
+        buffering: see ``open``.
 
     Raises:
-        OutputError: another process has it; ``named`` is what a person calls it.
-        OSError: it cannot be opened.
+        OutputError: another process has locked the file.
+        OSError: the file cannot be opened.
     """
     while True:
         file = open(path, "a+b", buffering=buffering, opener=open_own)  # noqa: SIM115 - open as long as it is locked
         try:
             lock(file, named)
-            # Between open and lock its owner may have renamed or removed this file: then the lock is on nothing.
+            # Its owner may have renamed or removed the file between open and lock; then the lock is useless: try again.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
                     return file
@@ -255,13 +270,12 @@ def open_locked(path: Path, named: Path, buffering: int = -1) -> IO[bytes]:
 
 
 def lock(file: IO[bytes], named: Path) -> None:
-    """Lock an open file. The lock of a dead process is free by itself.
+    """Lock an open file without waiting. The lock of a dead process is released by the system.
 
-    What is written is locked itself, by its descriptor: filelock's locks of paths would leave a file of their own
-    beside every output.
+    The file is locked by its descriptor, since filelock's locks by path would leave an extra file beside every output.
 
     Raises:
-        OutputError: another process has it.
+        OutputError: another process has locked the file.
     """
     descriptor = file.fileno()
     if not lock_descriptor(descriptor, blocking=False):
@@ -269,20 +283,20 @@ def lock(file: IO[bytes], named: Path) -> None:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file, but through no symbolic link that somebody put there, and not waiting for the end of a pipe."""
+    """Open a file without following a symbolic link and without waiting for the other end of a pipe."""
     never_elsewhere = os.O_NOFOLLOW | os.O_NONBLOCK
     all_flags = flags | never_elsewhere
     return os.open(path, all_flags, 0o666)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the rename itself durable; some file systems do not allow it, and then there is nothing to do."""
+    """Make a rename in a folder durable; does nothing if the file system does not support it."""
     with contextlib.suppress(OSError):
         _sync(folder)
 
 
 def _sync(path: Path) -> None:
-    """Wait until what is written to a file, or the entries of a folder, are on the disk."""
+    """Wait until the content of a file, or the entries of a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -291,13 +305,13 @@ def _sync(path: Path) -> None:
 
 
 def write_json(output: Output, document: Any) -> Path:
-    """Write one JSON document and commit it."""
+    """Write one JSON document and commit it; return the path of the output."""
     written = json_bytes(document)
     return write_with(output, lambda handle: handle.write(written))
 
 
 def write_with(output: Output, write: Callable[[IO[bytes]], Any]) -> Path:
-    """Let ``write`` fill the temporary file, then commit it."""
+    """Call ``write`` to fill the temporary file, then commit it; return the path of the output."""
     with output.opened() as handle:
         write(handle)
     return output.commit()

@@ -1,4 +1,4 @@
-"""The answer of a calibration (``hydractl.calibrate/1``): what was chosen on validation data, and written."""
+"""The answer of a calibration (``hydractl.calibrate/1``): what it chose on validation data, and what it wrote."""
 
 from __future__ import annotations
 

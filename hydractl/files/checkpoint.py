@@ -1,4 +1,4 @@
-"""The tensors of checkpoints: read from files one at a time, put together from others, and written as one file.
+"""The tensors of checkpoints: read from files one at a time, combined with others, and written as one file.
 
 This module never builds a model.
 """
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     import torch
 
 _OWN_PAGES = 256 * 1024
+"""The size in bytes from which a buffer gets pages of its own."""
+
 BESIDE = "hydractl."
-"""The start of the names of tensors that lie in a checkpoint beside its model's weights, and are listed nowhere."""
+"""The prefix of the names of extra tensors, which are not weights of the model; ``names`` does not list them."""
 
 SCAN_BYTES = 4 * 1024 * 1024
-"""Bytes looked at in one go; a multiple of every element size."""
+"""How many bytes are read at a time while scanning; a multiple of every element size."""
 
 
 class TensorSource(Protocol):
@@ -59,12 +61,12 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True)
 class Scan:
-    """The findings of one pass over a whole file.
+    """The results of one pass over a whole file.
 
     Attributes:
-        sha256: of the file, as hex.
-        not_finite: the tensors that hold NaN or infinity, sorted.
-        empty: every byte of every tensor is zero, as a loss of power leaves a file.
+        sha256: the SHA-256 of the file, as hex.
+        not_finite: the names of tensors that hold NaN or infinity, sorted.
+        empty: whether every byte of every tensor is zero, as after a loss of power.
     """
 
     sha256: str
@@ -75,8 +77,9 @@ class Scan:
 class FileTensors:
     """The tensors of one safetensors file, read one at a time.
 
-    The file is read, never mapped: what is read belongs to the caller, nothing stays in memory, and a file that is cut
-    short or written to meanwhile is an error where a mapping would end the process or give other numbers.
+    The file is read, never mapped into memory: the caller owns what is read, and nothing else stays in memory. If the
+    file is cut short or changed meanwhile, reading raises an error; a mapping would end the process or return wrong
+    numbers.
     """
 
     def __init__(self, path: str | Path, header: Header | None = None) -> None:
@@ -86,7 +89,7 @@ class FileTensors:
         self._scan: Scan | None = None
 
     def names(self) -> list[str]:
-        """Return all tensor names but those of :data:`BESIDE`, sorted."""
+        """Return all tensor names, sorted, without those that begin with :data:`BESIDE`."""
         names = []
         for name in self.header.tensors:
             if not name.startswith(BESIDE):
@@ -101,7 +104,7 @@ class FileTensors:
         """Read one tensor, on the CPU, in its stored dtype.
 
         Raises:
-            InputError: for a file that cannot be read, or has changed since its header was.
+            InputError: the file cannot be read, or has changed since its header was read.
         """
         info = self.info(name)
         elements = self.read_piece(name, 0, info.numel)
@@ -111,13 +114,16 @@ class FileTensors:
         """Read the elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
 
         Raises:
-            InputError: for a file that cannot be read, or has changed since its header was.
+            InputError: the file cannot be read, or has changed since its header was read.
         """
+        # From elements to bytes, and from the tensor to the file.
         info = self.info(name)
         _, bytes_an_element = DTYPES[info.dtype]
         size = (stop - start) * bytes_an_element
         start_of_tensor = self.header.data_start + info.start
         position = start_of_tensor + start * bytes_an_element
+
+        # Read into a buffer of bytes, and return the same memory as the tensor's dtype.
         raw = page_buffer(size)
         block = raw.numpy().data
         self._fill(block, position, repr(name))
@@ -125,7 +131,7 @@ class FileTensors:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes."""
         infos = self.header.tensors.values()
         last_end = max(info.end for info in infos)
         return self.header.data_start + last_end
@@ -135,27 +141,29 @@ class FileTensors:
         return self.scan().sha256
 
     def scan(self) -> Scan:
-        """Hash the whole file and look at every number of it, in one pass; found once and kept.
+        """Hash the whole file and check all its numbers, in one pass; the result is kept for later calls.
 
         Raises:
-            InputError: for a file that cannot be read, or has changed since its header was.
+            InputError: the file cannot be read, or has changed since its header was read.
         """
         if self._scan is None:
             self._scan = self._scan_file()
         return self._scan
 
     def _scan_file(self) -> Scan:
-        """Read the whole file once, a block of it in memory at a time."""
+        """Read the whole file once, with one block of it in memory at a time; return its hash and findings."""
         import torch
 
+        # Hash the header, then the tensors.
         head = bytearray(self.header.data_start)
         self._fill(memoryview(head), 0, "the header")
         digest = hashlib.sha256(head)
         buffer = torch.empty(SCAN_BYTES, dtype=torch.uint8)
-        block = buffer.numpy().data  # the same bytes, to read into
+        block = buffer.numpy().data  # the same memory as a byte view, to read into
         not_finite = []
         is_empty = True
-        # The data section has neither holes nor overlaps, so its tensors in their order are the rest of the file.
+
+        # The data section has no holes and no overlaps, so the tensors in their order are the rest of the file.
         for name, info in tensors_in_order(self.header.tensors):
             dtype = torch_dtype(info)
             all_finite = True
@@ -164,7 +172,7 @@ class FileTensors:
                 self._fill(block[:count], self.header.data_start + position, repr(name))
                 digest.update(block[:count])
                 read_bytes = buffer[:count]
-                # Not looked at again once the answer is known.
+                # Once an answer is known, the numbers are not checked for it again.
                 is_empty = is_empty and not read_bytes.any()
                 all_finite = all_finite and is_finite(read_bytes.view(dtype))
             if not all_finite:
@@ -175,17 +183,17 @@ class FileTensors:
         """Fill a block with the bytes of the file from a position on.
 
         Args:
-            block: as long as what is to be read.
-            position: of its first byte in the file.
-            what: is read, for messages.
+            block: the memory to fill; its length says how much to read.
+            position: the position of the first byte in the file.
+            what: the name of what is read, for messages.
 
         Raises:
-            InputError: the file cannot be read, or is not in the state in which its header was read.
+            InputError: the file cannot be read, or has changed since its header was read.
         """
         filled = 0
         try:
             handle = self._opened()
-            while filled < len(block):  # one call may read less than it is asked for
+            while filled < len(block):  # one call may read less than asked
                 rest = block[filled:]
                 count = os.preadv(handle, [rest], position + filled)
                 if count == 0:
@@ -194,12 +202,15 @@ class FileTensors:
             state = state_of(os.fstat(handle))
         except OSError as error:
             raise InputError(f"cannot read {what} from {self.path}: {error.strerror}") from error
+
+        # Checked after reading: a file that was written to meanwhile may have given old and new bytes.
         if self.header.state and state != self.header.state:
             raise InputError(f"cannot read {what} from {self.path}: the file has changed since it was opened")
 
     def _opened(self) -> int:
-        """Return the descriptor of the file, which is opened when it is first asked for and closed with this object."""
-        # Kept open, so that a file which is replaced meanwhile (by this very command, with --force) stays what it was.
+        """Return the descriptor of the file; it is opened by the first call and closed with this object."""
+        # Keep the descriptor: if the file is replaced meanwhile (e.g. by this command with --force), it reads the old
+        # file.
         if self._handle is None:
             self._handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._handle)
@@ -207,7 +218,7 @@ class FileTensors:
 
 
 class MappedTensors(Mapping[str, "torch.Tensor"]):
-    """Tensors that are described beforehand, and read or made by a function when somebody asks for them."""
+    """Tensors with known dtypes and shapes, which a function reads or makes when they are asked for."""
 
     def __init__(self, infos: Mapping[str, TensorInfo], read: Callable[[str], torch.Tensor]) -> None:
         self._infos = infos
@@ -232,13 +243,14 @@ class MappedTensors(Mapping[str, "torch.Tensor"]):
 
 
 class LentTensors(MappedTensors):
-    """Tensors that a model may use in place, without a copy: its weights must never be changed."""
+    """Tensors that a model may use in place, without a copy; the weights of such a model must never be changed."""
 
 
 class DictTensors(MappedTensors):
     """Tensors that are already in memory."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Move all tensors to the CPU."""
         self.tensors = {}
         infos = {}
         for name, tensor in tensors.items():
@@ -249,28 +261,33 @@ class DictTensors(MappedTensors):
 
 
 class ShardedTensors(MappedTensors):
-    """The tensors of several safetensors files that an index beside them names, as transformers splits big models.
+    """The tensors of several safetensors files that an index names, as transformers splits big models.
 
     Args:
-        index: ``model.safetensors.index.json``.
+        index: the file ``model.safetensors.index.json`` beside them.
 
     Raises:
-        InputError: for an index that does not say exactly what is in the files, and for files that cannot be read.
+        InputError: the index does not list exactly the tensors in the files, or a file cannot be read.
     """
 
     def __init__(self, index: Path) -> None:
+        """Read the index and the headers of all files, and check that they agree; no tensor is read yet."""
         file_of_tensor = _weight_map(index)
-        names = sorted(set(file_of_tensor.values()))
+
+        # All files that the index names must exist, and have exactly the tensors that it lists.
+        file_names = sorted(set(file_of_tensor.values()))
         folder = index.parent
-        missing = [name for name in names if not (folder / name).exists()]
+        missing = [name for name in file_names if not (folder / name).exists()]
         if missing:
-            message = f"{len(missing)} of the {len(names)} files of {index} are missing"
+            message = f"{len(missing)} of the {len(file_names)} files of {index} are missing"
             raise InputError(message, "download the rest of the folder", problems=missing)
-        files = {name: FileTensors(folder / name) for name in names}
+        files = {name: FileTensors(folder / name) for name in file_names}
         _check_index(index, file_of_tensor, files)
+
+        # Dtype and shape of each tensor, from the header of its file.
         infos = {}
-        for tensor, name in file_of_tensor.items():
-            infos[tensor] = files[name].info(tensor)
+        for tensor, file_name in file_of_tensor.items():
+            infos[tensor] = files[file_name].info(tensor)
 
         def read(tensor: str) -> torch.Tensor:
             file = files[file_of_tensor[tensor]]
@@ -280,27 +297,32 @@ class ShardedTensors(MappedTensors):
 
 
 def _check_index(index: Path, file_of_tensor: Mapping[str, str], files: Mapping[str, FileTensors]) -> None:
-    """Refuse an index that does not name exactly the tensors that its files hold, each in its file.
+    """Raise an error unless an index lists exactly the tensors that its files have, each in its file.
+
+    Args:
+        index: the index file, for messages.
+        file_of_tensor: the name of the file of each tensor, as the index says.
+        files: the files by name.
 
     Raises:
-        InputError: with a line for each tensor that only one of them names, 40 at most.
+        InputError: with a line for each tensor that only the index or only a file names, 40 at most.
     """
-    held: set[tuple[str, str]] = set()
+    in_files: set[tuple[str, str]] = set()
     for name, file in files.items():
         for tensor in file.names():
-            held.add((tensor, name))
-    listed = set(file_of_tensor.items())
-    in_one_alone = held ^ listed
-    if in_one_alone:
-        problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in in_one_alone)
+            in_files.add((tensor, name))
+    in_index = set(file_of_tensor.items())
+    differences = in_files ^ in_index
+    if differences:
+        problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in differences)
         raise InputError(f"{index} and its files do not name the same tensors", problems=problems[:40])
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return the name of the file that has each tensor, as an index says.
+    """Return the name of the file that has each tensor, from an index file.
 
     Raises:
-        InputError: for an index that names no files, or others than safetensors files beside it.
+        InputError: the index names no files, or files that are not safetensors files beside it.
     """
     document = read_json_file(index)
     file_of_tensor = None
@@ -311,18 +333,19 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name in file_of_tensor.values():
         if not isinstance(name, str) or not name.endswith(".safetensors"):
             raise _no_index(index)
-        lies_beside = Path(name).name == name
+        lies_beside = Path(name).name == name  # a bare file name, not e.g. ../name
         if not lies_beside:
             raise _no_index(index)
     return file_of_tensor
 
 
 def _no_index(index: Path) -> InputError:
+    """Return the error for a file that is not an index."""
     return InputError(f"{index} is no index of safetensors files beside it")
 
 
 def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
-    """Return the tensors of a source with some of them replaced, and others added."""
+    """Return the tensors of a source with some of them replaced or added."""
 
     def read(name: str) -> torch.Tensor:
         if name in tensors:
@@ -336,7 +359,7 @@ def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> M
 
 
 def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]:
-    """Return the tensors that lie beside the weights in a file, those whose names start so."""
+    """Return the extra tensors of a file, which are not weights of its model: their names begin with ``start``."""
     if not isinstance(source, FileTensors):
         return {}
     tensors = {}
@@ -347,26 +370,26 @@ def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]
 
 
 def beside_infos(source: TensorSource, start: str = BESIDE) -> list[TensorInfo]:
-    """Return what the header says of the tensors of :func:`beside`, none of which is read."""
+    """Return dtype and shape of the tensors of :func:`beside`, without reading them."""
     if not isinstance(source, FileTensors):
         return []
     return [info for name, info in source.header.tensors.items() if name.startswith(start)]
 
 
 def shapes_only(source: TensorSource) -> MappedTensors:
-    """Return the tensors of a source as meta tensors, which have dtypes and shapes and no numbers."""
+    """Return the tensors of a source as meta tensors, which have dtypes and shapes but no numbers."""
     infos = {name: source.info(name) for name in source.names()}
 
     def read(name: str) -> torch.Tensor:
-        return meta_tensor(source.info(name))  # also of a tensor that lies beside the weights, which no list has
+        return meta_tensor(source.info(name))  # also works for tensors beside the weights, which are not listed
 
     return MappedTensors(infos, read)
 
 
 def page_buffer(count: int) -> torch.Tensor:
-    """Return bytes to read into, ``[count]``. Big ones are pages of their own: when dropped, they are free at once.
+    """Return a buffer of bytes to read into, ``[count]``. A big one has its own memory pages, which are freed with it.
 
-    The allocator would put them between what stays, and keep the holes that they leave.
+    The allocator would place it between memory that stays in use, and keep the hole that it leaves.
     """
     import torch
 
@@ -378,7 +401,7 @@ def page_buffer(count: int) -> torch.Tensor:
 def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.Tensor:
     """Read the elements ``start`` to ``stop`` of one tensor in storage order, ``[stop - start]``.
 
-    The other elements are read as well where the source can read whole tensors only.
+    If the source can only read whole tensors, the whole tensor is read.
     """
     read_piece_of_source: Callable[[str, int, int], torch.Tensor] | None = getattr(source, "read_piece", None)
     if read_piece_of_source is not None:
@@ -389,31 +412,38 @@ def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has neither NaN nor infinity; an empty one is finite too."""
+    """Return whether a tensor has neither NaN nor infinity; an empty tensor is finite."""
     import torch
 
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    # One pass without a mask of the size of the tensor: NaN and infinity survive in the extremes.
+
+    # One pass, without a mask as large as the tensor: the extremes are NaN or infinite if any element is.
     lowest, highest = torch.aminmax(tensor)
     return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
 
 
 def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, object]) -> str:
-    """Stream ``source`` as one canonical safetensors file, one tensor in memory at a time.
+    """Write ``source`` as one canonical safetensors file, with one tensor in memory at a time.
+
+    Args:
+        handle: the file to write to.
+        source: the tensors.
+        description: the ``hydractl`` description for the header.
 
     Returns:
-        The SHA-256 of the bytes written.
+        The SHA-256 of the written bytes.
     """
     import torch
 
+    # The header says in which order the tensors follow.
     infos = {name: source.info(name) for name in source.names()}
     head, order = header_bytes(infos, description)
     digest = hashlib.sha256(head)
     handle.write(head)
     for name in order:
         tensor = source.read(name).contiguous()
-        if tensor.numel() == 0:
+        if tensor.numel() == 0:  # an empty tensor has no view of its bytes
             continue
         as_bytes = tensor.reshape(-1).view(torch.uint8)
         block = memoryview(as_bytes.numpy().data)
@@ -430,7 +460,7 @@ def sha256_file(path: str | Path) -> str:
 
 
 def write_checkpoint(output: Output, source: TensorSource, description: Mapping[str, object]) -> str:
-    """Write and commit a checkpoint; returns the SHA-256 of the file."""
+    """Write and commit a checkpoint; return the SHA-256 of the file."""
     with output.opened() as handle:
         digest = write_tensors(handle, source, description)
     output.commit()

@@ -1,4 +1,4 @@
-"""Masks, scores of heads and circuits: what the verbs that choose heads answer with."""
+"""The answers of the verbs that choose heads: masks, scores of heads and circuits."""
 
 from __future__ import annotations
 

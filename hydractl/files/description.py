@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, beside its weights: all that is needed to rebuild, compare and trace a model."""
+"""The description that a checkpoint has beside its weights: what is needed to rebuild, compare and trace a model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.jsonio import shown
 
 DEFAULT_PROMPT = "A photo of a {label}."
-"""The template that makes a prompt of a class name where no other is given (paper D.3)."""
+"""The default template that makes a prompt of a class name (paper D.3)."""
 
 CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal", "reference")
-"""Entries of ``extra`` that ``calibrate`` writes, and whatever changes the predictions leaves out."""
+"""The entries of ``extra`` that ``calibrate`` writes; whatever changes the predictions removes them."""
 
 KINDS = ("dense", "pruned", "fused")
 LAYOUTS = ("sliced", "zeroed")
@@ -29,13 +29,13 @@ def provenance(
     """Return the record of how a file was made, without clock, host, user or path.
 
     Args:
-        verb: which command made it.
-        seed: of all that is drawn.
+        verb: the command that made the file.
+        seed: the seed of all random draws.
         inputs: SHA-256 of every input.
-        details: the settings that decided the result, already resolved (method, budget, data fingerprint, ...); those
-            that are None are left out.
-        bases: SHA-256 of the checkpoints whose weights it goes back to, the nearest first; None: the inputs. They are
-            noted where they are not the inputs.
+        details: the settings that decided the result, already resolved (method, budget, data fingerprint, ...);
+            settings that are None are left out.
+        bases: SHA-256 of the checkpoints whose weights the file goes back to, the nearest first; None: the inputs. They
+            are recorded only if they differ from the inputs.
     """
     import torch
 
@@ -53,7 +53,7 @@ def provenance(
 
 
 def bases_of(provenance: Any) -> list[str]:
-    """Return the SHA-256 of the checkpoints that a file goes back to, the nearest first; none where it does not say."""
+    """Return the SHA-256 of the checkpoints that a file goes back to, the nearest first; empty if it does not say."""
     if not isinstance(provenance, Mapping):
         return []
     digests = provenance.get("bases", provenance.get("inputs"))
@@ -69,18 +69,18 @@ class Description:
     Attributes:
         kind: ``dense`` (all heads), ``pruned`` or ``fused``.
         family, family_version: the library and its version.
-        arch, config: the architecture and all that is needed to build it without weights.
+        arch, config: the architecture, and everything else that is needed to build the model without weights.
         preprocess: how raw samples become inputs.
-        labels: class names in the order of the classifier, or None when unknown.
-        prompt: of a zero-shot model, the templates that make prompts of ``labels``, where they were given.
-        masks: the kept heads, one mask per member; dense and pruned models have one.
-        layout: ``sliced`` (removed heads are gone) or ``zeroed`` (stock shapes, output columns zero).
-        merge: of a fused model, which parts were averaged.
-        members: of a fused model, one mapping per member (its SHA-256 and provenance).
+        labels: class names in the order of the classifier, or None if unknown.
+        prompt: for a zero-shot model, the templates that make prompts of ``labels``; None for the default.
+        masks: the kept heads, one mask per member; dense and pruned models have one mask.
+        layout: ``sliced`` (removed heads are gone) or ``zeroed`` (the library's shapes, with zeros for removed heads).
+        merge: for a fused model, the parts that were averaged.
+        members: for a fused model, one mapping per member with its SHA-256 and provenance.
         extra: results stored with the model, for example the self-check of fusing.
         provenance: how the file was made: inputs by SHA-256, settings, versions, seed; no clock, host or path.
-        seen: samples that circuits, trainings and calibrations behind it saw (:mod:`hydractl.files.fingerprints`).
-        origin: where the weights that it goes back to were published, as ``ORG/NAME@COMMIT`` of the hub, or None.
+        seen: the samples that its circuits, trainings and calibrations saw (:mod:`hydractl.files.fingerprints`).
+        origin: where its original weights were published, as ``ORG/NAME@COMMIT`` of the hub, or None.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class Description:
 
     @property
     def mask(self) -> HeadMask:
-        """The mask of a model with one member."""
+        """The only mask of a model with one member."""
         return self.masks[0]
 
     @property
@@ -114,7 +114,7 @@ class Description:
 
     @property
     def params_nonzero(self) -> int | None:
-        """The number of nonzero parameters of a model with pruned weights; None where they are not counted."""
+        """The number of nonzero parameters of a model with pruned weights; None if it has none or does not say."""
         sparse = self.extra.get("sparse")
         if not isinstance(sparse, Mapping):
             return None
@@ -124,15 +124,19 @@ class Description:
         return count
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form ``hydractl.checkpoint/1``."""
-        # A list of pairs, because canonical JSON sorts keys and the order of sites carries meaning.
+        """Return the description as the JSON object ``hydractl.checkpoint/1``; the reverse of :meth:`from_json`."""
+        # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
         sites = [[path, heads] for path, heads in self.masks[0].heads.items()]
+
+        # Labels and merged parts may be unknown: null.
         labels = None
         if self.labels is not None:
             labels = list(self.labels)
         merge = None
         if self.merge is not None:
             merge = list(self.merge)
+
+        # The entries that every description has.
         document: dict[str, object] = {
             "schema": CHECKPOINT_SCHEMA,
             "kind": self.kind,
@@ -149,7 +153,8 @@ class Description:
             "extra": dict(self.extra),
             "provenance": dict(self.provenance),
         }
-        # What few files have is only in these.
+
+        # Rare entries are written only if there is something to write.
         if self.prompt is not None:
             document["prompt"] = list(self.prompt)
         if self.seen:
@@ -159,7 +164,7 @@ class Description:
         return document
 
     def _members_json(self) -> list[dict[str, object]]:
-        """Return what is known of each member, with the heads that it keeps."""
+        """Return an object for each member: what is known of it, with the heads that it keeps at each site."""
         members = []
         for index, mask in enumerate(self.masks):
             member = {}
@@ -173,20 +178,25 @@ class Description:
     def from_json(cls, document: Mapping[str, Any], origin: str) -> Description:
         """Read a description, the reverse of :meth:`to_json`.
 
-        Fields are checked first, then their values, then the masks: each step relies on the one before.
+        First the fields are checked, then the masks and the values: each step relies on the one before.
 
         Args:
-            document: as it was read, perhaps from an untrusted file.
+            document: the description as read, perhaps from an untrusted file.
             origin: where it was read from, for messages.
 
         Raises:
-            InputError: it has another schema, or naming everything that is missing or malformed.
+            InputError: the document has another schema, or anything in it is missing or malformed; all problems are
+                listed.
         """
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
+
+        # Missing or mistyped fields; without them, values can be read safely.
         problems = _field_problems(document)
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
+
+        # Wrong values, and masks that cannot be read.
         masks, problems_of_masks = _read_masks(document)
         problems = _value_problems(document) + problems_of_masks
         if problems:
@@ -230,7 +240,7 @@ _REQUIRED: dict[str, type | tuple[type, ...]] = {
 
 
 def _field_problems(document: Mapping[str, Any]) -> list[str]:
-    """List the fields that every description has and this one lacks, then those of the wrong type."""
+    """List the required fields that are missing, then those that have the wrong type."""
     missing = []
     mistyped = []
     for key, kind in _REQUIRED.items():
@@ -242,15 +252,17 @@ def _field_problems(document: Mapping[str, Any]) -> list[str]:
 
 
 def _without_kept_heads(member: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a description says of a member beside the heads that it keeps, which are in its mask."""
+    """Return the entries of a member without its kept heads, which are in its mask."""
     return {key: value for key, value in member.items() if key != "kept"}
 
 
 def _value_problems(document: Mapping[str, Any]) -> list[str]:
-    """List values that no description has, in a document whose fields have the right types."""
+    """List wrong values in a document whose fields have the right types, one line for each."""
     problems = []
     kind = document["kind"]
     members = len(document["members"])
+
+    # Values of single fields.
     if kind not in KINDS:
         problems.append(f"unknown kind {shown(kind)}")
     if document["layout"] not in LAYOUTS:
@@ -262,6 +274,8 @@ def _value_problems(document: Mapping[str, Any]) -> list[str]:
         problems.append("'prompt' is not a list of templates")
     if not isinstance(document.get("origin"), str | None):
         problems.append("'origin' is no text")
+
+    # Values that do not fit together.
     if not members:
         problems.append("it has no members")
     if kind in ("dense", "pruned") and members > 1:
@@ -272,12 +286,12 @@ def _value_problems(document: Mapping[str, Any]) -> list[str]:
 
 
 def _are_texts(values: Sequence[Any]) -> bool:
-    """Return whether all of these are texts."""
+    """Return whether all values are texts."""
     return all(isinstance(value, str) for value in values)
 
 
 def _are_templates(prompt: Any) -> bool:
-    """Return whether these are templates of prompts, one or more, or null for none."""
+    """Return whether a value is a list of prompt templates, or null for none."""
     if prompt is None:
         return True
     if not isinstance(prompt, list) or not prompt:
@@ -286,9 +300,9 @@ def _are_templates(prompt: Any) -> bool:
 
 
 def _read_masks(document: Mapping[str, Any]) -> tuple[list[HeadMask], list[str]]:
-    """Return the mask of each member, and a line for everything that is wrong with them.
+    """Return the mask of each member, and a line for everything that is wrong with the masks.
 
-    A member without a line of its own has a mask; without a line at all, every member has one.
+    A member for which a line is returned has no mask in the list; without any line, every member has one.
     """
     heads, problems = _read_heads(document["sites"])
     if heads is None:
@@ -310,12 +324,12 @@ def _read_masks(document: Mapping[str, Any]) -> tuple[list[HeadMask], list[str]]
 
 
 def _read_kept_heads(index: int, member: Any, heads: Mapping[str, int]) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """Return the heads that a member keeps at each site, and a line for each site where they cannot be such.
+    """Return the heads that a member keeps at each site, and a line for each site whose heads are malformed.
 
     Args:
-        index: the number of the member, for messages.
-        member: what the description says of it.
-        heads: how many heads each site has, by its path.
+        index: the index of the member, for messages.
+        member: the entry of the member in the description.
+        heads: the number of heads of each site (attention block), by its path.
     """
     kept = None
     if isinstance(member, dict):
@@ -333,12 +347,12 @@ def _read_kept_heads(index: int, member: Any, heads: Mapping[str, int]) -> tuple
 
 
 def _read_heads(sites: Sequence[Any]) -> tuple[dict[str, int] | None, list[str]]:
-    """Return the number of heads of each site by its path, and a line for everything that is wrong with them.
+    """Return the number of heads of each site by its path, and a line for everything that is wrong.
 
-    None in the place of the heads where no mask could be read by them.
+    The number of heads is None instead if the sites are so broken that no mask could be read with them.
 
     Args:
-        sites: pairs of the path of a site, an attention module, and its number of heads.
+        sites: pairs of the path of a site (an attention block) and its number of heads.
     """
     problems: list[str] = []
     heads: dict[str, int] = {}
@@ -349,6 +363,8 @@ def _read_heads(sites: Sequence[Any]) -> tuple[dict[str, int] | None, list[str]]
         if path in heads or count < 1:
             problems.append(f"site {shown(pair)} is listed twice or has no heads")
         heads[path] = count
+
+    # Limits keep an untrusted file from filling the memory.
     most = max(heads.values(), default=0)
     in_all = sum(heads.values())
     if most > MOST_HEADS or in_all > MOST_HEADS_OF_ALL:
@@ -358,7 +374,7 @@ def _read_heads(sites: Sequence[Any]) -> tuple[dict[str, int] | None, list[str]]
 
 
 def _is_site(pair: Any) -> bool:
-    """Return whether this is a pair of a text and a whole number."""
+    """Return whether a value is a pair of a text and a whole number."""
     if not isinstance(pair, list) or len(pair) != 2:
         return False
     path, count = pair
@@ -366,7 +382,7 @@ def _is_site(pair: Any) -> bool:
 
 
 def _are_heads(values: Any, heads: int) -> bool:
-    """Return whether this is a list of ascending head numbers below ``heads``."""
+    """Return whether a value is a list of head numbers below ``heads``, each once and in ascending order."""
     if not isinstance(values, list):
         return False
     for number in values:

@@ -1,12 +1,12 @@
-"""Forms of the JSON documents that hydractl writes, and the check of those that it reads again.
+"""Forms of the JSON documents that hydractl writes, and the check of documents that it reads again.
 
-A form says what reading asks for: other keys are allowed, and what has a default may be missing or null. Forms are made
-of the records (:mod:`hydractl.files.records`), in which each field is described by one sentence;
-``docs/make_schemas.py`` publishes them as JSON Schemas. The form of an eval depends on the metrics there are:
-:mod:`hydractl.report.eval_document`. Masks, scores and circuits are read by :mod:`hydractl.heads.mask`, which holds
+A form says what a reader needs: other keys are allowed, and a field with a default may be missing or null. Forms are
+made from the records (:mod:`hydractl.files.records`), in which each field is described by one sentence;
+``docs/make_schemas.py`` publishes them as JSON Schemas. The form of an eval depends on the available metrics, see
+:mod:`hydractl.report.eval_document`. Masks, scores and circuits are read by :mod:`hydractl.heads.mask`, which checks
 them against the sites of a model.
 
-This imports pydantic, so verbs that read such a document only now and then import it when they do.
+This module imports pydantic, which is slow; verbs that read such documents only sometimes import it when they do.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _NEEDED = {
     "too_long": "a list of {max_length} at most",
     "too_short": "a list of {min_length} or more",
 }
-"""What is needed where pydantic finds an error of this type."""
+"""Words for what is needed, by pydantic's type of an error."""
 
 
 class Form(BaseModel):
-    """Base of all forms: numbers are finite and of the type they are said to be."""
+    """Base of all forms: values must have exactly their declared types, and numbers must be finite."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -67,7 +67,7 @@ def check(document: Any, form: type[Form], message: str, hint: str | None = None
     """Check that a document has a form; nothing in it is converted.
 
     Raises:
-        InputError: ``message``, with a line for each of the first problems: its place, what is there, what is needed.
+        InputError: ``message``, with a line for each of the first problems: where it is, what is there, what is needed.
     """
     try:
         form.model_validate(document)
@@ -77,17 +77,17 @@ def check(document: Any, form: type[Form], message: str, hint: str | None = None
 
 
 def schema_of(form: type[Form]) -> str:
-    """Return the name and version of the documents of a form: what their key ``schema`` holds."""
+    """Return the name and version of the documents of a form: the value of their key ``schema``."""
     field = form.model_fields["schema_"]
     (name,) = get_args(field.annotation)
     return str(name)
 
 
 def read_document(path: str, form: type[Form]) -> dict[str, Any]:
-    """Return the results that a verb wrote to a file; ``-`` is standard input.
+    """Return the results that a verb wrote to a file, after checking them; ``-`` is standard input.
 
     Raises:
-        InputError: it is another file, the answer of a dry run, or has not the form.
+        InputError: the file is another document, the answer of a dry run, or does not have the form.
     """
     document: dict[str, Any] = read_json_file(path)
     origin = path
@@ -101,61 +101,66 @@ def check_document(document: Any, origin: str, form: type[Form]) -> None:
     """Check that a document holds results of the verb whose form this is.
 
     Args:
-        document: as read.
+        document: the document, as read.
         origin: where it was read from, for messages.
-        form: the form.
+        form: the form of the verb's results.
 
     Raises:
-        InputError: it is another document, the answer of a dry run, or has not the form.
+        InputError: it is another document, the answer of a dry run, or does not have the form.
     """
+    # The schema names the verb, e.g. "hydractl.eval/1"; check it first, for a clear message.
     expected_schema = schema_of(form)
     verb = expected_schema.removeprefix("hydractl.").partition("/")[0]
     schema = None
     if isinstance(document, dict):
         schema = document.get("schema")
     if schema != expected_schema:
-        name = "none"
+        schema_in_file = "none"
         if isinstance(document, dict):
-            name = shown(schema)
-        raise InputError(f"{origin} is not the JSON of {verb} (schema {name})")
+            schema_in_file = shown(schema)
+        raise InputError(f"{origin} is not the JSON of {verb} (schema {schema_in_file})")
     if document.get("dry_run"):
         raise InputError(f"{origin} holds no results", hint="a dry run measures nothing")
     check(document, form, f"{origin} is no document that {verb} writes")
 
 
 def _problem_line(problem: ErrorDetails) -> str:
-    """Return a problem that pydantic found as one line: its place, what is there, and what is needed."""
+    """Return a problem that pydantic found as one line: where it is, what is there, and what is needed."""
     kind = problem["type"]
     keys = problem["loc"]
     value = problem["input"]
     context = problem.get("ctx", {})
-    place = _place_words(keys)
-    if kind == "value_error":  # raised by one of our own validators
+    path_of_value = _place_words(keys)
+
+    # Case 1: one of our own validators has raised its message.
+    if kind == "value_error":
         if keys:
-            return f"{place} {context['error']}"
+            return f"{path_of_value} {context['error']}"
         return str(context["error"])
 
-    # A field that is null is as good as not there; an entry of a list is there, and null.
+    # Case 2: something is missing. A field that is null counts as missing; a null entry of a list does not.
     is_null_field = value is None and keys and isinstance(keys[-1], str)
     if kind == "missing" or is_null_field:
         outer = _place_words(keys[:-1])
         key = _place_words(keys[-1:])
         return f"{outer} has no {key}"
-    if value is None:
-        return f"{place} is null"
 
-    # The value is of another type or out of a range.
+    # Case 3: an entry of a list is null.
+    if value is None:
+        return f"{path_of_value} is null"
+
+    # Case 4: the value has another type, or is out of range.
     if kind in _NEEDED:
         wanted = _NEEDED[kind].format(**context)
     else:
         wanted = f"what it should be: {problem['msg']}"
-    return f"{place} is {shown(value)}, not {wanted}"
+    return f"{path_of_value} is {shown(value)}, not {wanted}"
 
 
 def _place_words(keys: Iterable[str | int]) -> str:
-    """Return the place of a value as ``models[0].id.n``, that of the whole document as ``it``.
+    """Return the path of a value in a document, e.g. ``models[0].id.n``; ``it`` for the whole document.
 
-    A control character of an untrusted key is escaped.
+    Control characters in keys, which may come from an untrusted file, are escaped.
     """
     place = ""
     for key in keys:
@@ -170,7 +175,7 @@ def _place_words(keys: Iterable[str | int]) -> str:
 # --- from records to forms --------------------------------------------------------------------------------------------
 
 FormField = tuple[Any, Any]
-"""The type of a field and what pydantic is told of it, as ``create_model`` takes them."""
+"""The type of a field and its pydantic ``Field``, as ``create_model`` takes them."""
 
 
 class _CountsByName(Form):
@@ -181,10 +186,10 @@ class _CountsByName(Form):
 
 
 class FormMaker:
-    """Makes the forms of records, each once.
+    """Makes the forms of records; asking again for a record returns the same form.
 
     Args:
-        metric_fields: returns the fields of the metrics that a field of a record holds by key.
+        metric_fields: returns the form fields of the metrics that a field of a record holds by key.
     """
 
     def __init__(self, metric_fields: Callable[[FieldFacts], Mapping[str, FormField]] | None = None) -> None:
@@ -192,7 +197,7 @@ class FormMaker:
         self._forms: dict[type[Record], type[Form]] = {}
 
     def form_of(self, record: type[Record]) -> type[Form]:
-        """Return the form of a record, the same one whenever it is asked for."""
+        """Return the form of a record; always the same object for the same record."""
         form = self._forms.get(record)
         if form is None:
             form = self._make_form(record)
@@ -200,7 +205,7 @@ class FormMaker:
         return form
 
     def _make_form(self, record: type[Record]) -> type[Form]:
-        """Return a new form of a record, which holds its values against each other where the record says how."""
+        """Return a new form of a record, with a check that its values fit together if the record has one."""
         validators: dict[str, Any] = {}
         has_own_check = record.problem.__func__ is not Record.problem.__func__  # type: ignore[attr-defined]
         if has_own_check:
@@ -217,14 +222,15 @@ class FormMaker:
     def _fields(self, record: type[Record]) -> dict[str, Any]:
         """Return the fields of a form by the names of their attributes.
 
-        The fields of an inline record, and those of metrics, stand among the others. Of an inline mapping, whose keys
-        are any, there is none: :func:`_base_of` takes them.
+        The fields of an inline record, and those of metrics, are added beside the others. An inline mapping, which may
+        have any keys, adds no field: the base of the form accepts its keys (:func:`_base_of`).
         """
         hints = get_type_hints(record, include_extras=True)
         fields: dict[str, Any] = {}
         for field in dataclasses.fields(record):  # type: ignore[arg-type]
             facts = facts_of(field)
             hint = hints[field.name]
+            # Metrics, an inline record, or an ordinary field with its own key.
             if facts.metrics and self._metric_fields is not None:
                 fields.update(self._metric_fields(facts))
             elif facts.inline and _is_record(hint):
@@ -235,12 +241,12 @@ class FormMaker:
         return fields
 
     def _field(self, hint: Any, facts: FieldFacts, key: str) -> FormField:
-        """Return the field of a form; one that is not needed may be left out or null.
+        """Return the field of a form; unless the field is needed, it may be missing or null.
 
         Args:
-            hint: its type in the record.
-            facts: what the record says of it.
-            key: in JSON.
+            hint: the type of the field in the record.
+            facts: the declaration of the field in the record.
+            key: the key in JSON.
         """
         kind = self.type_of(hint)
         if facts.needed:
@@ -250,12 +256,18 @@ class FormMaker:
         return kind, Field(None, alias=key, description=facts.text)
 
     def type_of(self, hint: Any) -> Any:
-        """Return the type that pydantic checks for the type of a field: that of its form in the place of each record.
+        """Return the type that pydantic checks for the type of a record's field.
 
-        Sequences are lists, mappings are objects, and our own markers are those of pydantic.
+        Records become their forms, sequences lists, and mappings objects with string keys. Our own markers of ranges,
+        sizes and checks become those of pydantic. All other types stay.
+
+        Args:
+            hint: the type in the record, e.g. ``Sequence[EpochRecord] | None``.
         """
         if _is_record(hint):
             return self.form_of(hint)
+
+        # Annotated[X, marker, ...]: X with the markers of pydantic.
         origin = get_origin(hint)
         arguments = get_args(hint)
         if origin is Annotated:
@@ -264,6 +276,8 @@ class FormMaker:
             for marker in markers:
                 checked = Annotated[checked, _pydantic_marker(marker)]
             return checked
+
+        # Containers and unions: the same with the types inside converted.
         if origin in (Union, UnionType):
             kinds = tuple(self.type_of(argument) for argument in arguments)
             return Union[kinds]  # noqa: UP007 - of a tuple
@@ -282,14 +296,14 @@ def _is_record(hint: Any) -> bool:
 
 
 def _attribute_name(name: str) -> str:
-    """Return the name of a field in a form: an attribute of pydantic's own keeps its name, and the key is an alias."""
+    """Return the attribute name of a form field; an underscore is added if pydantic uses the name itself."""
     if hasattr(BaseModel, name):
         return f"{name}_"
     return name
 
 
 def _base_of(record: type[Record]) -> type[Form]:
-    """Return the base of a form: one that takes counts by name, where the record holds such, else the plain one."""
+    """Return the base class of a form: one that accepts counts under any key if the record has an inline mapping."""
     hints = get_type_hints(record)
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         facts = facts_of(field)
@@ -299,7 +313,7 @@ def _base_of(record: type[Record]) -> type[Form]:
 
 
 def _consistency_check(record: type[Record]) -> Callable[[Form], Form]:
-    """Return the validator that holds the values of a form against each other."""
+    """Return the pydantic validator that checks whether the values of a form fit together."""
 
     def check_consistency(form: Form) -> Form:
         problem = record.problem(dict(form))
@@ -311,7 +325,7 @@ def _consistency_check(record: type[Record]) -> Callable[[Form], Form]:
 
 
 def _pydantic_marker(marker: Within | Sized | Checked) -> Any:
-    """Return what pydantic is told instead of a marker of our own."""
+    """Return the pydantic equivalent of one of our own markers."""
     if isinstance(marker, Within):
         return Field(ge=marker.least, le=marker.most, gt=marker.above)
     if isinstance(marker, Sized):
@@ -320,7 +334,7 @@ def _pydantic_marker(marker: Within | Sized | Checked) -> Any:
 
 
 def _value_check(marker: Checked) -> Callable[[Any, ValidationInfo], Any]:
-    """Return the validator of one value, which sees the values of the fields before it."""
+    """Return the pydantic validator of one value, which also sees the values of the fields before it."""
 
     def check_value(value: Any, info: ValidationInfo) -> Any:
         problem = marker.problem(value, info.data)

@@ -118,7 +118,7 @@ class CurveRecord(Record):
 
     @classmethod
     def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return that the lists differ in length, where they do; there is one more of `edges`."""
+        """Return the problem if the lists do not have one entry per bin, and `edges` one more; None if they do."""
         lengths = set()
         for name, entries in values.items():
             bins = len(entries)
@@ -236,21 +236,21 @@ class EvalRow(Record, form="Row"):
 
     @property
     def macs(self) -> int | None:
-        """The multiply-adds of one sample; None where they are not known."""
+        """The multiply-adds of one sample; None if unknown."""
         if self.cost is None:
             return None
         return self.cost.macs
 
     @property
     def single_macs(self) -> int | None:
-        """Those of its model with all heads; None where they are not known."""
+        """The multiply-adds of one sample in the model with all its heads; None if unknown."""
         if self.cost is None:
             return None
         return self.cost.single_macs
 
     @property
     def files(self) -> list[str]:
-        """The SHA-256 of each file that the row is of; empty where it is not known."""
+        """The SHA-256 of each file of the row's model; empty if unknown."""
         if isinstance(self.sha256, list):
             return list(self.sha256)
         if self.sha256:
@@ -280,7 +280,7 @@ class BootstrapOptions(Record, form="Bootstrap"):
 
 
 Conventions = Mapping[str, Any]
-"""By metric a sentence; by ``ood_scores``, ``max_length`` and the like what is said of each score or row."""
+"""Explanations by key: a sentence for a metric; texts by score or row for e.g. ``ood_scores`` or ``max_length``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +304,7 @@ class EvalAnswer(Record, form="Eval"):
 
     @classmethod
     def problem(cls, values: Mapping[str, Any]) -> str | None:
-        """Return the names that two rows have, where there are some."""
+        """Return the problem if several rows have the same name; None if all names differ."""
         counts = Counter(row.name for row in values["models"])
         twice = []
         for name, count in counts.items():
@@ -315,7 +315,7 @@ class EvalAnswer(Record, form="Eval"):
         return f"two rows have the name {', '.join(twice)}"
 
     def said_of(self, convention: str, row: EvalRow) -> Any:
-        """Return what a convention that tells rows apart says of one; None where it says nothing."""
+        """Return the text of a convention for one row; None if the convention has no texts by row, or none for this."""
         by_row = self.conventions.get(convention)
         if not isinstance(by_row, Mapping):
             return None
@@ -326,11 +326,11 @@ class EvalAnswer(Record, form="Eval"):
 
 
 class Place(NamedTuple):
-    """A place of a row where metrics stand.
+    """A part of a row that holds metrics.
 
     Attributes:
-        key: its dotted key, which intervals, differences and deviations are listed by.
-        metrics: finds them in a row; empty where that has none there.
+        key: the dotted key of the part, e.g. ``ood.svhn``; intervals, differences and deviations are listed by it.
+        metrics: returns the metrics from a row; empty if the row has none there.
     """
 
     key: str
@@ -387,14 +387,14 @@ def score_errors_place(score: str) -> Place:
 
 
 def errors_of(detection: OodDetection) -> Metrics:
-    """Return the metrics of wrong answers; empty where there are none."""
+    """Return the metrics of wrong answers; empty if they were not measured."""
     if detection.errors is None:
         return {}
     return detection.errors.metrics
 
 
 def average_of(detection: OodDetection, average: OodAverage) -> Metrics:
-    """Return the means over some OOD sets; empty where there are none."""
+    """Return the means over some OOD sets; empty if there are none."""
     means: DetectionMetrics | None = getattr(detection, average)
     if means is None:
         return {}
@@ -402,7 +402,7 @@ def average_of(detection: OodDetection, average: OodAverage) -> Metrics:
 
 
 def diversity_place(name: str) -> Place:
-    """Return the place of how members differ on a data set."""
+    """Return the place of the metrics of how members differ on a data set."""
 
     def metrics(row: EvalRow) -> Metrics:
         measured = row.diversity.get(name)
@@ -414,7 +414,7 @@ def diversity_place(name: str) -> Place:
 
 
 def parts_place(key: str) -> Place:
-    """Return the place of the parts of a metric of ID data that has several, such as ``accuracy_at``."""
+    """Return the place of an ID metric that consists of several numbers, e.g. ``accuracy_at``."""
 
     def metrics(row: EvalRow) -> Metrics:
         parts = row.id.metrics.get(key)

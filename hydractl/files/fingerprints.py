@@ -1,8 +1,8 @@
-"""Which samples a model has seen: short fingerprints that travel with circuits, masks and checkpoints.
+"""Which samples a model has seen: short fingerprints that are stored with circuits, masks and checkpoints.
 
-Scores of heads, a circuit, a temperature or a fine-tuning fits itself to the samples it is given. Measured on these, it
-looks better than it is, so ``eval`` refuses them as test data. What decides is the content of a sample, not the name of
-its file.
+Scores of heads, a circuit, a temperature or a fine-tuning fits itself to its samples. Measured on the same samples, it
+looks better than it is, so ``eval`` refuses them as test data. The content of a sample decides, not the name of its
+file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Fingerprinted(Protocol):
     def __len__(self) -> int: ...
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the whole."""
+        """Return the fingerprint of the whole set."""
         ...
 
     def sample_fingerprints(self) -> Sequence[str]:
@@ -33,30 +33,40 @@ class Fingerprinted(Protocol):
 
 
 _BYTES, _DIGITS = 6, 12
-"""Bytes and hex digits kept of each sample's SHA-256: two different samples among a million times 50,000 meet with a
-chance of 0.0002."""
+"""How many bytes, and hex digits, of each sample's SHA-256 are kept.
+
+Two different samples among a million times 50,000 get the same fingerprint with a chance of 0.0002.
+"""
 
 MOST = 65_536
-"""Fingerprints kept of one data set: those of the lowest value, so that a larger set is represented by a sample of it
-that does not depend on its order. Of one sample in twenty of the test data, fifty are met by such a part."""
+"""The most fingerprints that are kept of one data set: the lowest ones.
+
+They represent a larger set by a sample that does not depend on its order. A leak still shows: if one test sample in
+twenty was seen, about fifty of them are recognised.
+"""
 
 Entry = TypedDict("Entry", {"by": str, "as": str, "data": str, "n": int, "hashes": str})
-"""``by`` (the verb that saw the samples), ``as`` (what for), ``data`` (fingerprint of the data set), ``n`` (its
-samples that were used) and ``hashes`` (base64 of the kept fingerprints, ascending, 6 bytes each)."""
+"""The record of one data set that was seen.
+
+``by`` is the verb that saw the samples, ``as`` their role, ``data`` the fingerprint of the data set, ``n`` the number
+of samples used, and ``hashes`` the base64 of the kept fingerprints, ascending, 6 bytes each.
+"""
 
 
 def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None = None) -> Entry:
-    """Return the record of one data set.
+    """Return the record of one data set that was seen.
 
     Args:
         by: the verb, or the part of it, that saw the samples.
-        role: what for: ``id``, ``ood``, ``train``, ``val``, ``ood_val`` or ``calibration``.
+        role: the role of the samples: ``id``, ``ood``, ``train``, ``val``, ``ood_val`` or ``calibration``.
         dataset: the samples.
-        used: the indices of those that were used; None: all.
+        used: the indices of the samples that were used; None: all.
     """
     digests = dataset.sample_fingerprints()
     if used is not None:
         digests = [digests[index] for index in used]
+
+    # Keep the lowest fingerprints, shortened, each once.
     different = {digest[:_DIGITS] for digest in digests}
     lowest = sorted(different)[:MOST]
     kept_bytes = bytes.fromhex("".join(lowest))
@@ -70,7 +80,7 @@ def entry(by: str, role: str, dataset: Fingerprinted, used: Sequence[int] | None
 
 
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
-    """Merge entries: the same samples once for each use, in the order of their first appearance."""
+    """Return the entries of several lists without repetitions, in the order of their first appearance."""
     uses: dict[tuple[str, ...], Entry] = {}
     for entries in lists:
         for use in entries:
@@ -80,10 +90,10 @@ def merged(*lists: Iterable[Entry]) -> list[Entry]:
 
 
 def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.bool_]:
-    """Return which samples of a data set are among those seen, bool ``[N]``.
+    """Return which samples of a data set are known to be seen, bool ``[N]``.
 
-    Of sets larger than :data:`MOST` only a part is known, so a sample that is not marked may have been seen all the
-    same; a leak of more than a few samples shows.
+    For sets larger than :data:`MOST` only some fingerprints are known, so a sample that is not marked may have been
+    seen, too. Still, a leak of more than a few samples shows.
     """
     seen: set[str] = set()
     for use in entries:
@@ -93,7 +103,7 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
 
 
 def _kept_digests(use: Entry) -> Iterator[str]:
-    """Yield the fingerprints that an entry keeps, in hex."""
+    """Yield the fingerprints that an entry has, in hex."""
     all_digits = base64.b64decode(use["hashes"]).hex()
     for start in range(0, len(all_digits), _DIGITS):
         stop = start + _DIGITS
@@ -101,9 +111,9 @@ def _kept_digests(use: Entry) -> Iterator[str]:
 
 
 def known_in_part(entries: Iterable[Entry], dataset: Fingerprinted) -> list[Entry]:
-    """Return the entries of sets larger than :data:`MOST` that samples of a data set are marked by.
+    """Return the entries of sets larger than :data:`MOST` that have seen samples of a data set.
 
-    Others of its samples may have been seen with them, and nobody can tell.
+    Their missing fingerprints may belong to further samples of the data set, which nobody can tell.
     """
     partly_known = []
     for use in entries:
@@ -120,7 +130,7 @@ def trained_on(entries: Iterable[Entry], dataset: Fingerprinted) -> int:
 
 
 def who_saw(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
-    """Say who saw samples of a data set, and how many of them each: ``5 by finetune (train)``."""
+    """Return a text that says who saw samples of a data set, and how many: ``5 by finetune (train)``."""
     uses = []
     for use in entries:
         count = int(marked([use], dataset).sum())
@@ -130,10 +140,10 @@ def who_saw(entries: Iterable[Entry], dataset: Fingerprinted) -> str:
 
 
 def checked(value: Any, origin: str) -> list[Entry]:
-    """Check the entries of a file, and return them.
+    """Return the entries of a file after checking them; an empty list for None.
 
     Raises:
-        InputError: for what no version of hydractl writes.
+        InputError: the value is nothing that a version of hydractl writes.
     """
     if value is None:
         return []
@@ -143,10 +153,10 @@ def checked(value: Any, origin: str) -> list[Entry]:
 
 
 def seen_in(document: Any, origin: str) -> list[Entry]:
-    """Return the entries of a circuit or a mask, those of its start mask included.
+    """Return the entries of a circuit or a mask, including those of its start mask.
 
     Raises:
-        InputError: for what no version of hydractl writes.
+        InputError: the entries are nothing that a version of hydractl writes.
     """
     if not isinstance(document, dict):
         return []

@@ -1,7 +1,7 @@
-"""The header of a safetensors file: what a checkpoint holds, without a byte of its weights.
+"""The header of a safetensors file: it describes a checkpoint without any of its weights.
 
-Read strictly: everything is refused that is not exactly what the format promises. Written canonically: the same tensors
-and the same description give the same bytes, whatever the order they come in.
+It is read strictly: everything that is not exactly as the format promises is refused. It is written canonically: the
+same tensors and the same description give the same bytes, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SCHEMA = "hydractl.checkpoint/1"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-"""Endings of files that may hold a pickle, which is never opened."""
+"""Endings of files that may hold a pickle, which hydractl never opens."""
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_TENSORS = 100_000
@@ -33,11 +33,11 @@ CONVERT = (
     "convert it where you trust it: safetensors.torch.save_file("
     'torch.load(F, map_location="cpu", weights_only=True), OUT)'
 )
-"""The hint on what to do with a pickle."""
+"""The hint that says what to do with a pickle."""
 _MAX_DIMENSIONS = 64
 _MAX_COUNT = 2**63 - 1
 
-# safetensors name -> (torch name, bytes per element)
+# The dtypes by their names in safetensors: the name in torch, and the bytes per element.
 DTYPES: dict[str, tuple[str, int]] = {
     "F64": ("float64", 8),
     "F32": ("float32", 4),
@@ -55,7 +55,7 @@ _SAFETENSORS_NAME = {torch_name: name for name, (torch_name, _) in DTYPES.items(
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The header's entry for one tensor: safetensors dtype, shape, byte range in the data section."""
+    """The header's entry for one tensor: its dtype in safetensors' terms, shape, and byte range in the data section."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,12 +64,12 @@ class TensorInfo:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
         _, bytes_an_element = DTYPES[self.dtype]
         elements = self.numel
         return elements * bytes_an_element
@@ -83,23 +83,23 @@ class Header:
     metadata: Mapping[str, str]
     data_start: int
     state: tuple[int, ...] = field(default=(), compare=False)
-    """The file as it was when the header was read, by :func:`state_of`."""
+    """The state of the file when the header was read, see :func:`state_of`."""
 
     @property
     def description(self) -> dict[str, Any] | None:
-        """The ``hydractl`` description of the file, or None in a file of another tool."""
+        """The ``hydractl`` description of the file; None if another program has written it."""
         text = self.metadata.get("hydractl")
         if text is None:
             return None
-        description: dict[str, Any] = json.loads(text)  # checked by read_header
+        description: dict[str, Any] = json.loads(text)  # read_header has checked it
         return description
 
 
 def read_header(path: str | Path) -> Header:
-    """Read and check the header of a safetensors file without touching its data.
+    """Read and check the header of a safetensors file, without reading its data.
 
     Raises:
-        InputError: saying what is wrong with the file, with all problems of its entries.
+        InputError: says what is wrong with the file, with all problems of its entries.
     """
     path = Path(path)
     try:
@@ -111,6 +111,8 @@ def read_header(path: str | Path) -> Header:
         raise InputError(f"no such file: {path}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+    # The file has 8 bytes with the length of the header, the header, and the data.
     entries = _parse_header(text, path)
     metadata = _checked_metadata(entries.pop("__metadata__", {}), path)
     data_start = 8 + len(text)
@@ -124,7 +126,7 @@ def read_header(path: str | Path) -> Header:
 
 
 def _refuse_irregular(path: Path) -> None:
-    """Refuse a folder, and what is neither a folder nor a file: opening a pipe would wait for its other end."""
+    """Raise an error for a folder, and for anything else but a file: opening a pipe would wait for its other end."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise InputError(f"{path} is a folder, not a checkpoint file")
@@ -133,10 +135,10 @@ def _refuse_irregular(path: Path) -> None:
 
 
 def _checked_metadata(metadata: Any, path: Path) -> dict[str, str]:
-    """Return the metadata of a header, which are texts by name.
+    """Return the metadata of a header, which must map strings to strings.
 
     Raises:
-        InputError: they are something else.
+        InputError: the metadata are something else.
     """
     problem = f"{path} has metadata that is not a map of strings"
     if not isinstance(metadata, dict):
@@ -148,16 +150,22 @@ def _checked_metadata(metadata: Any, path: Path) -> dict[str, str]:
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells one state of a file from another: device, inode, size, time of the last change."""
+    """Return the numbers that tell one state of a file from another: device, inode, size, time of the last change."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
-    """Return the header of an open file of ``size`` bytes as text: its length stands in the first eight bytes.
+    """Return the bytes of the header of an open file; the first eight bytes of the file are its length.
+
+    Args:
+        handle: the file, at its beginning.
+        size: the size of the file in bytes.
+        path: the file, for messages.
 
     Raises:
-        InputError: the file is of another kind, is cut off, or claims a header that is too long.
+        InputError: the file is of another kind, is truncated, or claims a header that is too long.
     """
+    # Files that are too short to have a length, and pointers of git-LFS.
     start = handle.read(8)
     if start.startswith(b"version "):
         raise InputError(f"{path} is a git-LFS pointer, not the weights", hint="git lfs pull")
@@ -165,9 +173,11 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
         raise InputError(f"{path} is empty, not a safetensors file")
     if size < 8:
         raise InputError(f"{path} is only {size} bytes long, not a safetensors file")
+
+    # A file of another kind usually claims a header that is longer than the file.
     (length,) = struct.unpack("<Q", start)
     is_cut_off = 8 + length > size
-    if is_cut_off:  # only then: the length of a header of 640 bytes has the same first bytes as a pickle
+    if is_cut_off:  # check the kind only now: a valid header of 640 bytes begins with the same bytes as a pickle
         beginning = start + handle.read(64)
         _refuse_other_kind(beginning, path)
     if length > MAX_HEADER_BYTES:
@@ -178,10 +188,10 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
 
 
 def _refuse_other_kind(beginning: bytes, path: Path) -> None:
-    """Refuse a file that begins like one of another kind, by its kind; return where it begins like none of them.
+    """Raise an error for a file that begins like a known other kind of file; do nothing for any other file.
 
     Raises:
-        InputError: with the way to make a checkpoint of it, where there is one.
+        InputError: names the kind, with a hint how to make a checkpoint of it, if there is a way.
     """
     if beginning.lstrip()[:1] in (b"{", b"["):
         quoted = shlex.quote(str(path))
@@ -201,7 +211,7 @@ def _parse_header(text: bytes, path: Path) -> dict[str, object]:
     """Return the JSON object of a header: its metadata, and an entry for each tensor.
 
     Raises:
-        InputError: it is none, or has a key twice, which readers take in different ways.
+        InputError: the header is not a JSON object, or has a key twice, which programs read in different ways.
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
@@ -222,15 +232,15 @@ def _parse_header(text: bytes, path: Path) -> dict[str, object]:
 
 
 def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of a header.
+    """Check the entries of a header, and return the tensors that they describe.
 
     Args:
-        entries: of the header, by the name of the tensor.
-        data_bytes: the size of what the file has behind its header.
-        path: of the file, for messages.
+        entries: the entries of the header, by the name of the tensor.
+        data_bytes: the size of the data section after the header.
+        path: the file, for messages.
 
     Raises:
-        InputError: with a line for each entry that is malformed, or where tensors and data do not fit together.
+        InputError: with a line for each malformed entry, or a line that says how the tensors do not fit the data.
     """
     if not entries:
         raise InputError(f"{path} contains no tensors")
@@ -245,6 +255,8 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
         else:
             start, end = entry["data_offsets"]
             tensors[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), start, end)
+
+    # Offsets are compared only if every entry is sound.
     if not problems:
         problems = _gap_problems(tensors, data_bytes)
     if problems:
@@ -256,7 +268,7 @@ _KEYS_OF_ENTRY = {"dtype", "shape", "data_offsets"}
 
 
 def _is_like_a_path(name: str) -> bool:
-    """Return whether a name is empty, or a file could not safely have it."""
+    """Return whether a name is empty, or would be an unsafe file name."""
     if not name or name.startswith("/"):
         return True
     if "\\" in name or "\0" in name:
@@ -265,12 +277,16 @@ def _is_like_a_path(name: str) -> bool:
 
 
 def _entry_problem(name: str, entry: Any) -> str | None:
-    """Return the first thing that is wrong with the entry of one tensor; None where nothing is."""
+    """Return the first problem with the entry of one tensor, as a sentence; None if there is none."""
     shown_name = shown(name)
+
+    # The name.
     if _has_half_characters(name):
         return f"tensor name {shown_name} holds half a character (an unpaired surrogate)"
     if _is_like_a_path(name):
         return f"tensor name {shown_name} looks like a path"
+
+    # The fields, one after another.
     if not isinstance(entry, dict) or set(entry) != _KEYS_OF_ENTRY:
         return f"tensor {shown_name} has a malformed entry"
     dtype = entry["dtype"]
@@ -282,6 +298,8 @@ def _entry_problem(name: str, entry: Any) -> str | None:
     offsets = entry["data_offsets"]
     if not _are_counts(offsets) or len(offsets) != 2:
         return f"tensor {shown_name} has bad offsets {shown(offsets)}"
+
+    # The byte range must have exactly the size that dtype and shape ask for.
     needed = TensorInfo(dtype, tuple(shape)).nbytes
     start, end = offsets
     in_file = end - start
@@ -291,16 +309,20 @@ def _entry_problem(name: str, entry: Any) -> str | None:
 
 
 def _has_half_characters(name: str) -> bool:
-    """Return whether a text holds half of a pair of UTF-16, which JSON can write and no file can hold."""
+    """Return whether a text has an unpaired UTF-16 surrogate, which JSON can write but no encoded file can hold."""
     if name.isascii():
         return False
     return any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[str]:
-    """Return the first place where tensors do not follow one another, or that they do not fill the file, as one line.
+    """Return one line that says where the tensors first leave a hole, overlap, or do not fill the file.
 
-    No line where every byte of the data belongs to one tensor.
+    The list is empty if every byte of the data belongs to exactly one tensor.
+
+    Args:
+        tensors: the tensors of the header, by name.
+        data_bytes: the size of the data section.
     """
     position = 0
     for name, info in tensors_in_order(tensors):
@@ -310,6 +332,8 @@ def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[st
                 gap = "overlaps the one before"
             return [f"tensor {shown(name)} {gap} (starts at {info.start}, expected {position})"]
         position = info.end
+
+    # The last tensor must end with the file.
     if position == data_bytes:
         return []
     state = "over-long"
@@ -319,7 +343,7 @@ def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[st
 
 
 def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, TensorInfo]]:
-    """Return the tensors of a file as they lie in it; empty ones before what begins at the same place."""
+    """Return the tensors of a file in the order of their data; an empty one comes before one at the same position."""
 
     def place(item: tuple[str, TensorInfo]) -> tuple[int, int]:
         _, info = item
@@ -329,26 +353,34 @@ def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, Tenso
 
 
 def _is_count(value: Any) -> bool:
-    """Return whether this is a whole number from 0 to the largest that a tensor can have."""
+    """Return whether a value is a whole number from 0 to the largest that a tensor can have."""
     if type(value) is not int:
         return False
     return 0 <= value <= _MAX_COUNT
 
 
 def _are_counts(values: Any) -> bool:
+    """Return whether a value is a list of such numbers."""
     if not isinstance(values, list):
         return False
     return all(map(_is_count, values))
 
 
 def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, object]) -> tuple[bytes, list[str]]:
-    """Return the canonical header of a file and the order of its tensors.
+    """Return the canonical header of a file, and the order in which the tensors' data must be written.
 
-    Data is sorted by falling element size, then name, which keeps every tensor aligned; header keys are sorted by
-    name. The library's own writer orders several metadata keys at random, hence a writer of our own.
+    The data are sorted by falling element size, then by name, which keeps every tensor aligned. The keys of the header
+    are sorted by name. safetensors' own writer orders several metadata keys at random, so hydractl has its own.
+
+    Args:
+        infos: dtype and shape of each tensor.
+        description: the ``hydractl`` description of the file.
+
+    Returns:
+        The bytes of the header, including its length, and the names of the tensors in order.
 
     Raises:
-        InputError: the header would be longer than what is read back may be.
+        InputError: the header would be longer than a header that is read may be.
     """
 
     def larger_elements_first(name: str) -> tuple[int, str]:
@@ -356,20 +388,25 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, obje
         _, bytes_an_element = DTYPES[dtype]
         return -bytes_an_element, name
 
+    # The header's entries. The data of the tensors follow each other without gaps.
     order = sorted(infos, key=larger_elements_first)
     metadata = {"format": "pt", "hydractl": canonical_json(description)}
     entries: dict[str, object] = {"__metadata__": metadata}
+
     start = 0
     for name in order:
         info = infos[name]
         end = start + info.nbytes
         entries[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, end]}
         start = end
+
+    # A longer header could not be read again.
     text = canonical_json(entries).encode("utf-8")
-    longest_text = MAX_HEADER_BYTES - 8  # what is read back may not be longer, padding included
+    longest_text = MAX_HEADER_BYTES - 8  # leaves room for the padding
     if len(text) > longest_text:
         raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
-    # Data begin at a multiple of eight bytes.
+
+    # Pad with spaces, so that the data begin at a multiple of eight bytes; the first eight bytes are the length.
     padding = -len(text) % 8
     padded = text + b" " * padding
     length = struct.pack("<Q", len(padded))
@@ -394,19 +431,19 @@ def torch_dtype(info: TensorInfo) -> torch.dtype:
 
 
 def meta_tensor(info: TensorInfo) -> torch.Tensor:
-    """Return a tensor of this dtype and shape without numbers."""
+    """Return a tensor of this dtype and shape that has no numbers (on torch's meta device)."""
     import torch
 
     return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")
 
 
 def same_names(actual: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
-    """List how a set of tensor names differs from the expected one, at most ten names of each kind.
+    """Return lines that say how a set of tensor names differs from the expected set; at most ten names of each kind.
 
     Args:
         actual: the names that there are.
-        expected: those that there should be.
-        what: has the names, for messages.
+        expected: the names that there should be.
+        what: the thing that has the names, for messages.
     """
     names = set(actual)
     expected_names = set(expected)
@@ -416,7 +453,7 @@ def same_names(actual: Iterable[str], expected: Iterable[str], what: str) -> lis
 
 
 def _first_names(kind: str, names: set[str], what: str) -> list[str]:
-    """Return a line for each of the first names, and one that says how many more there are."""
+    """Return a line for each of the first ten names, and a line that says how many more there are."""
     listed = sorted(names)[:10]
     lines = [f"{kind} tensor {name!r}" for name in listed]
     rest = len(names) - len(listed)

@@ -1,4 +1,4 @@
-"""The files that a command reads, of which none may be what it writes: the answer would take the place of the data."""
+"""The files that a command reads; no output may replace one of them, as that would overwrite the data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class InputFile:
     """A file or folder that a command reads.
 
     Attributes:
-        path: where it is.
-        option: the option that names it, as in messages.
-        replaceable: whether an output may take its place: a model by one that is made of it.
-        samples: whether, of a folder, the files in its folders are what is read.
+        path: the path of the file or folder.
+        option: the option that names it, for messages.
+        replaceable: whether an output may replace it, e.g. a model by one that is made from it.
+        samples: whether it is a folder of which the files in its subfolders are read.
     """
 
     path: str
@@ -34,7 +34,7 @@ _READ: ContextVar[tuple[InputFile, ...]] = ContextVar("_READ", default=())
 
 @contextlib.contextmanager
 def reading(inputs: Iterable[InputFile]) -> Iterator[None]:
-    """Declare what is read inside: every output that is one of these files is refused."""
+    """Declare the files that are read inside this context: outputs that would replace them are refused."""
     token = _READ.set(tuple(inputs))
     try:
         yield
@@ -43,14 +43,14 @@ def reading(inputs: Iterable[InputFile]) -> Iterator[None]:
 
 
 def refuse_input(path: Path, *, folder: bool) -> None:
-    """Refuse an output that would take the place of something that is read.
+    """Raise an error for an output that would replace something that is read.
 
     Args:
-        path: of the output.
-        folder: whether it is a folder, which is replaced with all that it holds.
+        path: the output.
+        folder: whether the output is a folder, which would be replaced with all its contents.
 
     Raises:
-        OutputError: naming the input.
+        OutputError: names the input.
     """
     for read in _READ.get():
         if read.replaceable and _is_same(path, read.path):
@@ -61,7 +61,7 @@ def refuse_input(path: Path, *, folder: bool) -> None:
 
 
 def _conflict_words(path: Path, read: InputFile, folder: bool) -> str | None:
-    """Say how an output and an input stand in each other's way; None where they do not."""
+    """Return words that say how an output conflicts with an input; None if it does not."""
     if _is_same(path, read.path):
         return "is the input"
     if folder and _lies_in(read.path, path, depth=1):
@@ -72,7 +72,7 @@ def _conflict_words(path: Path, read: InputFile, folder: bool) -> str | None:
 
 
 def _is_same(output: Path, file: str) -> bool:
-    """Return whether two paths lead to one file, by whatever links."""
+    """Return whether two paths lead to the same file, perhaps through links."""
     try:
         return os.path.samefile(output, file)
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def _is_same(output: Path, file: str) -> bool:
 
 
 def _lies_in(file: str | Path, folder: str | Path, depth: int) -> bool:
-    """Return whether a file lies in a folder, at least so many folders deep."""
+    """Return whether a file lies in a folder, at least ``depth`` levels deep."""
     if not os.path.isdir(folder):
         return False
     real_file = os.path.realpath(file)

@@ -1,4 +1,4 @@
-"""What several documents say of a model and of data: its heads, its trainings, its cost, and what was fitted for it."""
+"""Records that several documents share: the heads, trainings and cost of a model, data sets, and what was fitted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FILE_HASH = "SHA-256 of its file; a list where several run one after another."
 
 
 def _heads_gone(kept: Sequence[Sequence[int]], before: Mapping[str, Any]) -> str | None:
-    """Return that a head is kept of which the site has not so many."""
+    """Return the problem if a member keeps a head whose number the site does not have; None if there is none."""
     heads = before.get("heads", MOST_HEADS)
-    for of_member in kept:
-        if any(head >= heads for head in of_member):
+    for kept_by_member in kept:
+        if any(head >= heads for head in kept_by_member):
             return "names a head that is not there"
     return None
 
@@ -33,7 +33,7 @@ class SiteHeadsRecord(Record, form="SiteHeads"):
     )
 
     def kept_by(self, member: int) -> Sequence[int]:
-        """Return the heads that one member keeps; none where the site has not so many members."""
+        """Return the heads that one member keeps; empty if the site has fewer members."""
         if member >= len(self.kept):
             return ()
         return self.kept[member]
@@ -63,7 +63,7 @@ class TrainingRecord(Record, form="Training"):
 
     @property
     def kept(self) -> EpochRecord | None:
-        """The epoch whose weights were kept; None where it is not among its epochs."""
+        """The epoch whose weights were kept; None if it is not among the recorded epochs."""
         for epoch in self.epochs or ():
             if epoch.epoch == self.kept_epoch:
                 return epoch

@@ -1,4 +1,4 @@
-"""Registries: what the modules of a folder declare, each under the name of its file, and what other packages add."""
+"""Registries: the declarations in the modules of a folder, by the names of the files, and those of other packages."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The declarations of a folder of modules. A module is imported when its declaration is first asked for.
+    """The declarations in a folder of modules. A module is imported when its declaration is first asked for.
 
-    Another package adds one by an entry point: its group is the folder's name, its own name that of the declaration.
+    Another package adds a declaration by an entry point: its group is the folder's name, its name the declaration's.
 
     Args:
-        package: the folder as a module, such as ``hydractl.criteria``.
-        path: where it is: its ``__path__``.
-        variable: what every module calls its declaration, an object with a ``name``.
-        helpers: modules of the folder that declare nothing.
+        package: the name of the folder as a module, e.g. ``hydractl.criteria``.
+        path: the ``__path__`` of the folder.
+        variable: the variable that has the declaration in every module, e.g. ``METHOD``: an object with a ``name``.
+        helpers: the modules of the folder that declare nothing.
     """
 
     def __init__(self, package: str, path: Iterable[str], variable: str, helpers: Iterable[str]) -> None:
+        """List the modules of the folder; none of them is imported."""
         self.package = package
         self.variable = variable
         modules = {module.name for module in pkgutil.iter_modules(path)}
         declaring = modules - set(helpers)
         self._own = {}
         for module in sorted(declaring):
-            # `random_.py` declares `random`, a name that the standard library has.
+            # `random_.py` declares `random`: the underscore avoids the name of a module of the standard library.
             name = module.rstrip("_")
             self._own[name] = module
         self._loaded: dict[str, T] = {}
@@ -45,15 +46,15 @@ class Registry(Generic[T]):
         """The entry points of other packages by the names of their declarations, sorted.
 
         Raises:
-            InputError: one has the name of a declaration of this package, or of another entry point.
+            InputError: an entry point has the name of a declaration in this folder, or of another entry point.
         """
-        # Reading what is installed takes a tenth of a second, which `hydractl --help` can do without.
+        # Imported only here: listing what is installed takes a tenth of a second, too long for `hydractl --help`.
         from importlib.metadata import entry_points
 
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.package):
             name = point.name
-            # One package may be found twice on the path: that is the same offer, not another one.
+            # A package that is on the path twice offers the same value twice, which is no conflict.
             earlier = points.get(name)
             is_other_offer = earlier is not None and earlier.value != point.value
             if name in self._own or is_other_offer:
@@ -63,14 +64,14 @@ class Registry(Generic[T]):
 
     @property
     def names(self) -> list[str]:
-        """The names of all declarations; nothing is imported for them."""
+        """The names of all declarations, without importing them."""
         return [*self._own, *self._foreign]
 
     def get(self, name: str) -> T | None:
-        """Return the declaration of that name, or None.
+        """Return the declaration of that name, or None if there is none.
 
         Raises:
-            InputError: for one of another package that cannot be imported, or is declared under another name.
+            InputError: the declaration of another package cannot be imported, or has another name.
         """
         if name in self._loaded:
             return self._loaded[name]
@@ -82,10 +83,10 @@ class Registry(Generic[T]):
         return declaration
 
     def _load(self, name: str) -> T:
-        """Import the declaration of a name, of this package or of another one.
+        """Import the declaration of a name, of this folder or of another package.
 
         Raises:
-            InputError: it cannot be imported, or is declared under another name.
+            InputError: the declaration cannot be imported, or has another name.
         """
         declared: Any
         if name in self._own:
@@ -102,7 +103,7 @@ class Registry(Generic[T]):
         return declared
 
     def all(self) -> list[T]:
-        """Return every declaration, sorted by name, those of other packages last."""
+        """Return every declaration, sorted by name, with those of other packages last."""
         declarations = []
         for name in self.names:
             declaration = self.get(name)
@@ -112,14 +113,14 @@ class Registry(Generic[T]):
 
 
 def load_entry_point(point: EntryPoint) -> Any:
-    """Import what another package declares.
+    """Import the declaration of another package.
 
     Raises:
-        InputError: it cannot be imported.
+        InputError: the declaration cannot be imported.
     """
     try:
         return point.load()
-    except Exception as error:  # whatever another package's code does when it is imported
+    except Exception as error:  # the code of another package may raise anything
         raise InputError(
             f"{point.name!r} of {_origin(point)} cannot be imported: {type(error).__name__}: {error}",
             hint="install a version of that package that fits this hydractl, or uninstall it",
@@ -127,7 +128,7 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 
 def _origin(point: EntryPoint) -> str:
-    """Return the name and version of the package that an entry point belongs to; else the module that it names."""
+    """Return the name and version of the package that an entry point belongs to, or the module that it names."""
     if point.dist is None:
         return point.value
     return f"{point.dist.name} {point.dist.version}"

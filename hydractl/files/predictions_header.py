@@ -1,4 +1,4 @@
-"""The metadata of stored predictions (``hydractl.predictions/3``): what they are of, and the data sets in order."""
+"""The metadata of stored predictions (``hydractl.predictions/3``): the model, and the data sets in order."""
 
 from __future__ import annotations
 

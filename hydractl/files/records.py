@@ -1,8 +1,8 @@
 """Records: dataclasses that stand for JSON objects, each field described once.
 
-A verb builds a record and writes it, tables and pages read its fields, and :mod:`hydractl.files.documents` makes of the
-same declaration the form that a file is checked by and its published schema. This module imports no pydantic, so that
-records cost a command line nothing.
+A verb builds a record and writes it; tables and pages read its fields. From the same declaration,
+:mod:`hydractl.files.documents` makes the form that checks a file, and its published schema. This module does not import
+pydantic, so records do not slow down a command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sized(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A check of one value beside those of the fields before it: it returns what is wrong, None where nothing is."""
+    """A check of one value, which may look at the fields before it; it returns the problem, or None."""
 
     problem: Callable[[Any, Mapping[str, object]], str | None]
 
@@ -41,20 +41,20 @@ Count = Annotated[int, Within(least=0, most=2**63 - 1)]
 """A whole number that is not negative."""
 
 Number = float | None
-"""A measured number, null where there is none."""
+"""A measured number; null if there is none."""
 
 MetricValue = float | Mapping[str, Number] | None
-"""The value of one metric; one number for each part where it has several; null without samples."""
+"""The value of one metric; numbers by name if the metric has several parts; null without samples."""
 
 Metrics = Mapping[str, MetricValue]
-"""Values of metrics by key: other packages may declare some, so no record can name them all."""
+"""Values of metrics by key. Other packages may declare metrics, so no record can name them all."""
 
 Interval = Annotated[Sequence[Number], Sized(2, 2)]
-"""The lower and the upper end of an interval; null where there is none."""
+"""The lower and the upper end of an interval; null if there is none."""
 
 
 def _rising(edges: Sequence[float], _: Mapping[str, object]) -> str | None:
-    """Return that edges do not rise, None where each is above the one before."""
+    """Return the problem if edges do not rise; None if each edge is above the one before."""
     for low, high in pairwise(edges):
         if low >= high:
             return "does not rise"
@@ -66,24 +66,24 @@ Edges = Annotated[Sequence[float], Sized(2), Checked(_rising)]
 
 
 SCHEMA_TEXT = "Name and version of this form."
-"""What the key ``schema`` of a document holds."""
+"""The description of the key ``schema`` of a document."""
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
 class FieldFacts(NamedTuple):
-    """What the declaration of a field says, beside its name, its type and its default.
+    """The declaration of a field, apart from its name, type and default.
 
     Attributes:
-        text: one sentence on what it holds.
-        key: its key in JSON; None: its name.
-        needed: whether every document has it.
-        null: whether None is written as null; else the key is left out.
-        sparse: whether the key is left out of a new document where the value is empty.
-        inline: whether its own keys stand beside those of the other fields.
-        metrics: of which kind the metrics are that it holds by key; empty for other fields.
-        by_severity: whether they are those alone that are taken of each corruption at each severity.
+        text: one sentence that describes the field.
+        key: its key in JSON; None: the same as its name.
+        needed: whether every document has the field.
+        null: whether None is written as null; otherwise the key is left out.
+        sparse: whether the key is left out of a new document if the value is empty.
+        inline: whether the keys of its value are written beside the other fields, without a key of its own.
+        metrics: the kind of metrics that the field holds by key; empty for other fields.
+        by_severity: whether the field holds only the metrics that are measured for each corruption and severity.
     """
 
     text: str = ""
@@ -104,12 +104,12 @@ def described(
     empty: Callable[[], Any] | None = None,
     null: bool = False,
 ) -> Any:
-    """Return a field that may be left out, or null, in a document.
+    """Return a field that may be missing, or null, in a document.
 
     Args:
-        text, key, null: as of :class:`FieldFacts`.
-        default: what it is where it is left out or null.
-        empty: makes the default, for lists and objects.
+        text, key, null: see :class:`FieldFacts`.
+        default: the value if the field is missing or null.
+        empty: makes the default instead, for lists and objects.
     """
     metadata = _metadata(FieldFacts(text, key=key, null=null))
     if empty is not None:
@@ -118,11 +118,11 @@ def described(
 
 
 def sparse(text: str, empty: Callable[[], Any]) -> Any:
-    """Return a field of a list or an object that stands in a document only where there is something in it.
+    """Return a field for a list or an object that is written only if it is not empty.
 
     Args:
-        text: as of :class:`FieldFacts`.
-        empty: makes the default.
+        text: see :class:`FieldFacts`.
+        empty: makes the default, e.g. ``list``.
     """
     metadata = _metadata(FieldFacts(text, sparse=True))
     return dataclasses.field(default_factory=empty, metadata=metadata)
@@ -132,8 +132,8 @@ def needed(text: str, default: Any = dataclasses.MISSING, *, key: str | None = N
     """Return a field that every document has.
 
     Args:
-        text, key: as of :class:`FieldFacts`.
-        default: what it is in a record that is built without it.
+        text, key: see :class:`FieldFacts`.
+        default: the value in a record that is built without it; without a default, it must be given.
     """
     metadata = _metadata(FieldFacts(text, key=key, needed=True, null=True))
     if default is dataclasses.MISSING:
@@ -142,7 +142,7 @@ def needed(text: str, default: Any = dataclasses.MISSING, *, key: str | None = N
 
 
 def inline(empty: Callable[[], Any] = dict) -> Any:
-    """Return a field whose own keys stand beside those of the other fields: an inner record, or values by name.
+    """Return a field whose keys are written beside the other fields: an inner record, or values by name.
 
     Args:
         empty: makes the default.
@@ -152,30 +152,31 @@ def inline(empty: Callable[[], Any] = dict) -> Any:
 
 
 def metrics_of(kind: str, *, by_severity: bool = False) -> Any:
-    """Return a field of the metrics of a kind, whose keys stand beside those of the other fields."""
+    """Return a field for the metrics of a kind, whose keys are written beside the other fields."""
     facts = FieldFacts(inline=True, metrics=kind, by_severity=by_severity)
     metadata = _metadata(facts)
     return dataclasses.field(default_factory=dict, metadata=metadata)
 
 
 def _metadata(facts: FieldFacts) -> dict[str, FieldFacts]:
+    """Return the metadata of a dataclass field that hold the declaration; see :func:`facts_of`."""
     return {"facts": facts}
 
 
 def facts_of(field: dataclasses.Field[Any]) -> FieldFacts:
-    """Return what the declaration of a field says."""
+    """Return the declaration of a field."""
     facts: FieldFacts = field.metadata["facts"]
     return facts
 
 
 class JsonField(NamedTuple):
-    """A field of a record as JSON has it.
+    """A field of a record, and how it is read from JSON.
 
     Attributes:
-        name: of the attribute.
-        key: in JSON.
-        facts: what its declaration says.
-        read: makes the attribute of a JSON value.
+        name: the name of the attribute.
+        key: the key in JSON.
+        facts: the declaration of the field.
+        read: converts the JSON value to the value of the attribute.
     """
 
     name: str
@@ -201,42 +202,48 @@ class Record:
     _origin: Mapping[str, object] | None = None
 
     def __init_subclass__(cls, form: str = "", **options: Any) -> None:
+        """Note the name of the form, by default that of the class."""
         super().__init_subclass__(**options)
         cls.form = form or cls.__name__
 
     @classmethod
     def problem(cls, values: Mapping[str, object]) -> str | None:
-        """Return what is wrong with values that are each right, None where nothing is.
+        """Return the problem of values that are each right but do not fit together; None if there is none.
 
         Args:
-            values: by the name of their field, and by key those that no field has.
+            values: the values by the names of their fields, and values that belong to no field by their keys.
         """
         return None
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> Self:
-        """Return the record of an object that has its form.
+        """Return the record of a JSON object that has its form.
 
-        A field whose key is left out, or null, has its default; one that every document has is None for null.
+        A field whose key is missing or null gets its default. A field that every document has is None for null. The
+        object is kept, so that :meth:`to_json` returns it unchanged.
         """
         values: dict[str, object] = {}
         known = json_fields(cls)
         for field in known:
+            # An inline field is read from all entries that belong to no other field.
             if field.facts.inline:
                 other_entries = _entries_without_field(document, known)
                 values[field.name] = field.read(other_entries)
                 continue
+            # Leave a missing value out, so that the field gets its default.
             value = document.get(field.key)
             if value is not None:
                 values[field.name] = field.read(value)
             elif field.facts.needed and field.key in document:
                 values[field.name] = None
         record = cls(**values)
-        object.__setattr__(record, "_origin", document)  # no field of the frozen dataclass, so replace() forgets it
+
+        # Stored outside of the fields of the frozen dataclass, so that dataclasses.replace() forgets it.
+        object.__setattr__(record, "_origin", document)
         return record
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object: as it was read, else with its keys in the order of the fields."""
+        """Return the JSON object: exactly as it was read, or with the keys in the order of the fields."""
         if self._origin is not None:
             return dict(self._origin)
         document: dict[str, object] = {}
@@ -253,7 +260,7 @@ class Record:
 
 
 def _entries_without_field(document: Mapping[str, object], known: Sequence[JsonField]) -> dict[str, object]:
-    """Return the entries of an object that no field has by its own key: those of its inline fields."""
+    """Return the entries of an object whose keys belong to no field: those of its inline fields."""
     keys = {field.key for field in known if not field.facts.inline}
     others = {}
     for key, value in document.items():
@@ -263,7 +270,7 @@ def _entries_without_field(document: Mapping[str, object], known: Sequence[JsonF
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value with every record in it as an object."""
+    """Return a value with every record inside it converted to an object."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -277,14 +284,14 @@ _FIELDS: dict[type[Record], tuple[JsonField, ...]] = {}
 
 
 def json_fields(record: type[Record]) -> tuple[JsonField, ...]:
-    """Return the fields of a record in order, which are worked out once."""
+    """Return the fields of a record in order; they are computed once and kept."""
     if record not in _FIELDS:
         _FIELDS[record] = _fields_of(record)
     return _FIELDS[record]
 
 
 def _fields_of(record: type[Record]) -> tuple[JsonField, ...]:
-    """Return the fields of a record in order, each with the key and the reader that its declaration asks for."""
+    """Return the fields of a record in order, each with its JSON key and the function that reads its value."""
     hints = get_type_hints(record)
     fields = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
@@ -296,17 +303,28 @@ def _fields_of(record: type[Record]) -> tuple[JsonField, ...]:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return what makes a value of this type of JSON: records of objects, wherever the type has records in it."""
+    """Return the function that reads a JSON value of this type: it makes records of objects where the type has records.
+
+    If the type has no records, the returned function is :func:`_as_it_is`.
+
+    Args:
+        hint: the type of a field, e.g. ``Sequence[EpochRecord] | None``.
+    """
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_json
+
+    # X | None
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in (Union, types.UnionType):
         return _reader_of_union(arguments)
+
+    # A plain type, such as int
     is_container = isinstance(origin, type) and bool(arguments)
     if not is_container:
         return _as_it_is
-    # The entries of a list, or the values of a mapping, are of the last type in the brackets.
+
+    # A list or a mapping: the last type in the brackets is that of its entries or values.
     read = _reader(arguments[-1])
     if read is _as_it_is:
         return _as_it_is
@@ -317,7 +335,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 
 
 def _reader_of_union(arguments: Sequence[Any]) -> Callable[[Any], Any]:
-    """Return the reader of ``X | None``, which is the only union that may hold records."""
+    """Return the function that reads ``X | None``, the only kind of union that may hold records."""
     inner = [argument for argument in arguments if argument is not type(None)]
     if len(inner) != 1:
         return _as_it_is
@@ -328,7 +346,7 @@ def _reader_of_union(arguments: Sequence[Any]) -> Callable[[Any], Any]:
 
 
 def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the reader that leaves null alone: a set without any sample has no curve."""
+    """Return a function that reads every value but null, which becomes None."""
 
     def read_unless_null(value: Any) -> Any:
         if value is None:
@@ -339,4 +357,5 @@ def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _as_it_is(value: Any) -> Any:
+    """Return a value unchanged."""
     return value

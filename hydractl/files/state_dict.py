@@ -1,8 +1,8 @@
-"""The tensors of a state dict as torch saves it (``.pth``), by torch's own reader of weights, which runs no code.
+"""The tensors of a state dict as torch saves it (``.pth``), read by torch's reader of weights, which runs no code.
 
 A file may hold the state dict itself, or be a checkpoint of the training script of timm (``train.py``, which writes
-``.pth.tar``) or torchvision (``references/classification/train.py``): weights beside the state of the optimiser and the
-script's arguments.
+``.pth.tar``) or torchvision (``references/classification/train.py``): such a checkpoint also has the state of the
+optimiser and the script's arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hydractl.files.checkpoint import MappedTensors
 from hydractl.files.header import MAX_TENSORS, tensor_info
 
 STATE_DICTS = (".pth", ".pth.tar")
-"""Endings of files that are read here."""
+"""The endings of files that this module reads."""
 
 _WEIGHTS = {
     "state_dict_ema": "timm",
@@ -27,28 +27,30 @@ _WEIGHTS = {
     "model_ema": "torchvision",
     "model": "torchvision",
 }
-"""Where training scripts keep weights, those averaged over training first, each with the library of the script."""
+"""The entries in which training scripts keep weights, with the library of the script; averaged weights come first."""
 
 _WRAPPERS = ("_orig_mod.", "module.")
-"""What ``torch.compile``, parallel training and averaged models put before the names of tensors."""
+"""Prefixes that ``torch.compile``, parallel training and averaged models put before the names of tensors."""
 
 _NUMBER_OF_AVERAGED = "n_averaged"
-"""A buffer of an averaged model of torch that is none of the model's own."""
+"""A buffer of torch's averaged models that does not belong to the model itself."""
 
 
 class StateDict(MappedTensors):
-    """The tensors of one ``.pth`` file, which is mapped: the numbers of a tensor are read when somebody asks for it.
+    """The tensors of one ``.pth`` file, which is mapped: the numbers of a tensor are read when it is asked for.
 
     Attributes:
-        entry: the name under which the file keeps these weights among other things; None where it holds them alone.
-        script: the library whose training script wrote the file, ``timm`` or ``torchvision``; None for neither.
-        arguments: what that script was started with, by name.
+        entry: the entry of the file that has the weights; None if the file is a bare state dict.
+        script: the library whose training script wrote the file, ``timm`` or ``torchvision``; None for a bare state
+            dict.
+        arguments: the arguments of that script, by name.
 
     Raises:
-        InputError: for anything else than plain tensors by name.
+        InputError: the file holds anything else than plain tensors by name.
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the file, find its weights, and check that they are plain tensors."""
         try:
             content = _read_safely(path)
             self.entry = _entry_of_weights(content)
@@ -62,7 +64,7 @@ class StateDict(MappedTensors):
             infos = {name: tensor_info(tensor) for name, tensor in weights.items()}
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        except Exception as error:  # of a damaged archive anything may come
+        except Exception as error:  # a damaged archive may raise any exception
             raise InputError(
                 f"{path} is no state dict of plain tensors: {_refusal_reason(error)}",
                 hint="where you trust it, load it in Python and save model.state_dict() with "
@@ -72,7 +74,7 @@ class StateDict(MappedTensors):
 
 
 def _refusal_reason(error: Exception) -> str:
-    """Return why a file is refused, in a line of 200 characters at most."""
+    """Return why a file is refused, in one line of at most 200 characters."""
     if isinstance(error, pickle.UnpicklingError):
         return "it asks for more than tensors"
     said = str(error) or type(error).__name__
@@ -81,26 +83,31 @@ def _refusal_reason(error: Exception) -> str:
 
 
 def is_state_dict(path: Path) -> bool:
-    """Return whether a file is one of those that are read here, by its name."""
+    """Return whether this module reads a file, judging by its name."""
     name = path.name.lower()
     return name.endswith(STATE_DICTS)
 
 
 def _read_safely(path: Path) -> Any:
-    """Read what a file holds: tensors, plain containers and numbers, and the arguments of a script."""
+    """Return the content of a file, which may hold tensors, plain containers, numbers, and the arguments of a script.
+
+    Raises:
+        ValueError: the archive is compressed.
+    """
     import torch
 
     with zipfile.ZipFile(path) as archive:
         if any(part.compress_type for part in archive.infolist()):
             raise ValueError("its archive is packed")
-    # A Namespace holds values by name and does nothing with them.
+
+    # A Namespace (the arguments of a script) is harmless: it only holds values by name.
     with torch.serialization.safe_globals([argparse.Namespace]):
-        # Mapped, a tensor of more numbers than are stored is an error; read, it would get those that it lacks.
+        # With mmap, a tensor with more numbers than are stored raises an error instead of reading beyond them.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _entry_of_weights(content: Any) -> str | None:
-    """Return where a checkpoint of a training script has its weights; None for what is no such checkpoint."""
+    """Return the entry in which a training script keeps the weights; None if the content is not such a checkpoint."""
     if not isinstance(content, dict) or "args" not in content:
         return None
     for entry in _WEIGHTS:
@@ -110,7 +117,7 @@ def _entry_of_weights(content: Any) -> str | None:
 
 
 def _script_arguments(content: Any) -> Mapping[str, object]:
-    """Return what a training script was started with, by name; nothing of what is no checkpoint of one."""
+    """Return the arguments of a training script, by name; empty if the content is not a checkpoint of one."""
     arguments = None
     if isinstance(content, dict):
         arguments = content.get("args")
@@ -120,16 +127,17 @@ def _script_arguments(content: Any) -> Mapping[str, object]:
 
 
 def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return tensors by the names that the model itself gives them.
+    """Return tensors by the names that the model itself gives them, without the prefixes of wrappers.
 
     Raises:
-        ValueError: two tensors have the same name then.
+        ValueError: two tensors get the same name.
     """
     unwrapped: dict[Any, Any] = {}
     for wrapped_name, tensor in weights.items():
         if wrapped_name == _NUMBER_OF_AVERAGED:
             continue
         name = wrapped_name
+        # Remove prefixes one by one, since wrappers may be nested: "module._orig_mod.head.weight".
         while isinstance(name, str) and name.startswith(_WRAPPERS):
             _, _, name = name.partition(".")
         if name in unwrapped:
@@ -140,10 +148,12 @@ def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _check_tensors(weights: Any) -> None:
-    """Refuse what is no list of tensors, and tensors that repeat their numbers, which would fill the memory.
+    """Raise an error unless all values are plain tensors that are fully stored.
+
+    A tensor that repeats its numbers (a view with stride 0) could fill the memory when it is copied.
 
     Raises:
-        ValueError: saying what is wrong.
+        ValueError: says what is wrong.
     """
     import torch
 
@@ -155,9 +165,9 @@ def _check_tensors(weights: Any) -> None:
         shown_name = repr(str(name)[:80])
         if type(name) is not str or not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{shown_name} is no tensor")
-        if tensor.layout != torch.strided:  # of sparse and other tensors
+        if tensor.layout != torch.strided:  # e.g. a sparse tensor
             raise ValueError(f"{shown_name} is no tensor")
-        if tensor.device.type != "cpu":  # of the meta device, which has no numbers
+        if tensor.device.type != "cpu":  # e.g. a meta tensor, which has no numbers
             raise ValueError(f"{shown_name} has no numbers")
         size = tensor.numel() * tensor.element_size()
         stored = tensor.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""What a checkpoint tells of its training: the course of the loss, and which epoch was kept."""
+"""The history of a training as a checkpoint records it: the course of the loss, and which epoch was kept."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hydractl.files.model_records import EpochRecord, TrainingRecord
 from hydractl.files.verb_answers import TrainingProgress
 
 _POINTS = 60
-"""Epochs of a history that are kept, about."""
+"""About how many epochs of a history are kept in a record."""
 _NUMBERS = ("loss", "val_accuracy", "val_nll")
-"""Keys of the numbers of an epoch, of which the loss is always there."""
+"""The keys of the numbers of an epoch; only the loss is always there."""
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
-    """Return the trainings of the members of one row or file, of those that came straight from one.
+    """Return the trainings of the members of one row or file; members that do not come straight from one are left out.
 
     Args:
-        descriptions: of the files of the row, in the order of its members.
+        descriptions: the descriptions of the row's files, in the order of its members.
     """
     trainings = []
     first_member = 0
     for description in descriptions:
-        for place, provenance in enumerate(_provenances_of_members(description)):
-            training = _training_of_member(first_member + place, provenance, description.seen)
+        for index_in_file, provenance in enumerate(_provenances_of_members(description)):
+            training = _training_of_member(first_member + index_in_file, provenance, description.seen)
             if training is not None:
                 trainings.append(training)
         first_member += len(description.masks)
@@ -35,7 +35,7 @@ def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
 
 
 def _provenances_of_members(description: Description) -> list[Any]:
-    """Return how each member of a file was made: of a fused file as it says, unless it was trained as a whole."""
+    """Return the provenance of each member of a file; a fused file lists them, unless it was trained afterwards."""
     was_fused_last = description.kind == "fused" and description.provenance.get("verb") != "finetune"
     if was_fused_last:
         return [member.get("provenance") for member in description.members]
@@ -43,10 +43,13 @@ def _provenances_of_members(description: Description) -> list[Any]:
 
 
 def kept_accuracies(trainings: Iterable[TrainingRecord]) -> list[tuple[float, int]]:
-    """Return the validation accuracy of the weights that each training kept, and of how many samples (0: not known).
+    """Return the validation accuracy of the weights that each training kept, with the number of samples.
 
     Args:
-        trainings: as of :func:`trainings_of`, perhaps from a predictions file. Those without any are left out.
+        trainings: the result of :func:`trainings_of`, perhaps read from a predictions file.
+
+    Returns:
+        Pairs of accuracy and number of validation samples (0: not known); trainings without validation are left out.
     """
     accuracies = []
     for training in trainings:
@@ -60,7 +63,7 @@ def training_text(training: TrainingRecord) -> str:
     """Describe a training in a line: ``epoch 2 of 3 kept, 18 steps, last loss 0.1234, validation accuracy 0.9500``.
 
     Args:
-        training: of :func:`trainings_of`, so that it has epochs, each with its loss.
+        training: a training from :func:`trainings_of`, which thus has epochs, each with its loss.
     """
     assert training.epochs
     last = training.epochs[-1]
@@ -75,17 +78,21 @@ def training_text(training: TrainingRecord) -> str:
 
 
 def unfinished(header: Mapping[str, object]) -> TrainingProgress:
-    """Read off a state file's header (``hydractl.training/1``) how far the run is.
+    """Return how far an unfinished run is, from the header of its state file (``hydractl.training/1``).
 
     Args:
-        header: perhaps of an untrusted file: what is not as it should be is left out.
+        header: the header, perhaps of an untrusted file: malformed values are left out.
     """
     progress = _object_at(header, "progress")
+
+    # Progress within a training; between two trainings of a grid there is none.
     step = None
     steps = None
     if type(progress.get("steps")) is int:
         step = progress["steps"]
         steps = progress.get("total")
+
+    # The best epoch, if there has been a validation.
     best_epoch = None
     if progress.get("best") is not None:
         best_epoch = progress.get("kept_epoch")
@@ -100,7 +107,7 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
 
 
 def _learning_rate_words(header: Mapping[str, object]) -> str | None:
-    """Say which of several learning rates a run is at: ``2 of 3``; None where that is not known."""
+    """Return which of several learning rates a run is at, e.g. ``2 of 3``; None if that is not known."""
     rates = _object_at(header, "fingerprint").get("lr")
     candidate = _object_at(header, "progress").get("candidate")
     if not isinstance(rates, list) or type(candidate) is not int:
@@ -109,14 +116,14 @@ def _learning_rate_words(header: Mapping[str, object]) -> str | None:
 
 
 def _last_epochs(epochs: object) -> list[str]:
-    """Return the last epochs of a run, a line each, five at most; none where these are no epochs."""
+    """Return a line for each of the last epochs of a run, five at most; an empty list if these are not epochs."""
     if not isinstance(epochs, list) or not all(map(_is_epoch, epochs)):
         return []
     return [epoch_text(epoch) for epoch in epochs[-5:]]
 
 
 def begun_with(header: Mapping[str, object]) -> dict[str, object]:
-    """Read off a state file's header what the run was begun with: its settings, and where it ran."""
+    """Return the settings and the environment that a run was begun with, from the header of its state file."""
     settings = {}
     for key, value in _object_at(header, "fingerprint").items():
         if value is not None:
@@ -125,7 +132,7 @@ def begun_with(header: Mapping[str, object]) -> dict[str, object]:
 
 
 def _object_at(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a part of a header; an empty one where it is not there or no object."""
+    """Return the object at a key of a header; an empty one if it is missing or not an object."""
     part = header.get(key)
     if isinstance(part, Mapping):
         return part
@@ -133,11 +140,11 @@ def _object_at(header: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> TrainingRecord | None:
-    """Read the training of a member off a provenance; None where it was not trained, or where it is broken.
+    """Return the training of a member from its provenance; None if it was not trained, or the provenance is broken.
 
     Args:
-        member: its number.
-        provenance: perhaps of an untrusted file.
+        member: the number of the member, from 0.
+        provenance: the provenance, perhaps from an untrusted file.
         seen: the data sets that the file has seen, with their numbers of samples.
     """
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
@@ -150,10 +157,11 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
         return None
     last = history[-1]
 
-    # The epoch whose weights were kept. Of snapshots none is chosen: the weights are those at the end.
+    # Find the epoch whose weights were kept. A snapshot has no chosen epoch: its weights are those at its end.
     is_snapshot = "cycle" in settings
     kept = last["epoch"] if is_snapshot else settings.get("kept_epoch")
-    # An average is of no epoch, and everything else of one.
+
+    # An average of weights belongs to no epoch; all others must have one.
     is_average = "averaged" in settings
     if is_average and kept is not None:
         return None
@@ -170,18 +178,18 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
 
 
 def _thinned_out(history: Sequence[Mapping[str, Any]], kept: int | None) -> list[EpochRecord]:
-    """Return about ``_POINTS`` evenly spread epochs of a long history, the kept and the last one among them."""
+    """Return about ``_POINTS`` evenly spread epochs of a history, always including the kept and the last epoch."""
     step = math.ceil(len(history) / _POINTS)
     last = history[-1]
     epochs = []
-    for place, epoch in enumerate(history):
-        if place % step == 0 or epoch is last or epoch["epoch"] == kept:
+    for index, epoch in enumerate(history):
+        if index % step == 0 or epoch is last or epoch["epoch"] == kept:
             epochs.append(EpochRecord(**_known_facts(epoch)))
     return epochs
 
 
 def _is_epoch(entry: Any) -> bool:
-    """Return whether a value from a file is an epoch with a loss, whose numbers are all finite."""
+    """Return whether a value from a file is an epoch with a loss, and all its numbers are finite."""
     if not isinstance(entry, Mapping) or "loss" not in entry:
         return False
     if type(entry.get("epoch")) is not int or type(entry.get("steps")) is not int:
@@ -191,14 +199,14 @@ def _is_epoch(entry: Any) -> bool:
 
 
 def _is_finite_number(value: Any) -> bool:
-    """Return whether this is a number, other than a truth value, NaN and infinity."""
+    """Return whether a value is a finite number; True and False are not numbers here."""
     if type(value) not in (int, float):
         return False
     return math.isfinite(value)
 
 
 def epoch_text(epoch: Mapping[str, object]) -> str:
-    """Describe an epoch: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
+    """Describe an epoch in a line: ``epoch 2, steps 12, loss 0.1234, val_accuracy 0.9500``."""
     facts = []
     for key, value in _known_facts(epoch).items():
         if isinstance(value, float):
@@ -210,7 +218,7 @@ def epoch_text(epoch: Mapping[str, object]) -> str:
 
 
 def _known_facts(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of an epoch, and nothing else that a file may say of it."""
+    """Return the known entries of an epoch in their usual order, without anything else that a file may say."""
     known = {}
     for key in ("epoch", "steps", *_NUMBERS):
         if key in epoch:
@@ -219,7 +227,7 @@ def _known_facts(epoch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samples_of(seen: Iterable[Entry], fingerprint: Any) -> int | None:
-    """Return how many samples a data set had that weights were trained on, by its fingerprint; None if not known."""
+    """Return how many samples a data set of a training had, by its fingerprint; None if not known."""
     for entry in seen:
         if entry["by"] == "finetune" and entry["data"] == fingerprint:
             return entry["n"]

@@ -1,6 +1,6 @@
 """Answers that are shown and not read again: of trainings, prune, export, push and ``--info``, and plans of dry runs.
 
-Their documents hold more than tables show; fields are here for what is read of them.
+Their documents hold more than tables show; the records have fields only for the entries that are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What watching says: inputs of a model compared with the ID samples that its checkpoint keeps as a reference."""
+"""The answer of watching: inputs of a model, compared with the ID samples that its checkpoint keeps as a reference."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The effect of averaging on members: how far their weights lie from the mean, and how their answers change.
 
-Weights that were trained from one start lie close together, and their mean is a model like them; weights drawn
-independently do not, and their mean is no useful model. Answers on random inputs alone do not tell the two apart: such
-inputs are unlike any data, so that averaging may change few answers on them and be fatal on data, or change many and
+Weights that were trained from one start lie close together, and their mean is a model like them. Weights that were
+drawn independently do not, and their mean is no useful model. Answers on random inputs alone do not tell the two apart:
+such inputs are unlike any data, so averaging may change few answers on them and be fatal on data, or change many and
 do no harm.
 """
 
@@ -33,18 +33,21 @@ from hydractl.model.source import Source
 AUTO = ["auto"]
 
 APART = 0.4
-"""The largest relative distance from the mean of members that come from one base; others have 0.7 or more."""
+"""The largest relative distance from the mean at which members still count as coming from one base.
+
+Members that were drawn independently have 0.7 or more.
+"""
 
 MOVED = 1.0
 """The largest mean shift of log p, in nats, at which a member's answers count as unchanged."""
 
 _FIGURES_OF_ENSEMBLE = 3
-"""The figures of a sample behind those of each member: accuracy, mutual information and differing pairs."""
+"""How many figures of the ensemble follow those of the members: accuracy, mutual information and differing pairs."""
 
 
 @dataclass(frozen=True)
 class MembersRunOptions:
-    """Options of running the members on data, under the names of the command line."""
+    """Options of running the members on data, named like on the command line."""
 
     device: str
     dtype: str
@@ -54,12 +57,12 @@ class MembersRunOptions:
 
 @dataclass(frozen=True)
 class CheckedFusion:
-    """A fusion that is decided and checked.
+    """A fusion that is planned and checked.
 
     Attributes:
-        plan: of the fused model.
-        check: its self-check.
-        averaging: the effect of averaging, whether or not it is done; None where it was not asked for.
+        plan: the plan of the fusion.
+        check: the self-check of the fused model.
+        averaging: the effect of averaging, even if ``auto`` decided against it; None if it was not asked for.
     """
 
     plan: FusionPlan
@@ -75,14 +78,14 @@ def plan_checked(
     Args:
         sources: the members.
         merge: the parts to average, any of ``mlp``, ``norm`` and ``embed``; or :data:`AUTO`.
-        device: where to compute.
+        device: the device to compute on.
         seed: draws the inputs of the check.
         log: receives warnings and the check.
 
     Raises:
-        HydraError: a member that is part of the fused model does not equal the member run alone.
+        HydraError: a member inside the fused model does not give the same answers as the member run alone.
     """
-    # Average the parts that were asked for, all of them with ``auto``.
+    # Average the parts that were asked for; with ``auto`` all parts, at first.
     is_auto = merge == AUTO
     parts = MERGEABLE if is_auto else merge
     plan = plan_fusion(sources, parts)
@@ -92,7 +95,7 @@ def plan_checked(
     if not plan.averaged:
         return CheckedFusion(plan, check, None)
 
-    # Measure the effect: it is harmful where members lie too far apart, or where their answers move too much.
+    # Measure the effect. It is harmful if members lie too far apart, or if their answers change too much.
     member_distances = distances(plan, sources)
     shifts_of_log_p: Sequence[float] = [0.0]
     if check.merge_log_p is not None:
@@ -114,7 +117,7 @@ def plan_checked(
         parameters=parameters(plan.tensors),
     )
 
-    # Where ``auto`` finds it harmful, nothing is averaged.
+    # If ``auto`` finds it harmful, average nothing.
     if kept_whole:
         plan = plan_fusion(sources, [])
         check = self_check(plan, sources, device, seed, log)
@@ -124,11 +127,13 @@ def plan_checked(
 def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
     """Return how far the averaged weights of each member lie from their mean, relative to their own size, ``[M]``.
 
-    This is the root mean square, over elements, of ``|w - mean| / |w|`` of each tensor. In one norm over all tensors
-    the ones of layer norms, which independent models have in common, would hide the rest.
+    This is the root mean square, over elements, of ``|w - mean| / |w|`` of each tensor. One norm over all tensors would
+    be dominated by the ones in layer norms, which even independent models have in common.
     """
     squares = np.zeros(len(sources))
     elements = 0
+
+    # Each tensor counts by its number of elements.
     for name in plan.averaged:
         count = plan.tensors.info(name).numel
         squares += count * _relative_squares(name, count, sources)
@@ -139,7 +144,7 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
 
 
 def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.ndarray:
-    """Return ``|w - mean|^2 / |w|^2`` of one tensor in each member, ``[M]``; 0 where nothing differs.
+    """Return ``|w - mean|^2 / |w|^2`` of one tensor for each member, ``[M]``; 0 if the members are equal.
 
     Args:
         name: the stock name of the tensor.
@@ -148,6 +153,8 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
     """
     squared_distances = np.zeros(len(sources))
     squared_sizes = np.zeros(len(sources))
+
+    # Add up in pieces, to read only a piece of each member at a time.
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
         pieces = []
@@ -157,14 +164,14 @@ def _relative_squares(name: str, count: int, sources: Sequence[Source]) -> np.nd
         weights = torch.stack(pieces)  # [M, elements]
         squared_sizes += weights.square().sum(1).numpy()
 
-        # Equal weights are at distance 0: their rounded mean could differ from them.
+        # Equal weights have distance 0; computed, it might not be 0, as their mean is rounded.
         first = pieces[0]
         are_equal = all(torch.equal(first, other) for other in pieces[1:])
         if not are_equal:
             from_mean = weights - weights.mean(0)
             squared_distances += from_mean.square().sum(1).numpy()
 
-    # A member whose weights are all zero is at distance 1 from a mean that is not zero, and else at 0.
+    # If a member's weights are all zero, its distance is 1 from a mean that is not zero, and 0 otherwise.
     relative = (squared_distances > 0).astype(float)
     has_size = squared_sizes > 0
     return np.divide(squared_distances, squared_sizes, out=relative, where=has_size)
@@ -177,31 +184,33 @@ def measure_on(
     """Measure the effect of averaging on accuracy, on labelled data.
 
     Args:
-        dataset: the data.
-        plan: of the fused model.
+        dataset: the labelled data.
+        plan: the plan of the fusion.
         members: the models that are fused.
-        run: how they run.
+        run: how to run them.
         log: receives the progress.
 
     Returns:
-        The answers of the members as they were, and those of the fused model.
+        The accuracy and diversity of the members before averaging, and of the fused model.
     """
     device = resolve_device(run.device)
     dtype = resolve_dtype(run.dtype)
     fused = HydraModel(plan.description, plan.tensors, device, dtype)
     first = members[0].description
+
+    # A zero-shot model gets class names and prompt from the first member.
     if fused.classes is None and first.labels is not None:
         templates = None
         if first.prompt:
             templates = list(first.prompt)
         fused = fused.zero_shot(first.labels, templates)
 
-    # Where nothing was averaged, the members are those of the fused model, as its self-check has found.
+    # If nothing was averaged, the fused model gives the members' own answers, as its self-check has found.
     before_averaging: Runnable | None = None
     if plan.averaged:
         before_averaging = ModelArgument("members", members).build(run.device, run.dtype)
 
-    # The sums over all samples of the figures of a batch.
+    # Sum the figures of each sample over all batches.
     totals_before = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
     totals_after = np.zeros(len(members) + _FIGURES_OF_ENSEMBLE)
     parameter = next(fused.parameters())
@@ -216,6 +225,7 @@ def measure_on(
     if before_averaging is None:
         totals_before = totals_after
 
+    # Divide the sums by the number of samples.
     n = len(dataset)
     return OnDataRecord(
         data=dataset.fingerprint(),
@@ -229,7 +239,7 @@ def _record_of_means(means: np.ndarray) -> AnswersRecord:
     """Return the figures of a document from means over samples.
 
     Args:
-        means: of the numbers that :func:`_sums_over_batch` adds up, in their order, ``[M + 3]``.
+        means: the means of the figures that :func:`_sums_over_batch` adds up, in their order, ``[M + 3]``.
     """
     accuracies = means[:-_FIGURES_OF_ENSEMBLE]
     ensemble_accuracy, mutual_information, differing_pairs = means[-_FIGURES_OF_ENSEMBLE:]
@@ -244,10 +254,10 @@ def _record_of_means(means: np.ndarray) -> AnswersRecord:
 
 
 def _sums_over_batch(logits: torch.Tensor, labels: np.ndarray) -> list[float]:
-    """Return the sums over a batch of the figures of each sample, ``[M + 3]``.
+    """Return the figures of each sample, summed over a batch, ``[M + 3]``.
 
-    They are the right answers of each member, and behind these the figures of the ensemble: its right answers, the
-    mutual information in nats, and the pairs of members that vote for different classes.
+    First come the right answers of each member, then the figures of the ensemble: its right answers, the mutual
+    information in nats, and the pairs of members that vote for different classes.
 
     Args:
         logits: ``[M, B, classes]``.

@@ -1,4 +1,4 @@
-"""``fuse --cascade``: run a fused model on validation data, and fit when its first member is enough."""
+"""``fuse --cascade``: run a fused model on validation data, and fit for which samples its first member is enough."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from hydractl.model.runtime import HydraModel, move
 
 @dataclass(frozen=True)
 class CascadeOptions:
-    """Options of the fit, under the names of the command line.
+    """Options of the fit, named like on the command line.
 
     Attributes:
-        cascade_loss: the largest loss that any figure may have.
+        cascade_loss: how much any figure may lose, at most.
         cascade_score: the name of the OOD score that decides.
     """
 
@@ -44,25 +44,27 @@ def fit_cascade(
     run: MembersRunOptions,
     log: Log,
 ) -> FittedCascadeRecord:
-    """Fit the cascade of a fused model, and return it as its file holds it.
+    """Fit the cascade of a fused model, and return the record for its file.
+
+    In a cascade, one member runs first. Samples with a low OOD score stop there; the others run all members.
 
     Args:
-        description, tensors: those of the fused model.
+        description, tensors: the description and the tensors of the fused model.
         dataset: labelled ID validation data.
         outside: OOD validation data by name.
-        options: those of the fit.
-        run: how the members run.
+        options: the options of the fit.
+        run: how to run the members.
         log: receives the progress.
 
     Raises:
-        InputError: there are too few samples, or none may stop.
+        InputError: there are too few samples, or no sample may stop at the first member.
     """
     device = resolve_device(run.device)
     dtype = resolve_dtype(run.dtype)
     model = HydraModel(description, tensors, device, dtype)
-    model.cascade = None  # a cascade that the model may have already: all members are to run
+    model.cascade = None  # switch off an existing cascade, so that all members run
 
-    # The answers of all members.
+    # Run all members on all data.
     logits, samples = _run_members(model, "ID", dataset, run, log)
     all_labels = np.asarray(dataset.labels)
     labels = all_labels[samples]  # in the order in which the samples were read
@@ -71,7 +73,7 @@ def fit_cascade(
         logits_of_set, _ = _run_members(model, name, data, run, log)
         logits_outside[name] = logits_of_set
 
-    # The cheapest cascade whose losses are small enough: which member is first, and which samples stop there.
+    # Choose the member to run first and the threshold: the cheapest cascade whose losses are small enough.
     costs = staged_macs(description, tensors)
     fitted = fit_cheapest_cascade(
         logits,
@@ -87,6 +89,7 @@ def fit_cascade(
             hint="allow more (--cascade-loss), let another score decide (--cascade-score), or give more samples",
         )
 
+    # The costs, losses and data of the chosen cascade.
     first_macs, rest_macs = costs[fitted.cascade.member]
     losses = {}
     for name, loss in fitted.losses.items():
@@ -94,7 +97,8 @@ def fit_cascade(
     fitted_on_ood = {}
     for name, data in outside.items():
         fitted_on_ood[name] = _data_entry(data)
-    # From an object: files have the keys in this order, not in that of the fields.
+
+    # From an object, so that the file has its keys in this order, not in that of the record's fields.
     return FittedCascadeRecord.from_json(
         {
             "member": fitted.cascade.member,
@@ -113,7 +117,7 @@ def fit_cascade(
 
 
 def _data_entry(data: Dataset) -> dict[str, str | int]:
-    """Return the entry of a document for the data that something was fitted to."""
+    """Return the entry of a document for data that something was fitted to."""
     return {
         "spec": data.spec,
         "n": len(data),
@@ -129,17 +133,17 @@ def _run_members(
 
     Args:
         model: the fused model.
-        name: what the progress calls the data.
+        name: the name of the data in the progress.
         data: the data set.
-        run: how the members run.
+        run: how to run the members.
         log: receives the progress.
 
     Returns:
-        The logits ``[M, N, C]``, float32 or float64, and the numbers of their samples in the data set, ``[N]``: batches
-        may come in another order.
+        The logits ``[M, N, C]``, float32 or float64, and the indices of their samples in the data set, ``[N]``, since
+        batches may come in another order.
     """
     parameter = next(model.parameters())
-    logits_dtype = torch.float32  # no narrower, whatever the model computes in
+    logits_dtype = torch.float32  # not narrower, whatever the model computes in
     if run.dtype == "float64":
         logits_dtype = torch.float64
     samples: list[int] = []

@@ -1,8 +1,8 @@
 """Plan of a fusion: each tensor is averaged, stored once because it is equal in all members, or kept per member.
 
-Paper section 4.2. Averaged by default are MLPs, block and final norms, and embeddings, the only reading that gives the
-paper's parameter count; everything inside attention, LayerScale, poolers and classifiers stay per member where they
-differ. Heads are compared one by one, because members may have the same heads of the same weights among others.
+Paper section 4.2. By default MLPs, block and final norms, and embeddings are averaged, the only reading that gives the
+paper's parameter count. Everything inside attention, LayerScale, poolers and classifiers stay per member if they
+differ. Heads are compared one by one, because members may share some of their heads with equal weights.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PIECE = 1 << 16
 """The number of elements of a tensor that are averaged at once."""
 
 _MOST_NAMED = 3
-"""The largest number of tensors that a sentence names."""
+"""How many tensors a sentence names at most."""
 
 
 class HeadOwner(NamedTuple):
-    """The place that a head is taken from: a member that has it, and the position among the heads of that member."""
+    """The source of a head: the index of a member that has it, and the head's position among that member's heads."""
 
     member: int
     position: int
@@ -49,15 +49,15 @@ Owners = Sequence[HeadOwner]
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """A fusion that has not happened yet.
+    """A fusion that has not been carried out yet.
 
     Attributes:
-        description: of the fused model.
-        tensors: its weights, computed when they are read.
+        description: the description of the fused model.
+        tensors: the weights of the fused model, computed when they are read.
         averaged: stock names of the averaged tensors.
-        shared: stock names of the other tensors that are stored once, because members do not differ in them.
+        shared: stock names of the other tensors that are stored once, because they are equal in all members.
         own: stock names of the tensors that every member keeps for itself.
-        warnings: sentences on oddities of the members that are allowed.
+        warnings: sentences about oddities of the members that are allowed.
     """
 
     description: Description
@@ -69,7 +69,7 @@ class FusionPlan:
 
 
 class _Origin(NamedTuple):
-    """The member that a stored tensor comes from, None for all of them, and its stock name there."""
+    """The source of a stored tensor: the index of a member (None: all members), and its stock name there."""
 
     member: int | None
     stock_name: str
@@ -78,24 +78,30 @@ class _Origin(NamedTuple):
 class FusedTensors:
     """The tensors of a fused model.
 
+    Stock names are the names in the library's own model.
+
     Args:
         sources: the members.
         averaged: stock names of the tensors that are the mean over members.
-        equal: stock names of the tensors that are the same in all members.
-        unions: sites whose heads are stored once.
+        equal: stock names of the tensors that are equal in all members.
+        unions: the sites whose heads are stored once.
     """
 
     def __init__(
         self, sources: Sequence[Source], averaged: Sequence[str], equal: Sequence[str], unions: Sequence[HeadUnion]
     ) -> None:
+        """Work out the names of all stored tensors, and where each comes from; no tensor is read yet."""
         self.sources = [source.tensors for source in sources]
         self._averaged = set(averaged)
+
+        # Tensors of sites whose heads are stored once, by their names.
         self._union_of: dict[str, HeadUnion] = {}
         for union_of_site in unions:
             for name in union_of_site.names:
                 self._union_of[name] = union_of_site
 
-        # The origin of each stored tensor, by its name in the fused model.
+        # Every stored tensor by its name in the fused model: first the tensors that are stored once, under their names
+        # in the library's own model (stock names), then those that each member keeps, under names with its index.
         self._origins: dict[str, _Origin] = {}
         stored_once = {*averaged, *equal, *self._union_of}
         for name in stored_once:
@@ -106,11 +112,11 @@ class FusedTensors:
                     stored_name = member_name(name, member)
                     self._origins[stored_name] = _Origin(member, name)
 
-        # The tensors of one site are read one after another, so that one site in memory is enough.
+        # The last site that was read. The tensors of a site are read one after another, so one site is enough.
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
 
     def elements(self, stock: Sequence[str]) -> int:
-        """Return the number of stored elements of the tensors with these names in the library's own model."""
+        """Return the number of stored elements of the tensors with these stock names, over all members."""
         wanted = set(stock)
         elements = 0
         for name, origin in self._origins.items():
@@ -119,7 +125,7 @@ class FusedTensors:
         return elements
 
     def names(self) -> list[str]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return sorted(self._origins)
 
     def info(self, name: str) -> TensorInfo:
@@ -128,14 +134,15 @@ class FusedTensors:
         if union_of_site is not None:
             return union_of_site.infos[name]
         member, stock_name = self._origins[name]
-        source = self.sources[member or 0]  # what all members have is read from the first
+        source = self.sources[member or 0]  # a tensor of all members has its dtype and shape from the first
         return source.info(stock_name)
 
     def read(self, name: str) -> Tensor:
         """Read a stored tensor.
 
-        Averages are computed in float64 and rounded once, so that equal members stay exactly as they are.
+        Averages are computed in float64 and rounded once, so that tensors that are equal in all members do not change.
         """
+        # A head tensor of a site that is stored once, an average, or a tensor of one member (or equal in all).
         union_of_site = self._union_of.get(name)
         if union_of_site is not None:
             tensors_of_site = self._tensors_of_site(union_of_site)
@@ -143,11 +150,11 @@ class FusedTensors:
         member, stock_name = self._origins[name]
         if member is None and stock_name in self._averaged:
             return self._mean_over_members(stock_name)
-        source = self.sources[member or 0]  # what all members have is read from the first
+        source = self.sources[member or 0]  # a tensor that is equal in all members is read from the first
         return source.read(stock_name)
 
     def _tensors_of_site(self, union_of_site: HeadUnion) -> dict[str, Tensor]:
-        """Return the tensors of a site whose heads are stored once, read anew unless it was the last one asked for."""
+        """Return the tensors of a site whose heads are stored once; the last site asked for stays in memory."""
         if self._cached is not None:
             cached_union, tensors = self._cached
             if cached_union is union_of_site:
@@ -157,11 +164,12 @@ class FusedTensors:
         return tensors
 
     def _mean_over_members(self, name: str) -> Tensor:
-        """Return the mean over members of the tensor with a stock name, in the tensor's own dtype."""
+        """Return the mean over members of one tensor, by its name in the library's own model, in its own dtype."""
         info = self.info(name)
         mean = torch.empty(info.shape, dtype=torch_dtype(info))
         flat_mean = mean.view(-1)
-        # In pieces that fit in the processor's cache: sums of a whole embedding in float64 are big and slow.
+
+        # Add up in pieces that fit into the processor's cache: float64 sums of a whole embedding are big and slow.
         for start in range(0, info.numel, PIECE):
             stop = min(start + PIECE, info.numel)
             piece_of_mean = flat_mean[start:stop]
@@ -183,12 +191,12 @@ def plan_fusion(
 
     Args:
         sources: dense or pruned models of one architecture; each may keep other heads.
-        merge: which parts are averaged: any of ``mlp``, ``norm``, ``embed``; none of them keeps every member whole.
-        headers_only: read no weights, and count no tensors as equal: the fused model may turn out smaller.
+        merge: the parts to average, any of ``mlp``, ``norm``, ``embed``; empty to keep every member whole.
+        headers_only: read no weights, and count no tensors as equal; the real fused model may then be smaller.
 
     Raises:
-        UsageError: for another part.
-        InputError: listing everything in which the members differ and must not.
+        UsageError: a part cannot be averaged.
+        InputError: the members differ where they must not; all differences are listed.
     """
     unknown = [part for part in merge if part not in MERGEABLE]
     if unknown:
@@ -196,12 +204,14 @@ def plan_fusion(
         raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {known}")
     merged_parts = [part for part in MERGEABLE if part in merge]
     check_members(sources)
+
+    # The tensors to average, by the parts they belong to.
     first = sources[0]
     names = first.tensors.names()
     parts = parts_by_name(first.family, names, first.sites)
     averaged = [name for name in names if parts[name] in merged_parts]
 
-    # Attention: where all heads that members have in common are the same, each head is stored once.
+    # Attention: if each head is equal in all members that have it, the heads of the site are stored once (a union).
     unions: list[HeadUnion] = []
     in_attention: set[str] = set()
     for site in first.sites:
@@ -213,14 +223,14 @@ def plan_fusion(
         if owners is not None:
             unions.append(HeadUnion(sources, site, names_of_site, owners))
 
-    # Everything else that is not averaged: a tensor is stored once where it is equal in all members.
+    # Outside attention, a tensor that is not averaged is stored once if it is equal in all members.
     elsewhere = [name for name in names if name not in in_attention]
     not_averaged = [name for name in elsewhere if name not in averaged]
     equal: set[str] = set()
     if not headers_only:
         equal = equal_names(sources, not_averaged)
 
-    # What is neither averaged nor shared every member keeps for itself.
+    # Every member keeps its own tensor of what is neither averaged nor shared.
     shared = set(equal)
     for union_of_site in unions:
         shared.update(union_of_site.names)
@@ -239,23 +249,26 @@ def plan_fusion(
 
 
 def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers_only: bool) -> Description:
-    """Return the description of the fused model; without the digests of its members where no weights are read."""
+    """Return the description of the fused model; it has no SHA-256 of the members if no weights are read."""
     descriptions = [source.description for source in sources]
     first = descriptions[0]
     masks = [description.mask for description in descriptions]
     seen_by_members = [description.seen for description in descriptions]
+
+    # The origin on the hub, if all members have the same.
     origins = {description.origin for description in descriptions}
     common_origin = None
     if len(origins) == 1:
         common_origin = first.origin
 
-    # The class names and the prompt are those of the first member that names its classes.
+    # Take class names and prompt from the first member that names its classes.
     named = first
     for description in descriptions:
         if description.labels is not None:
             named = description
             break
 
+    # Each member's digest and provenance.
     members: list[dict[str, object]] = []
     for source in sources:
         member: dict[str, object] = {}
@@ -281,7 +294,7 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
 
 
 def _warnings_about_members(sources: Sequence[Source]) -> list[str]:
-    """Return sentences on oddities of the members that are allowed."""
+    """Return sentences about oddities of the members that are allowed."""
     warnings = []
     if len(sources) == 1:
         warnings.append("one member: the fused model is that member, with no diversity to measure")
@@ -296,11 +309,11 @@ def _warnings_about_members(sources: Sequence[Source]) -> list[str]:
 
 
 def check_members(sources: Sequence[Source]) -> None:
-    """Check whether models can be members of one fused model, by their headers alone.
+    """Check whether models can be members of one fused model, from their headers only.
 
     Raises:
-        UsageError: for no models.
-        InputError: listing everything in which they differ and must not.
+        UsageError: there are no models.
+        InputError: the models differ where they must not; all differences are listed.
     """
     if not sources:
         raise UsageError("no members to fuse", hint="hydractl fuse a.st b.st c.st -o hydra.st")
@@ -317,19 +330,22 @@ def check_members(sources: Sequence[Source]) -> None:
 
 
 def _differences_of_members(a: Source, b: Source) -> list[str]:
-    """List in what a second member differs from a first and must not, in words that tell what the second has.
+    """List the differences between two members that are not allowed; each line names the value of the second member.
 
-    Where the architectures differ, only that is listed: the rest would differ as well.
+    If e.g. the architectures differ, only such differences are listed, since everything else would differ too.
     """
     first = a.description
     second = b.description
+
+    # Qualities that must be equal for a further comparison to make sense. An unknown number of classes or prompt (None)
+    # agrees with every other.
     compared: list[tuple[str, object, object]] = [
         ("family", first.family, second.family),
         ("architecture", first.arch, second.arch),
     ]
-    if a.classes is not None and b.classes is not None:  # an unknown number agrees with every other
+    if a.classes is not None and b.classes is not None:
         compared.append(("number of classes", a.classes, b.classes))
-    if first.prompt is not None and second.prompt is not None:  # so does an unknown prompt
+    if first.prompt is not None and second.prompt is not None:
         compared.append(("prompt", first.prompt, second.prompt))
     first_size = first.preprocess.get("input_size")
     second_size = second.preprocess.get("input_size")
@@ -342,6 +358,7 @@ def _differences_of_members(a: Source, b: Source) -> list[str]:
     if differences:
         return differences
 
+    # Details of the same architecture.
     differences += label_differences(first.labels, second.labels)
     differences += preprocess_differences(first.preprocess, second.preprocess)
     if first.config != second.config:
@@ -351,7 +368,7 @@ def _differences_of_members(a: Source, b: Source) -> list[str]:
 
 
 def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
-    """Name the first tensors that have another dtype in the second model; those that it lacks are passed over."""
+    """Name the first tensors that have another dtype in the second model; tensors that it lacks are ignored."""
     differences: list[str] = []
     names_in_b = set(b.names())
     for name in a.names():
@@ -370,7 +387,7 @@ def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
 
 
 def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
-    """Return the names of the tensors whose every element is the same in all members."""
+    """Return the names of the tensors that are equal in all members, element by element."""
     first = sources[0]
     equal = set(names)
     for name in names:
@@ -383,22 +400,27 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 
 
 def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:
-    """Return the member to take each head of a site from, if the head is the same in all members that have it.
+    """Return the owner of each head of a site, if each head is equal in all members that have it.
+
+    The owner is the first member that has the head, with the position of the head among the member's heads.
 
     Args:
         sources: the members.
-        site: the site, the same in all of them.
-        names: the tensors of the heads of the site.
+        site: the site (attention block), the same in all members.
+        names: the stock names of the site's tensors.
 
     Returns:
-        None where a head differs between two members, or a tensor that belongs to no head.
+        For each head that any member has, a member to take it from. None if a head, or a tensor of the site that
+        belongs to no head, differs between members.
     """
     blocks = [_read_head_weights(source, site, names) for source in sources]  # one for each member
+
+    # Tensors that belong to no head, e.g. the bias of the output projection.
     for block in blocks:
         if not _same_apart_from_heads(blocks[0], block):
             return None
 
-    # Each head of each member against the same head of the first member that has it.
+    # Compare each head of each member with the same head of the first member that has it.
     owners = _first_owners(sources, site)
     key_owners: dict[int, HeadOwner] = {}
     for member, source in enumerate(sources):
@@ -409,7 +431,8 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
                 return None
             if site.sharing == 1:
                 continue
-            # Two members with no query head in common may still have a head of keys and values in common.
+            # Query heads may share one head of keys and values: two members without a common query head may still have
+            # this head in common, so compare it with the first member that has it.
             key_head = head // site.sharing
             first_with_key = key_owners.setdefault(key_head, here)
             if not _same_head(blocks, first_with_key, here, OF_KEYS):
@@ -418,7 +441,7 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
 
 
 def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, HeadOwner]:
-    """Return the first owner of every head that any member has, by the original number of the head, ascending."""
+    """Return the first owner of every head that any member has, by the head's original number, ascending."""
     owners: dict[int, HeadOwner] = {}
     for member, source in enumerate(sources):
         kept = source.description.mask.kept[site.path]
@@ -430,7 +453,7 @@ def _first_owners(sources: Sequence[Source], site: Site) -> dict[int, HeadOwner]
 
 
 def _read_head_weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = False) -> HeadWeights:
-    """Read the heads of a site; where ``meta`` is true, only their shapes, as tensors on the meta device."""
+    """Read the weights of the heads of a site; with ``meta`` only their shapes, as tensors without numbers."""
     tensors = {}
     for name in names:
         if meta:
@@ -449,7 +472,7 @@ def _same_tensor(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _same_apart_from_heads(a: HeadWeights, b: HeadWeights) -> bool:
-    """Return whether two blocks have the same tensors that belong to no head."""
+    """Return whether two blocks have equal tensors that belong to no head."""
     if not _same_tensor(a.o_bias, b.o_bias):
         return False
     if a.extra.keys() != b.extra.keys():
@@ -462,12 +485,12 @@ def _same_apart_from_heads(a: HeadWeights, b: HeadWeights) -> bool:
 
 
 def _same_head(blocks: Sequence[HeadWeights], first: HeadOwner, other: HeadOwner, names: Sequence[str]) -> bool:
-    """Return whether a head is the same in two members.
+    """Return whether a head is equal in two members.
 
     Args:
-        blocks: the heads of each member.
-        first, other: where the head is in both; of one member it is the same.
-        names: the tensors to compare, of :data:`hydractl.heads.weights.PER_HEAD`.
+        blocks: the weights of the site's heads in each member.
+        first, other: the position of the head in both; the same member is equal to itself.
+        names: the tensors to compare, from :data:`hydractl.heads.weights.PER_HEAD`.
     """
     if first.member == other.member:
         return True
@@ -482,24 +505,27 @@ def _same_head(blocks: Sequence[HeadWeights], first: HeadOwner, other: HeadOwner
 
 
 class HeadUnion:
-    """The attention tensors of one site under stock names, with the heads of all members in them.
+    """The attention tensors of one site under their stock names, with the heads of all members in them.
 
     Args:
         sources: the members.
-        site: the site, the same in all of them.
-        names: the tensors of the heads of the site.
-        owners: from :func:`common_heads`.
+        site: the site (attention block), the same in all members.
+        names: the stock names of the site's tensors.
+        owners: the owners of the heads, from :func:`common_heads`.
 
     Attributes:
         infos: dtype and shape of each tensor.
     """
 
     def __init__(self, sources: Sequence[Source], site: Site, names: Sequence[str], owners: Owners) -> None:
+        """Work out dtype and shape of each tensor with the heads of all members; no numbers are read."""
         self._sources = sources
         self._site = site
         self._owners = owners
         first = sources[0]
         self.names = names
+
+        # Compute the shapes with tensors that have no numbers: begin with the first member, and put in all heads.
         shapes = {}
         for name in self.names:
             shapes[name] = meta_tensor(first.tensors.info(name))
@@ -510,7 +536,7 @@ class HeadUnion:
             self.infos[name] = tensor_info(tensor)
 
     def read(self) -> dict[str, Tensor]:
-        """Read all tensors of the site, by name."""
+        """Read all tensors of the site, by stock name."""
         first = self._sources[0]
         tensors = {}
         for name in self.names:
@@ -519,10 +545,10 @@ class HeadUnion:
         return tensors
 
     def _write_heads(self, tensors: dict[str, Tensor], *, meta: bool) -> None:
-        """Put the heads of all owners into the tensors of the site, in place of those of the first member.
+        """Write the heads of all owners into the tensors of the site, instead of the first member's heads.
 
         Args:
-            tensors: those of the first member, by name; changed.
+            tensors: the tensors of the first member, by name; changed in place.
             meta: whether only shapes are needed.
         """
         first = self._sources[0]
@@ -530,15 +556,18 @@ class HeadUnion:
         first.family.write(tensors, self._site, weights)
 
     def _heads_of_all_owners(self, *, meta: bool) -> HeadWeights:
-        """Return one block with the heads of all owners, in the order of their original numbers.
+        """Return one block with the heads of all members, in the order of their original numbers.
+
+        Each head is taken from its owner: a member that has it, and its position there.
 
         Args:
             meta: whether only shapes are needed.
         """
-        if not self._owners:  # no member has a head here
+        if not self._owners:  # no member has a head at this site
             return _read_head_weights(self._sources[0], self._site, self.names, meta=meta)
 
-        blocks: dict[int, HeadWeights] = {}  # by the number of the member, each read once
+        # Read each member once, and collect the block and position of each head.
+        blocks: dict[int, HeadWeights] = {}  # by the index of the member
         heads = []
         for member, position in self._owners:
             if member not in blocks:
@@ -546,7 +575,7 @@ class HeadUnion:
                 blocks[member] = _read_head_weights(source, self._site, self.names, meta=meta)
             heads.append((blocks[member], position))
 
-        # Heads that shared keys and values share them in the new block too.
+        # Heads that share keys and values in a member also share them in the new block.
         masks = [source.description.mask for source in self._sources]
         kept_by_any = heads_of_any_member(masks, self._site.path)
         key_heads = self._site.key_heads(kept_by_any)
@@ -564,9 +593,9 @@ class SharedParts(TypedDict):
         blocks: the number of its blocks.
         stem: whether the computation before the blocks runs once.
         blocks_once: the number of leading blocks that run once.
-        attention_once: whether the attention after these runs once.
-        parts_at: the place where the computation of the members parts; this and the next two are None where it never
-            does.
+        attention_once: whether the attention after these blocks runs once.
+        parts_at: the stem or block where the computations of the members part; this and the next two are None if they
+            never part.
         differs: the weights or heads in which the members differ there.
         hint: advice that would make them part later.
     """
@@ -583,9 +612,9 @@ class SharedParts(TypedDict):
 
 @plain_sizes()
 def shared_parts(plan: FusionPlan) -> list[SharedParts]:
-    """Describe the parts that run once for all members, for each tower.
+    """Describe, for each tower, which parts run once for all members.
 
-    The model is built without numbers: which parts it runs once follows from the plan alone.
+    The model is built without numbers, since the plan alone decides which parts run once.
     """
     model = HydraModel(plan.description, shapes_only(plan.tensors), torch.device("meta"))
     stages_of_towers = model.family.stages(model.networks[0])
@@ -595,6 +624,7 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
         parts_at: str | None = None
         differs: str | None = None
         hint: str | None = None
+        # The members part in the stem, in a block, or never.
         if not start.shared_stem:
             parts_at = "stem"
             differs, hint = _why_members_part_in_stem(plan, model, stages)
@@ -629,18 +659,27 @@ def _why_members_part_in_stem(plan: FusionPlan, model: HydraModel, stages: Stage
 
 
 def _why_members_part_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:
-    """Return the heads and tensors in which members differ in the first block that is not the same, and a hint."""
+    """Return the heads and tensors in which members differ in the block where they part, and a hint.
+
+    Args:
+        plan: the plan of the fusion.
+        model: the fused model.
+        chain: the tower, which knows the block where members part.
+        stages: the stages of the tower, which know the names of each block's tensors.
+    """
     block = chain.start.blocks
     site = model.sites[chain.start.first_apart]
     differences = []
     hints = []
 
+    # Members may keep different heads.
     masks = plan.description.masks
     different_choices = {mask.kept[site.path] for mask in masks}
     if len(different_choices) > 1:
         differences.append("heads")
         hints.append("the same heads (prune --share-sites N --with MASK)")
 
+    # Members may have different weights.
     prefixes = stages.prefixes_of(block)
     differing = [name for name in plan.own if name.startswith(prefixes)]
     if differing:
@@ -652,7 +691,7 @@ def _why_members_part_in_block(plan: FusionPlan, model: HydraModel, chain: Chain
 
 
 def _some_tensors(names: Sequence[str]) -> str:
-    """Name the first of some tensors, and count the others."""
+    """Name the first few tensors, and count the others."""
     named = ", ".join(names[:_MOST_NAMED])
     unnamed = len(names) - _MOST_NAMED
     if unnamed <= 0:

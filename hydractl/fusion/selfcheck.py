@@ -1,4 +1,4 @@
-"""Self-check of a fused model before it is written: each member against the model it was made from."""
+"""Self-check of a fused model before it is written: each member is compared with the model it was made from."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from hydractl.model.stored import check_finite_weights
 
 BATCH = 4
 TOLERANCE = 1e-5
-"""Largest allowed difference of logits, times max(1, largest logit), in float32."""
+"""The largest allowed difference of logits in float32, times max(1, largest logit)."""
 
-# The keys of measures of answers, which bodies do not have: their features are no answers.
+# Measures of answers. A body has none of them: its outputs are features, not answers.
 _KEYS_OF_ANSWERS = ("merge_agreement", "merge_log_p", "pool_max_abs", "mi", "disagreement")
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
@@ -37,7 +37,7 @@ Classes = tuple[Sequence[str], Sequence[str]]
 
 
 class _AveragedTensors:
-    """The averaged tensors of a plan, on a device and in the dtype that they have there."""
+    """The averaged tensors of a plan, on a device and in the dtype in which weights are kept there."""
 
     def __init__(self, plan: FusionPlan, device: torch.device) -> None:
         self.names = sorted(plan.averaged)
@@ -47,7 +47,7 @@ class _AveragedTensors:
         self._held: dict[str, Tensor] = {}
 
     def in_place(self, tensors: TensorSource) -> LentTensors:
-        """Return tensors of a model on the device, with the averages in place of its own where there are averages.
+        """Return the tensors of a model on the device, with averages instead of its own tensors where there are any.
 
         With the tensors of a member, this is the model that the fused member must equal.
         """
@@ -71,18 +71,18 @@ class _AveragedTensors:
         return tensor
 
     def drop(self) -> None:
-        """Forget and free the averages: :meth:`in_place` then returns a model's own tensors."""
+        """Free the averages; from now on, :meth:`in_place` returns a model's own tensors."""
         self._held.clear()
         self.names.clear()
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device; floating point numbers also in the dtype."""
+        """Return a tensor on the device; floating point numbers are also converted to the dtype."""
         if not tensor.is_floating_point():
             return tensor.to(self.device)
         return tensor.to(self.device, self.dtype)
 
     def same_in(self, source: Source) -> bool:
-        """Return whether averaging has left all weights of this member as they were."""
+        """Return whether averaging has changed no weight of this member."""
         for name in self.names:
             weight = self.on_device(source.tensors.read(name))
             if not torch.equal(weight, self.read(name)):
@@ -96,20 +96,29 @@ def self_check(
 ) -> SelfCheckRecord:
     """Compare the fused model with its members on random inputs.
 
-    Every fused member is compared twice: with that member run alone with the averaged weights in place (the two must be
-    equal but for rounding), and with the member as it was (the difference is the effect of averaging).
+    Every fused member is compared twice. Against the same member run alone with the averaged weights, it must be equal
+    but for rounding. Against the member before averaging, the difference is the effect of averaging.
+
+    Args:
+        plan: the plan of the fusion.
+        sources: the members.
+        device: the device to compute on.
+        seed: draws the random inputs.
+        log: receives the progress and the result.
 
     Returns:
-        What the file says of it. For bodies, whose features are no answers, the measures of answers are left out.
-        Rounding errors are given as the power of ten they stay below, the rest to three digits, so that the file does
-        not depend on how a machine orders its sums.
+        The record for the fused file. For bodies, whose features are not answers, the measures of answers are left out.
+        Rounding errors are given as the power of ten that they stay below, other numbers to three digits, so that the
+        file does not depend on how a machine orders its sums.
 
     Raises:
-        HydraError: when the runtime is not exact to the tolerance.
-        NonFiniteError: when weights of a member are not finite.
+        HydraError: a fused member differs from the member alone by more than the tolerance.
+        NonFiniteError: weights or logits of a member are not finite.
     """
     for source in sources:
         check_finite_weights(source.name, source.tensors)
+
+    # Run all members together, each alone with the averages, and each as it was before.
     averages = _AveragedTensors(plan, device)
     with _collecting_new_objects_only():
         inputs, classes, logits = _run_fused_model(plan, averages, seed)
@@ -117,14 +126,14 @@ def self_check(
         alone = _run_members_alone(sources, averages, inputs, classes, log)
         before = _run_members_as_they_were(sources, averages, inputs, classes, together)
 
-    # The fused members against the members run alone.
+    # The fused members must equal the members run alone.
     runtime_errors: list[float] = []
     for together_here, alone_here in zip(together, alone, strict=True):
         difference = together_here - alone_here
         runtime_errors.append(float(difference.abs().max()))
     max_abs_logit = float(together.abs().max())
     tolerance = TOLERANCE * max(1.0, max_abs_logit)
-    within_tolerance = [error <= tolerance for error in runtime_errors]  # False for NaN, which max() may pass over
+    within_tolerance = [error <= tolerance for error in runtime_errors]  # False for NaN, which max() might miss
     if not all(within_tolerance):
         raise HydraError(
             f"self-check failed: a fused member differs from the member alone by {max(runtime_errors):.2e} "
@@ -132,11 +141,12 @@ def self_check(
             hint="this is a defect of hydractl or of the machine's arithmetic: nothing was written",
         )
 
-    # The pooled answer of the fused model against that of the members run alone.
+    # Compare the pooled answer of the fused model with that of the members run alone.
     mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)  # [B, classes]
     pooled = log_mean_softmax(logits).double().exp()
     pool_error = float((pooled - mean_of_softmax).abs().max())
 
+    # The record.
     result: dict[str, object] = {
         "inputs": f"{BATCH} random inputs, seed {seed}",
         "max_abs_logit": to_three_digits(max_abs_logit),
@@ -151,7 +161,8 @@ def self_check(
         for key in _KEYS_OF_ANSWERS:
             result.pop(key, None)
     log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
-    # From an object: the disagreement of one member is null, and that of bodies is left out.
+
+    # From an object, since disagreement is null for a single member, but missing for bodies.
     return SelfCheckRecord.from_json(result)
 
 
@@ -175,10 +186,10 @@ def _collecting_new_objects_only() -> Iterator[None]:
 def _run_members_alone(
     sources: Sequence[Source], averages: _AveragedTensors, inputs: Any, classes: Classes | None, log: Log
 ) -> list[Tensor]:
-    """Run each member alone with the averages in place; return its logits, float64 ``[B, classes]``.
+    """Run each member alone with the averages in place, and return its logits, float64 ``[B, classes]``.
 
     Raises:
-        NonFiniteError: when logits of a member are not finite.
+        NonFiniteError: logits of a member are not finite.
     """
     logits_of_members: list[Tensor] = []
     with log.progress("self-check", len(sources), "members") as progress:
@@ -188,7 +199,7 @@ def _run_members_alone(
                 raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
             logits_of_members.append(logits)
             progress.advance()
-        gc.collect()  # of the last member
+        gc.collect()  # frees the last member
     return logits_of_members
 
 
@@ -199,14 +210,15 @@ def _run_members_as_they_were(
     classes: Classes | None,
     together: Tensor,
 ) -> list[Tensor]:
-    """Run each member with the weights that it had before averaging; return its logits, float64 ``[B, classes]``.
+    """Run each member with the weights that it had before averaging, and return its logits, float64 ``[B, classes]``.
 
-    Where averaging changed nothing in a member, its logits in the fused model are taken. The averages are dropped.
+    A member that averaging has not changed is not run: its logits in the fused model are returned. Afterwards the
+    averages are dropped from memory.
 
     Args:
         sources: the members.
         averages: the averaged tensors.
-        inputs, classes: as the fused model took them.
+        inputs, classes: the inputs and classes that the fused model ran with.
         together: the logits of the fused model, ``[M, B, classes]``.
     """
     unchanged = [averages.same_in(source) for source in sources]
@@ -222,10 +234,10 @@ def _run_members_as_they_were(
 
 
 def _rounded_diversity(logits: Tensor) -> dict[str, float | None]:
-    """Return the measures of how far members disagree, to six digits behind the point; None where there is none.
+    """Return measures of how far members disagree, to six digits after the point; None if a measure has no value.
 
     Args:
-        logits: of all members, ``[M, B, classes]``.
+        logits: the logits of all members, ``[M, B, classes]``.
     """
     rounded: dict[str, float | None] = {}
     diversity = diversity_block(samples_of(logits.cpu().numpy()))
@@ -237,15 +249,21 @@ def _rounded_diversity(logits: Tensor) -> dict[str, float | None]:
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:
-    """Measure the effect of averaging on each member's answers, from logits ``[M, B, classes]`` before and after it.
+    """Measure the effect of averaging on each member's answers, from the logits before and after it.
+
+    Args:
+        before, after: the logits of all members, ``[M, B, classes]`` each.
+        tolerance: a difference of logits up to this counts as a tie.
 
     Returns:
         For each member ``merge_max_abs``: the largest change of a logit; ``merge_agreement``: the share of inputs whose
-        most probable class stays so, but for ties to the tolerance; ``merge_log_p``: the mean change of log p, in nats.
+        most probable class does not change, ties aside; ``merge_log_p``: the mean change of log p, in nats.
     """
     change = after - before
     shift_of_log_p = after.log_softmax(-1) - before.log_softmax(-1)
-    # An answer stays where the logit of the class that was highest before averaging is the highest after it too.
+
+    # An answer does not change if the class with the highest logit before averaging has the highest (or a tied) logit
+    # after it.
     answer_before = before.argmax(-1, keepdim=True)  # [M, B, 1]
     logit_of_answer = after.gather(-1, answer_before).squeeze(-1)  # [M, B]
     highest_logit = after.amax(-1)
@@ -265,8 +283,8 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
     """Run the fused model on random inputs.
 
     Returns:
-        The inputs; the class names and templates of the prompts, for a model whose classes are given by name, else
-        None; the logits of all members ``[M, B, classes]``.
+        The inputs; the class names and templates of the prompts if the model's classes are given by name, else None;
+        and the logits of all members ``[M, B, classes]``.
     """
     device = averages.device
     tensors = averages.in_place(plan.tensors)
@@ -274,7 +292,7 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
     fused = fused.with_classes()
     examples = fused.family.example_inputs(plan.description.preprocess, BATCH, seed)
     inputs = move(examples, device, torch.float32)
-    classes: Classes | None = None  # which the members run alone have to take as well
+    classes: Classes | None = None  # the members run alone need the same classes
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
     logits = fused.member_logits(inputs)
@@ -283,7 +301,7 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
 
 def _run_member_alone(source: Source, averages: _AveragedTensors, inputs: Any, classes: Classes | None) -> Tensor:
     """Return the logits ``[B, classes]``, in float64, of a member run alone with the averages in place."""
-    gc.collect()  # models refer to themselves, so that the one before would stay in memory beside this one
+    gc.collect()  # frees the model before, which refers to itself and would stay in memory
     tensors = averages.in_place(source.tensors)
     model = float32_model(source.description, tensors, averages.device, averages.dtype)
     if classes is not None:
@@ -294,7 +312,7 @@ def _run_member_alone(source: Source, averages: _AveragedTensors, inputs: Any, c
 
 
 def _next_power_of_ten(error: float) -> float:
-    """Return the smallest power of ten that is not below a rounding error; 1e-6 for all errors under 1e-6."""
+    """Return the smallest power of ten that is not below a rounding error; at least 1e-6."""
     if error <= 0:
         return 1e-6
     exponent = math.ceil(math.log10(error))
@@ -303,18 +321,18 @@ def _next_power_of_ten(error: float) -> float:
 
 
 def to_three_digits(value: float) -> float:
-    """Return a measured number rounded to three digits, as files hold it: the others may differ between machines."""
+    """Return a measured number rounded to three digits, as files hold it; further digits may differ by machine."""
     text = f"{value:.3g}"
     return float(text)
 
 
-# --- weights of 16 bits: blocks read theirs when they run, and compute in float32 -------------------------------------
+# --- weights of 16 bits: blocks read their weights when they run, and compute in float32 ------------------------------
 
 
 def storage_dtype(tensors: TensorSource) -> torch.dtype:
     """Return the dtype in which to keep weights that are computed with in float32.
 
-    It is the 16-bit dtype that all floating point tensors have; float32 where there is no such dtype.
+    It is the 16-bit dtype of the floating point tensors if all of them have the same; otherwise float32.
     """
     floating_dtypes = set()
     for name in tensors.names():
@@ -332,26 +350,26 @@ def float32_model(
 ) -> HydraModel:
     """Build a model that computes in float32, for inference only; weights of 16 bits take little memory.
 
-    In a model of 16 bits,
+    If weights are kept in 16 bits,
 
     * each block reads its weights from the file when it runs, as float32;
     * tables of embeddings stay in 16 bits, and the rows that are looked up become float32;
     * everything else is small, and becomes float32 here.
 
     Args:
-        description, tensors: of the model.
-        device: where it runs.
-        dtype: of the weights that are kept in memory: float32, or the 16 bits that all of them are stored in.
+        description, tensors: the description and the tensors of the model.
+        device: the device to run on.
+        dtype: the dtype of the weights in memory: float32, or the 16-bit dtype in which all of them are stored.
     """
     streamed = dtype in _SIXTEEN_BITS
     model = HydraModel(description, tensors, device, dtype, streamed=streamed)
     if not streamed:
         return model
-    model.batched = False  # stacked weights would be read past their modules
+    model.batched = False  # stacking weights of several members would bypass the modules that read them
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
             continue
         for weight in module.parameters(recurse=False):
-            weight.data = weight.data.float()  # those of blocks are empty places of float32 already, and stay so
+            weight.data = weight.data.float()  # weights of blocks are empty float32 placeholders, and stay so
     return model

@@ -22,9 +22,9 @@ Head = tuple[str, int]
 """One head: (site path, index in the original numbering)."""
 
 MOST_HEADS = 4096
-"""Heads of one site, where a file may say any number: each may be listed."""
+"""The most heads of one site: a file may claim any number, and each head may be listed."""
 MOST_HEADS_OF_ALL = 65_536
-"""Heads of all sites of one model."""
+"""The most heads of all sites of one model."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Site:
         head_dim: width of one head.
         d_model: width of the residual stream.
         tower: ``main``, or ``visual`` / ``text`` in a model with two towers.
-        layout: which of the layouts that a family knows its tensors have, where there are several.
-        sharing: how many neighbouring heads, which are those of queries, share one head of keys and values.
+        layout: the layout of its tensors, if the family knows several.
+        sharing: how many neighbouring query heads share one head of keys and values (grouped-query attention).
     """
 
     path: str
@@ -50,21 +50,24 @@ class Site:
     sharing: int = 1
 
     def key_heads(self, kept: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the place of each kept head's keys and values among those in use; None where no head shares any."""
+        """Return for each kept head the index of its keys and values; None if every head has its own.
+
+        The indices count only the heads of keys and values that kept heads use, in the order of first use.
+        """
         if self.sharing == 1:
             return None
-        place_of_key: dict[int, int] = {}  # in order of first use
-        places = []
+        index_of_key: dict[int, int] = {}
+        indices = []
         for head in kept:
             key = head // self.sharing
-            if key not in place_of_key:
-                place_of_key[key] = len(place_of_key)
-            places.append(place_of_key[key])
-        return tuple(places)
+            if key not in index_of_key:
+                index_of_key[key] = len(index_of_key)
+            indices.append(index_of_key[key])
+        return tuple(indices)
 
 
 def all_heads(sites: Iterable[Site]) -> list[Head]:
-    """List every head of the given sites, in model order: the order of ties everywhere in hydractl."""
+    """List every head of the given sites in model order, which is also the order that decides ties in hydractl."""
     heads: list[Head] = []
     for site in sites:
         for number in range(site.heads):
@@ -73,7 +76,7 @@ def all_heads(sites: Iterable[Site]) -> list[Head]:
 
 
 class SiteDocument(TypedDict):
-    """One site of a mask file: its number of heads before any pruning, and those that are kept."""
+    """One site of a mask file: its number of heads before any pruning, and the kept heads."""
 
     heads: int
     kept: list[int]
@@ -94,8 +97,8 @@ class HeadMask:
     """The kept heads of each site.
 
     Attributes:
-        heads: original number of heads per site, in model order.
-        kept: the kept heads per site, ascending, in the original numbering; a site may keep none.
+        heads: the original number of heads of each site, in model order.
+        kept: the kept heads of each site, ascending, in the original numbering; a site may keep none.
     """
 
     heads: Mapping[str, int]
@@ -130,7 +133,7 @@ class HeadMask:
         return HeadMask(self.heads, kept)
 
     def at(self, paths: Iterable[str]) -> HeadMask:
-        """Return the part of this mask at some sites, in model order."""
+        """Return this mask at some of its sites only, in model order."""
         wanted = set(paths)
         heads = {}
         kept = {}
@@ -141,7 +144,7 @@ class HeadMask:
         return HeadMask(heads, kept)
 
     def updated(self, other: HeadMask) -> HeadMask:
-        """Return this mask with the sites that ``other`` has replaced by those of ``other``."""
+        """Return this mask with the kept heads of ``other`` at all sites that ``other`` has."""
         kept = {}
         for path, heads in self.kept.items():
             kept[path] = other.kept.get(path, heads)
@@ -169,7 +172,7 @@ class HeadMask:
 
     @property
     def is_full(self) -> bool:
-        """True where no head has been removed."""
+        """Whether no head has been removed."""
         heads_before = sum(self.heads.values())
         heads_kept = sum(self.counts())
         return heads_kept == heads_before
@@ -185,12 +188,12 @@ class HeadMask:
         source: Mapping[str, object] | None = None,
         seen: Sequence[Mapping[str, object]] = (),
     ) -> MaskDocument:
-        """Return the JSON form ``hydractl.mask/1``.
+        """Return the mask as the JSON object ``hydractl.mask/1``.
 
         Args:
-            arch: the architecture of the model; left out where it is None, like ``source``.
+            arch: the architecture of the model; left out if None, like ``source``.
             source: how the mask was made.
-            seen: notes of :mod:`hydractl.files.fingerprints` on data that had an influence; left out where empty.
+            seen: entries of :mod:`hydractl.files.fingerprints` for data that had an influence; left out if empty.
         """
         sites: dict[str, SiteDocument] = {}
         for path, count in self.heads.items():
@@ -211,9 +214,9 @@ class HeadScores:
     """One importance per head; higher means keep.
 
     Attributes:
-        scores: per site, in model order, one finite float per head of the original numbering; those of a model with
-            two towers may cover one tower only. A head that was already removed when the scores were made has the score
-            ``-inf`` in memory and ``null`` in JSON.
+        scores: for each site, in model order, one finite float per head of the original numbering. In a model with two
+            towers, the scores may cover one tower only. A head that was already removed when the scores were made has
+            the score ``-inf`` in memory and ``null`` in JSON.
         info: further entries of the scores file, by key.
     """
 
@@ -221,7 +224,7 @@ class HeadScores:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form ``hydractl.scores/1``."""
+        """Return the scores as the JSON object ``hydractl.scores/1``."""
         sites: dict[str, list[float | None]] = {}
         for path, scores in self.scores.items():
             values: list[float | None] = []
@@ -238,13 +241,13 @@ class HeadScores:
 def _read_listed_sites(
     listed: Any, sites: Sequence[Site], problems: list[str], *, whole_towers: bool = False
 ) -> Mapping[str, object]:
-    """Return the ``sites`` object of a file, and add to ``problems`` where it does not name exactly the model's sites.
+    """Return the ``sites`` object of a file, and append a problem for each site that is unknown or missing.
 
     Args:
-        listed: the object, of any type; {} is returned for what is no object.
-        sites: those of the model.
+        listed: the object, which may be any value; for anything but an object, {} is returned.
+        sites: the sites of the model.
         problems: receives one sentence for each unknown and for each missing site.
-        whole_towers: whether naming all sites of some towers is enough.
+        whole_towers: whether it is enough to list all sites of some towers.
     """
     if not isinstance(listed, Mapping):
         problems.append('"sites" is missing or not an object')
@@ -258,7 +261,7 @@ def _read_listed_sites(
     missing = [site for site in sites if site.path not in listed]
     listed_towers = {site.tower for site in sites if site.path in listed}
     if whole_towers and listed_towers:
-        # A tower of which no site is listed is left out, and not missing.
+        # A tower is left out, not missing, if none of its sites is listed.
         missing = [site for site in missing if site.tower in listed_towers]
     for site in missing:
         problems.append(f"site {site.path} is missing")
@@ -269,7 +272,7 @@ def _read_document(document: Any, schema: str, origin: str) -> Mapping[str, obje
     """Return the document of a file if it is an object of this schema.
 
     Raises:
-        InputError: it is not.
+        InputError: it is not an object, or has another schema.
     """
     if not isinstance(document, Mapping):
         raise InputError(f"{origin} is not a JSON object, so it is no {schema} file")
@@ -287,17 +290,17 @@ def _is_index(value: Any) -> TypeGuard[int]:
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value is a number, not a truth value, that a float can hold."""
+    """Return whether a value is a number that a float can hold; ``True`` and ``False`` are not."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
+    except OverflowError:  # an integer that is too large for a float
         return False
 
 
 def _text_of_shape(counts: Sequence[int]) -> str:
-    """Describe a model by its number of sites and the number of heads of each."""
+    """Describe a model by its number of sites and the number of heads of each, e.g. ``12 sites x 12 heads``."""
     sites = len(counts)
     are_equal = len(set(counts)) == 1
     if are_equal:
@@ -310,26 +313,26 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
     """Read a mask and check it against the sites of a model.
 
     Args:
-        document: read from a mask file.
-        sites: those of the model.
-        origin: what to call the mask in messages.
-        arch: the architecture of the model, where it is to be checked.
+        document: the mask, as read from a file.
+        sites: the sites of the model.
+        origin: the name of the mask in messages.
+        arch: the architecture of the model, if it is to be checked.
 
     Raises:
-        InputError: listing every problem: unknown or missing sites, head counts of another model, heads that are
-            negative, out of range, repeated or not integers.
+        InputError: lists all problems: unknown or missing sites, head counts of another model, heads that are negative,
+            out of range, repeated or not integers.
     """
     document = _read_document(document, MASK_SCHEMA, origin)
     problems: list[str] = []
 
-    # Every site is read, so that one message lists all problems.
+    # Read every site, so that one message lists all problems.
     listed = _read_listed_sites(document.get("sites"), sites, problems)
     kept: dict[str, tuple[int, ...]] = {}
     for site in sites:
         if site.path in listed:
             kept[site.path] = _read_entry(listed[site.path], site, problems)
 
-    # A mask need not say which model it was made for.
+    # A mask may say which architecture it was made for; without that, any model will do.
     if arch is not None and document.get("arch", arch) != arch:
         problems.append(f"made for {shown(document['arch'])}, the model is {arch!r}")
 
@@ -345,24 +348,26 @@ def mask_from_json(document: Any, sites: Sequence[Site], origin: str, arch: str 
 
 
 def _read_entry(entry: object, site: Site, problems: list[str]) -> tuple[int, ...]:
-    """Return the kept heads of one site of a mask file, ascending; none where the file does not list them.
+    """Return the kept heads of one site of a mask file, ascending; an empty tuple if the file does not list them.
+
+    Also appends every problem with the entry to ``problems``.
 
     Args:
-        entry: what the file says of the site.
-        site: that of the model.
-        problems: receives a sentence for everything that is wrong with the entry.
+        entry: the entry of the site in the file, which may be any value.
+        site: the site of the model.
+        problems: receives a sentence for each problem.
     """
     if not isinstance(entry, Mapping) or not isinstance(entry.get("kept"), list):
         problems.append(f'site {site.path} needs a list "kept"')
         return ()
-    count = entry.get("heads", site.heads)  # a mask need not say how many there were
+    count = entry.get("heads", site.heads)  # a mask need not say how many heads there were
     if not _is_index(count) or count != site.heads:
         problems.append(f"site {site.path} has {shown(count)} heads in the mask, {site.heads} in the model")
     return _read_kept(entry["kept"], site, problems)
 
 
 def _text_of_mask_shape(listed: Mapping[str, object]) -> str:
-    """Describe a mask file by its number of sites and, where all sites state it, their numbers of heads."""
+    """Describe a mask file by its number of sites and, if all sites state them, their numbers of heads."""
     only_sites = f"{len(listed)} sites"
     counts: list[int] = []
     for entry in listed.values():
@@ -378,7 +383,7 @@ def _text_of_mask_shape(listed: Mapping[str, object]) -> str:
 
 
 def _read_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int, ...]:
-    """Return the kept heads of one site of a file, ascending; add to ``problems`` each value that is no head."""
+    """Return the kept heads of one site of a file, ascending; append a problem for each value that is not a head."""
     kept: list[int] = []
     for value in values:
         if not _is_index(value):
@@ -393,20 +398,22 @@ def _read_kept(values: list[Any], site: Site, problems: list[str]) -> tuple[int,
 
 
 def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadScores:
-    """Read and check a scores file against the sites of a model. It may leave out whole towers.
+    """Read a scores file, and check it against the sites of a model. The file may leave out whole towers.
 
     Args:
-        document: read from a scores file.
-        sites: those of the model.
-        origin: what to call the scores in messages.
+        document: the scores, as read from a file.
+        sites: the sites of the model.
+        origin: the name of the scores in messages.
 
     Raises:
-        InputError: listing every problem.
+        InputError: lists all problems.
     """
     document = _read_document(document, SCORES_SCHEMA, origin)
     problems: list[str] = []
     listed = _read_listed_sites(document.get("sites"), sites, problems, whole_towers=True)
     scores: dict[str, tuple[float, ...]] = {}
+
+    # Read every site, so that one message lists all problems.
     for site in sites:
         if site.path not in listed:
             continue
@@ -420,15 +427,16 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
 
+    # All other entries of the file are kept as they are.
     info = dict(document)
     del info["schema"], info["sites"]
     return HeadScores(scores, info)
 
 
 def _read_scores(values: list[Any], site: Site, problems: list[str]) -> tuple[float, ...]:
-    """Return the scores of one site of a file, and add to ``problems`` each value that is no score.
+    """Return the scores of one site of a file, and append a problem for each value that is not a score.
 
-    A null becomes minus infinity: it stands for a head that was already removed when the scores were made.
+    A null becomes minus infinity: it means that the head was already removed when the scores were made.
     """
     scores = []
     for head, value in enumerate(values):
@@ -446,10 +454,10 @@ class Ranking:
     """The heads that a circuit search removes, usually in order: nested masks for every budget up to their number.
 
     Attributes:
-        removed: heads in the order of their removal.
-        start: heads that were already gone before the first step.
-        nested: whether removing the first N of them alone is an answer too. It is not for Headmap, which decides how
-            many heads each site keeps, and measures sites with different numbers of masked heads.
+        removed: the heads in the order of their removal.
+        start: the heads that were removed before the first step.
+        nested: whether removing only the first N of them is also a valid result. It is not for Headmap, which decides
+            how many heads each site keeps, and measures sites with different numbers of masked heads.
     """
 
     removed: tuple[Head, ...]
@@ -458,15 +466,15 @@ class Ranking:
 
 
 def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Ranking:
-    """Read the removal order of a circuit file and check it against the sites of a model.
+    """Read the removal order of a circuit file, and check it against the sites of a model.
 
     Args:
-        document: read from a circuit file.
-        sites: those of the model.
-        origin: what to call the circuit in messages.
+        document: the circuit, as read from a file.
+        sites: the sites of the model.
+        origin: the name of the circuit in messages.
 
     Raises:
-        InputError: listing every problem; a head that the search began without cannot be removed again.
+        InputError: lists all problems, e.g. a removed head that the search already began without.
     """
     document = _read_document(document, CIRCUIT_SCHEMA, origin)
     steps = document.get("removed")
@@ -474,7 +482,7 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
         raise InputError(f'circuit {origin} has no list "removed"')
     removed = _read_removed(steps, sites, origin)
 
-    # The heads that were gone before the first step.
+    # Heads that were removed before the first step cannot be removed again.
     gone_at_start: list[Head] = []
     start_document = document.get("start_mask")
     if start_document is not None:
@@ -495,17 +503,18 @@ def _read_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[
     """Return the heads that the steps of a circuit file remove, in order.
 
     Args:
-        steps: objects with a ``site`` and a ``head``; anything may stand in a file.
-        sites: those of the model.
-        origin: what to call the circuit in the message.
+        steps: objects with a ``site`` and a ``head``; a file may hold any other value.
+        sites: the sites of the model.
+        origin: the name of the circuit in the message.
 
     Raises:
-        InputError: listing every step that removes no head of the model, or one that is gone.
+        InputError: lists every step that removes no head of the model, or a head that an earlier step has removed.
     """
     heads_of_site = {site.path: site.heads for site in sites}
     problems: list[str] = []
     removed: list[Head] = []
     for number, step in enumerate(steps, start=1):
+        # A malformed step has neither site nor head.
         path: Any = None
         head: Any = None
         if isinstance(step, Mapping):

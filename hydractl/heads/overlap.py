@@ -13,7 +13,7 @@ from hydractl.heads.mask import Head, HeadMask
 
 
 def comparable(a: HeadMask, b: HeadMask) -> bool:
-    """Return whether two masks are of the same sites with the same numbers of heads."""
+    """Return whether two masks have the same sites with the same numbers of heads."""
     heads_of_a = dict(a.heads)
     heads_of_b = dict(b.heads)
     return heads_of_a == heads_of_b
@@ -40,14 +40,14 @@ def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
     """Compare two masks by what they keep (``kept``) and by what they remove (``removed``).
 
     Returns:
-        For both, as in ``hydractl.overlap/1``: ``counts``, the numbers of heads in the first set and in the second;
-        ``shared``, that of the heads in both; ``jaccard``, shared heads over heads in either; ``overlap``, shared heads
-        over those of the smaller set; and ``divergence``, the Jensen-Shannon divergence in bits (0..1) of the two
-        distributions of heads over sites, which is 0 for sets with the same share of heads at every site, whichever
-        heads those are. A number that has no meaning because a set is empty is None.
+        For both, as in ``hydractl.overlap/1``: ``counts``, the numbers of heads in the first and in the second set;
+        ``shared``, the number of heads in both; ``jaccard``, shared heads over heads in either set; ``overlap``, shared
+        heads over those of the smaller set; ``divergence``, the Jensen-Shannon divergence in bits (0..1) of the two
+        distributions of heads over sites. The divergence is 0 for sets with the same share of heads at every site,
+        whichever heads these are. A number that has no meaning because a set is empty is None.
 
     Raises:
-        InputError: if they are not of the same sites and head counts.
+        InputError: the masks have different sites or head counts.
     """
     if not comparable(a, b):
         raise InputError("the masks are of different models: their sites or head counts differ")
@@ -61,8 +61,8 @@ def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
     """Compare two sets of heads, each listed without repetition.
 
     Returns:
-        The numbers of heads in each and in both, and how alike the sets are; None where a set is empty and a number has
-        no meaning.
+        The numbers of heads in each and in both, and how similar the sets are, see :func:`mask_overlap`. A number that
+        has no meaning because a set is empty is None.
     """
     in_both = set(a).intersection(b)
     shared = len(in_both)
@@ -91,14 +91,14 @@ def _heads_by_site(heads: Iterable[Head]) -> Counter[str]:
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
     """Return the Jensen-Shannon divergence, 0..1 bits, of two distributions given as counts.
 
-    That is the mean of the divergences of both from their mean. It is None when the counts of one of them are all 0.
+    It is the mean of the divergences of both distributions from their mean; None if the counts of one are all 0.
     """
     total_a = sum(a.values())
     total_b = sum(b.values())
     if not total_a or not total_b:
         return None
 
-    # The terms of both divergences; a share of 0 has none.
+    # Collect the terms p log2(p / mean) of both divergences; a share of 0 has no term.
     terms = []
     keys = {**a, **b}
     for key in keys:
@@ -111,7 +111,8 @@ def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
             q_to_mean = 2 * q / (p + q)
             terms.append(q * math.log2(q_to_mean))
     divergence = math.fsum(terms) / 2
-    # Rounding may lead slightly out of the range.
+
+    # Rounding may leave the range 0..1.
     not_negative = max(divergence, 0.0)
     return min(not_negative, 1.0)
 
@@ -127,17 +128,17 @@ def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
     Returns:
         None for fewer than two common heads.
     """
-    # The places in b of the common heads, in the order of a: rising where the two orders agree.
-    place_in_b = {head: place for place, head in enumerate(b)}
-    places = [place_in_b[head] for head in a if head in place_in_b]
-    pairs = math.comb(len(places), 2)
+    # The indices in b of the common heads, in the order of a: they rise where the two orders agree.
+    index_in_b = {head: index for index, head in enumerate(b)}
+    indices = [index_in_b[head] for head in a if head in index_in_b]
+    pairs = math.comb(len(indices), 2)
     if not pairs:
         return None
 
     # A pair is discordant if the head that is earlier in a is later in b.
     discordant = 0
-    for place, later_place in combinations(places, 2):
-        if place > later_place:
+    for index, later_index in combinations(indices, 2):
+        if index > later_index:
             discordant += 1
     concordant = pairs - discordant
     return (concordant - discordant) / pairs
@@ -147,7 +148,7 @@ def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> 
     """Return for each budget ``n`` the Jaccard index of the first ``n`` removals of two orders.
 
     Returns:
-        The index by budget; None where one of the orders is shorter than the budget, and for a budget of 0.
+        The index by budget; None if one of the orders is shorter than the budget, or the budget is 0.
     """
     largest_budget = min(len(a), len(b))
     index_by_budget: dict[int, float | None] = {}
@@ -161,7 +162,7 @@ def jaccard_at(a: Sequence[Head], b: Sequence[Head], budgets: Iterable[int]) -> 
 
 
 def jaccard(a: Iterable[Head], b: Iterable[Head]) -> float | None:
-    """Return the size of the intersection over that of the union of two head sets; None when both are empty."""
+    """Return the size of the intersection over the size of the union of two sets of heads; None if both are empty."""
     heads_of_a = set(a)
     heads_of_b = set(b)
     in_either = heads_of_a | heads_of_b

@@ -1,9 +1,9 @@
-"""Relative position terms, which are added to attention scores and depend on the distance of two tokens.
+"""Relative position terms, which are added to attention scores and depend on the distance between two tokens.
 
-A head has a number for each distance (Raffel et al. 2019, https://arxiv.org/abs/1910.10683; Liu et al. 2021, Swin,
-https://arxiv.org/abs/2103.14030), or compares its queries and keys with vectors of the distances (He et al. 2020,
-DeBERTa, https://arxiv.org/abs/2006.03654, equation 4), or computes its number from features of the distance (Liu et al.
-2021, Swin v2, https://arxiv.org/abs/2111.09883, equation 3).
+There are three kinds. A head may have a number for each distance (Raffel et al. 2019, https://arxiv.org/abs/1910.10683;
+Liu et al. 2021, Swin, https://arxiv.org/abs/2103.14030). It may compare its queries and keys with vectors of the
+distances (He et al. 2020, DeBERTa, https://arxiv.org/abs/2006.03654, equation 4). Or it may compute its numbers from
+features of the distances (Liu et al. 2021, Swin v2, https://arxiv.org/abs/2111.09883, equation 3).
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Relative:
-    """Distances of tokens, which are the same for every head.
+    """Distances between tokens, and what all heads of a model have in common of their position terms.
 
     Attributes:
-        index: the distance of each query token from each key token, ``[T, T]``, 0..R-1; None where there are shared
-            numbers only.
+        index: the distance of each query token from each key token, ``[T, T]``, as a number 0..R-1; None if there are
+            only shared numbers.
         windows: masks ``[W, T, T]`` that are added to the scores of the W windows into which each sample was cut.
         shared: numbers that all blocks share, for each head of the original numbering: ``[H, T, T]``, or for each
             member ``[M, H, T, T]``.
-        embeddings: vectors of the distances, ``[R, d_model]``, or for each member ``[M, R, d_model]``; None where a
-            head has a number for each distance.
-        coordinates: of the distances, ``[R, 2]``, where heads compute their numbers from features of these; else None.
+        embeddings: vectors of the distances, ``[R, d_model]``, or for each member ``[M, R, d_model]``; None if each
+            head has a number for each distance instead.
+        coordinates: coordinates of the distances, ``[R, 2]``, if heads compute their numbers from features of these;
+            else None.
         to_position: whether queries are compared with the keys of distances.
         to_content: whether keys are compared with the queries of distances.
-        scale: the factor of all scores; None stands for ``1 / sqrt(head_dim)``.
-        positions: the numbers of the query tokens of every sample, ``[B, q]``; None stands for all tokens.
+        scale: the factor of all scores; None means ``1 / sqrt(head_dim)``.
+        positions: the indices of each sample's query tokens, ``[B, q]``; None means all tokens.
     """
 
     index: Tensor | None
@@ -44,7 +45,7 @@ class Relative:
     positions: Tensor | None = None
 
     def of(self, member: int) -> Relative:
-        """Return the terms of one member."""
+        """Return the terms of one member: tensors with a members axis lose it."""
         shared = self.shared
         if shared is not None and shared.dim() == 4:
             shared = shared[member]
@@ -54,11 +55,11 @@ class Relative:
         return replace(self, shared=shared, embeddings=embeddings)
 
     def table_of(self, features: nn.Module, weight: Tensor) -> Tensor:
-        """Compute the numbers ``[n, R]`` of n heads from features of the distances.
+        """Compute the numbers of n heads for all R distances, ``[n, R]``, from features of the distances.
 
         Args:
             features: computes the features ``[R, F]``, before their ReLU, from coordinates ``[R, 2]``.
-            weight: the weights ``[n, F]`` by which the heads combine features.
+            weight: the weights ``[n, F]`` with which the heads combine features.
         """
         assert self.coordinates is not None, "features are those of coordinates"
         coordinates = self.coordinates.to(weight.dtype)
@@ -70,13 +71,13 @@ class Relative:
         """Return the numbers that n heads of one member add to their attention scores.
 
         Args:
-            table: the number of each head for each distance, ``[n, R]``; None where there are shared numbers only.
+            table: the number of each head for each distance, ``[n, R]``; None if there are only shared numbers.
             heads: the original numbers of the heads, ``[n]``.
 
         Returns:
             ``[1 or B, n, q, T]``.
         """
-        # Numbers of this block's own, and those that all blocks share: a model has one of them or both.
+        # Add up the numbers of this block and the numbers that all blocks share; a model has one of them or both.
         numbers = None
         if table is not None and self.index is not None:
             numbers = table[:, self.index]  # [n, T, T]
@@ -89,18 +90,18 @@ class Relative:
                 numbers = numbers + common
         assert numbers is not None, "heads without vectors of distances have a number for each"
 
-        # Those of the query tokens: of all tokens, the same for every sample, or of some, which samples choose.
+        # Keep the rows of the query tokens. Without positions these are all tokens, the same for every sample.
         if self.positions is None:
             return numbers[None]
         at_positions = numbers[:, self.positions]  # [n, B, q, T]
         return at_positions.transpose(0, 1)
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
-        """Compare the queries and keys of tokens with those of distances.
+        """Return attention scores from comparing the queries and keys of tokens with those of distances.
 
         Args:
             q, k: queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` of tokens.
-            queries, keys: those of distances, ``[n, R, dk]``; None where the block does not have them.
+            queries, keys: queries and keys of distances, ``[n, R, dk]`` each; None if the block does not have them.
 
         Returns:
             The scores ``[B, n, q, T]``, scaled.
@@ -112,7 +113,7 @@ class Relative:
         else:
             index = self.index[self.positions][:, None]  # [B, 1, q, T]
 
-        # Each token is compared with all R distances, and then the score of the distance to each other token is picked.
+        # Compare each token with all R distances at once, then pick the score at its distance from each other token.
         total = q.new_zeros(())
         if keys is not None:
             by_distance = q @ keys.mT  # [B, n, q, R]
@@ -133,14 +134,14 @@ class Relative:
         """Return attention terms with the masks of windows and the attention mask added.
 
         Args:
-            mask: True where a token is seen, or numbers to add; None without one.
+            mask: True where a token is seen, or numbers to add; None for no mask.
             added: the terms, ``[1 or B, n, q, T]``.
-            samples: the number of samples, or of windows where samples were cut into these.
+            samples: the number of samples, or of windows if samples were cut into windows.
 
         Returns:
-            The terms in their dtype, ``[1 or B, n, q, T]``; B is the number of windows where there are some.
+            The terms in their dtype, ``[1 or B, n, q, T]``; with windows, B is the number of windows.
         """
-        # The windows of a sample follow each other, so the masks of one sample are repeated for all.
+        # The windows of one sample follow each other, so repeat the masks of one sample's windows for all samples.
         if self.windows is not None:
             windows = self.windows[:, None].to(added.dtype)  # [W, 1, T, T]
             added = added + windows  # [W, n, T, T]

@@ -15,15 +15,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotary:
-    """Angles of tokens.
+    """The rotation angles of tokens.
 
     Attributes:
-        cos, sin: ``[1, 1, T, width]``, or ``[B, 1, T, width]`` where samples differ; 1 and 0 rotate nothing. Where each
-            head has angles of its own, those of every head of the original numbering, ``[1, H, T, width]``, or of each
-            member ``[M, 1, H, T, width]``. Only the first ``width`` dimensions of a head are rotated.
-        neighbours: whether two neighbouring dimensions of a head are rotated together; else one of its first half with
-            one of its second half.
-        of_heads: whether each head has angles of its own.
+        cos, sin: ``[1, 1, T, width]``, or ``[B, 1, T, width]`` if samples differ; 1 and 0 rotate nothing. If each head
+            has its own angles, those of every head of the original numbering, ``[1, H, T, width]``, or for each member
+            ``[M, 1, H, T, width]``. Only the first ``width`` dimensions of a head are rotated.
+        neighbours: whether two neighbouring dimensions of a head are rotated together; otherwise a dimension of the
+            first half is rotated with one of the second half.
+        of_heads: whether each head has its own angles.
     """
 
     cos: Tensor
@@ -35,24 +35,25 @@ class Rotary:
         """Rotate queries or keys by the angles of their tokens.
 
         Args:
-            heads: ``[B, h, T, head_dim]``; of each head the first dimensions are rotated, as many as there are angles.
+            heads: queries or keys, ``[B, h, T, head_dim]``; of each head only the first ``width`` dimensions rotate.
 
         Returns:
-            The same shape, in the dtype of ``heads``; computed in that of the angles.
+            The same shape and dtype; computed in the dtype of the angles.
         """
         rotated_dims = self.cos.shape[-1]
         other_dims = heads.shape[-1] - rotated_dims
         to_rotate, others = heads.split([rotated_dims, other_dims], dim=-1)
 
-        # Rotation by 90 degrees: of each pair of dimensions (a, b), the pair (-b, a).
+        # Rotate by 90 degrees: each pair of dimensions (a, b) becomes (-b, a).
         if self.neighbours:
-            minus_second = -to_rotate[..., 1::2]
+            minus_second = -to_rotate[..., 1::2]  # pairs are (0, 1), (2, 3), ...
             first = to_rotate[..., ::2]
             perpendicular = torch.stack([minus_second, first], dim=-1).flatten(-2)
         else:
             first, second = to_rotate.chunk(2, dim=-1)
             perpendicular = torch.cat([-second, first], dim=-1)
 
+        # Rotate by the angle, and put the other dimensions back behind.
         rotated = to_rotate * self.cos + perpendicular * self.sin
         rotated = rotated.to(heads.dtype)
         if not other_dims:
@@ -63,16 +64,17 @@ class Rotary:
         """Return the angles of some tokens of every sample.
 
         Args:
-            positions: the numbers of the tokens, ``[B, q]``.
+            positions: the indices of the tokens, ``[B, q]``.
 
         Returns:
-            Angles of q tokens for each of the B samples, of every head or member that these have angles for.
+            Angles of q tokens for each of the B samples, for all heads or members that have their own angles.
         """
         positions_by_head = positions[:, None, :, None]  # [B, 1, q, 1]
-        samples = positions.shape[0]  # not len(): while a graph is exported the size of the batch is a symbol
+        samples = positions.shape[0]  # not len(): during an export, the batch size is a symbol
 
         def picked(angles: Tensor) -> Tensor:
             """Return ``[(M,) B, 1 or H, q, width]``, picked from the angles ``[(M,) 1 or B, 1 or H, T, width]``."""
+            # Repeat index and angles for all samples and heads, as gather needs equal leading axes.
             *members, _, heads, _, width = angles.shape
             leading_axes = (*members, samples, heads)
             index = positions_by_head.expand(*leading_axes, -1, width)  # [(M,) B, 1 or H, q, width]
@@ -96,10 +98,10 @@ class Rotary:
         """Return the angles for the heads of several members, side by side.
 
         Args:
-            members: the original numbers of each member's heads, ``[h]``, by the number of the member.
+            members: for each member, by its index, the original numbers of its heads, ``[h]``.
 
         Returns:
-            Angles ``[1, sum of h, T, width]`` in the order of the members; the same angles where all heads share them.
+            Angles ``[1, sum of h, T, width]`` in the order of the members; if all heads share their angles, these.
         """
         if not self.of_heads:
             return self
@@ -114,7 +116,7 @@ class Rotary:
         return Rotary(cos, sin, self.neighbours)
 
     def repeated(self, members: int) -> Rotary:
-        """Repeat the angles for the samples of all members, ``[M * B, ...]``, those of one member side by side."""
+        """Return angles ``[M * B, ...]`` for the samples of all members, one member after another."""
         same_for_all_samples = self.cos.shape[0] == 1
         if same_for_all_samples:
             return self

@@ -15,11 +15,11 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
 
     Args:
         present: the heads that the model still has.
-        keep: the heads to keep at each site; a site that has fewer loses none.
-        remove: where ``keep`` is None, the heads to remove at each site.
+        keep: the number of heads to keep at each site; a site with fewer loses none.
+        remove: the number of heads to remove at each site, used if ``keep`` is None.
 
     Raises:
-        UsageError: for a budget outside what the sites have, with the range.
+        UsageError: the budget is outside the range of the sites; the message names the range.
     """
     if keep is not None:
         most = max(present.heads.values())
@@ -37,16 +37,16 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
 
 
 def total_budget(present: HeadMask, keep: int | None, remove: int | None, option: str = "--remove") -> int:
-    """Return the total number of heads to remove, for ``keep`` as the mean kept per site or ``remove`` as a total.
+    """Return the total number of heads to remove, from ``keep`` as a mean per site or from ``remove`` as a total.
 
     Args:
-        present: what the model still has.
-        keep: the mean number of heads kept per site, or None.
-        remove: the total, where ``keep`` is None.
-        option: what ``remove`` was given as, for messages.
+        present: the heads that the model still has.
+        keep: the mean number of heads to keep per site, or None.
+        remove: the total number to remove, used if ``keep`` is None.
+        option: the option that ``remove`` was given by, for messages.
 
     Raises:
-        UsageError: for a budget outside what the model has, with the range.
+        UsageError: the budget is outside the range of the model; the message names the range.
     """
     count = len(present.kept_heads)
     sites = len(present.heads)
@@ -61,7 +61,7 @@ def total_budget(present: HeadMask, keep: int | None, remove: int | None, option
 
 
 def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
-    """Return the heads from the least to the most important, those of equal importance in the order given."""
+    """Return the heads from the least to the most important; heads of equal importance keep the order given."""
 
     def importance(head: Head) -> float:
         path, number = head
@@ -72,7 +72,7 @@ def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
 
 
 def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, int]) -> HeadMask:
-    """Remove the least important heads of each site, as many as the budget has for the path of the site."""
+    """Return the mask without the least important heads of each site, as many as the budget of the site says."""
     removed: list[Head] = []
     for path, kept in present.kept.items():
         heads = [(path, number) for number in kept]
@@ -85,19 +85,19 @@ def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, 
 def select_global(
     order: Sequence[Head], present: HeadMask, count: int, fixed: Mapping[str, tuple[int, ...]]
 ) -> HeadMask:
-    """Remove ``count`` heads in all: those of the ``fixed`` sites as given, the rest in the order of removal.
+    """Return the mask with ``count`` heads removed in all: the ``fixed`` sites as given, the rest in the given order.
 
     Args:
-        order: heads, first to be removed first.
-        present: what the model still has.
-        count: removals in all, those at fixed sites included.
-        fixed: sites whose kept heads are decided already.
+        order: heads, the first to be removed first.
+        present: the heads that the model still has.
+        count: how many heads are removed in all, including those at fixed sites.
+        fixed: the kept heads of sites that are already decided, by the path of the site.
 
     Raises:
-        InputError: when the order is too short for the budget.
-        UsageError: when the fixed sites alone remove more than the budget.
+        InputError: the order has too few heads for the budget.
+        UsageError: the fixed sites alone remove more than the budget.
     """
-    # The fixed sites take their part of the budget.
+    # The fixed sites use up some of the budget.
     mask = apply_fixed(present, fixed)
     removed_at_fixed_sites = len(present.kept_heads) - len(mask.kept_heads)
     rest = count - removed_at_fixed_sites
@@ -107,7 +107,7 @@ def select_global(
             hint="share fewer sites or remove more heads",
         )
 
-    # The rest of it goes to the other sites.
+    # Spend the rest on the other sites, in the given order.
     still_there = set(mask.kept_heads)
     candidates = []
     for path, head in order:
@@ -122,7 +122,7 @@ def select_global(
 
 
 def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> HeadMask:
-    """Return ``present`` with the heads of the fixed sites taken from ``fixed``; heads that are gone stay gone."""
+    """Return ``present`` with the kept heads of ``fixed`` at fixed sites; heads that are gone stay removed."""
     kept = {}
     for path, heads in present.kept.items():
         kept[path] = heads
@@ -133,7 +133,7 @@ def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> Head
 
 
 def leading_sites(sites: Sequence[Site], count: int) -> tuple[list[str], int]:
-    """Return the paths of the first ``count`` sites of each tower, and how many sites the smallest tower has."""
+    """Return the paths of the first ``count`` sites of each tower, and the number of sites of the smallest tower."""
     paths_by_tower: dict[str, list[str]] = {}
     for site in sites:
         paths_by_tower.setdefault(site.tower, []).append(site.path)
@@ -146,10 +146,10 @@ def leading_sites(sites: Sequence[Site], count: int) -> tuple[list[str], int]:
 
 
 def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str, tuple[int, ...]]:
-    """Return the kept heads of ``mask`` in the first ``count`` sites of each tower, by the path of the site.
+    """Return the kept heads of ``mask`` at the first ``count`` sites of each tower, by the path of the site.
 
     Raises:
-        UsageError: when a tower has fewer sites.
+        UsageError: a tower has fewer sites.
     """
     paths, fewest = leading_sites(sites, count)
     if not 0 <= count <= fewest:
@@ -167,7 +167,7 @@ def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[
         The heads in the order of the ranking.
 
     Raises:
-        UsageError: when there are not that many.
+        UsageError: the ranking has fewer heads, or more are to be drawn than it may draw from.
     """
     length = len(ranking.removed)
     if not 1 <= first <= length:
@@ -175,21 +175,21 @@ def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[
     if count > first:
         raise UsageError(f"cannot draw {count} heads from the first {first} of the ranking")
     generator = random.Random(seed)
-    drawn_places = generator.sample(range(first), count)
-    in_order = sorted(drawn_places)
-    return [ranking.removed[place] for place in in_order]
+    drawn_indices = generator.sample(range(first), count)
+    in_order = sorted(drawn_indices)
+    return [ranking.removed[index] for index in in_order]
 
 
 def check_whole(ranking: Ranking, kept: Iterable[Head], origin: str) -> None:
-    """Check that the heads of a ranking which is not nested are removed together.
+    """Check that the heads of a ranking that is not nested are removed all together.
 
     Args:
         ranking: the heads that the search removes.
         kept: the heads that would be kept.
-        origin: what to call the ranking in the message.
+        origin: the name of the ranking in the message.
 
     Raises:
-        UsageError: when it is not nested and some of its heads would be kept.
+        UsageError: the ranking is not nested, and some of its heads would be kept.
     """
     if ranking.nested:
         return
@@ -206,7 +206,7 @@ def check_scored(scores: HeadScores, present: HeadMask) -> None:
     """Check that every head that is present has a score.
 
     Raises:
-        InputError: listing those without.
+        InputError: lists the heads without a score.
     """
     missing = []
     for path, head in present.kept_heads:

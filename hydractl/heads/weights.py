@@ -1,4 +1,4 @@
-"""The weights of one attention block head by head, the layout that all families share."""
+"""The weights of one attention block, head by head, in a layout that all families share."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """The weights of one attention block, head by head: the only layout the rest of hydractl sees.
+    """The weights of one attention block, head by head: the only layout that the rest of hydractl sees.
+
+    With grouped-query attention, several heads share one head of keys and values (a key head).
 
     Attributes:
         q: ``[heads, head_dim, d_model]``.
-        k, v: like ``q``; ``[key heads, head_dim, d_model]`` where several heads share one head of keys and values.
+        k, v: like ``q``, but ``[key heads, head_dim, d_model]`` if heads share keys and values.
         q_bias, k_bias, v_bias: ``[heads, head_dim]``, ``[key heads, head_dim]``, or None.
         o: ``[heads, d_model, head_dim]``, the column blocks of the output projection.
         o_bias: ``[d_model]`` or None; it belongs to no head and survives any pruning.
-        gate, gate_bias: like ``q`` and ``q_bias`` where the library gates the attention output, else None.
+        gate, gate_bias: like ``q`` and ``q_bias`` if the library gates the attention output, else None.
         table: ``[heads, R]``, the numbers that are added to attention scores at each of R distances; or ``[heads, F]``,
             the weights that compute such a number from F features of a distance; or None.
         scale: ``[heads, 1]``, the logarithm of the factor of each head's attention scores, or None.
-        pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` where vectors of the distances have projections
-            of their own, else None.
-        number: the original number of each head, int64 ``[heads]``; None where it is not needed.
+        pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` if vectors of the distances have their own
+            projections, else None.
+        number: the original number of each head, int64 ``[heads]``; None if it is not needed.
         extra: tensors of the block that belong to no head, by the names of :data:`COMMON`.
-        key_heads: for each head, the number of the head of keys and values that it uses; None where each has its own.
+        key_heads: for each head, the index of the key head that it uses; None if each head has its own.
     """
 
     q: Tensor
@@ -53,38 +55,43 @@ class HeadWeights:
 
     @property
     def heads(self) -> int:
-        """Number of heads present."""
+        """The number of heads present."""
         return self.q.shape[0]
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """The width of one head."""
         return self.q.shape[1]
 
     def select(self, positions: Sequence[int]) -> HeadWeights:
-        """Return only the heads at these positions (positions among the heads present, not original numbers).
+        """Return a block of only some of its heads.
 
-        A head of keys and values stays as long as some head uses it; those that stay are in the order of first use.
+        With grouped-query attention, several heads share one head of keys and values (a key head). A key head stays as
+        long as some head uses it; the key heads that stay are in the order of first use.
+
+        Args:
+            positions: the indices of the heads to keep, among the heads present (not their original numbers).
         """
         heads = list(positions)
-        keys = heads
+        kept_key_heads = heads
         key_heads = None
         if self.key_heads is not None:
-            used_keys = [self.key_heads[position] for position in heads]
-            keys = list(dict.fromkeys(used_keys))  # each once
-            key_heads = [keys.index(key) for key in used_keys]
+            key_head_of_each = [self.key_heads[position] for position in heads]
+            kept_key_heads = list(dict.fromkeys(key_head_of_each))  # each key head once
+            # The indices of the key heads change: count only those that stay.
+            key_heads = [kept_key_heads.index(key) for key in key_head_of_each]
 
         def pick(name: str, tensor: Tensor) -> Tensor:
             picked = heads
             if name in OF_KEYS:
-                picked = keys
+                picked = kept_key_heads
             index = torch.tensor(picked, dtype=torch.long, device=tensor.device)
             return tensor.index_select(0, index)
 
         return self._with_each_tensor_changed(pick, key_heads)
 
     def for_each_head(self) -> HeadWeights:
-        """Return the same block with keys and values of its own for each head: those that heads share are repeated."""
+        """Return the block with its own keys and values for each head: shared ones are repeated."""
         if self.key_heads is None:
             return self
         key_of_head = list(self.key_heads)
@@ -97,38 +104,40 @@ class HeadWeights:
         return self._with_each_tensor_changed(repeat, None)
 
     def zeroed(self, positions: Sequence[int]) -> HeadWeights:
-        """Return the same shapes with the output columns of these heads set to zero: ablation."""
+        """Return the block with the output columns of these heads set to zero, in the same shapes: ablation."""
         o = self.o.clone()
         o[list(positions)] = 0
         return replace(self, o=o)
 
     def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None = None) -> HeadWeights:
-        """Return a block of more heads, in which the heads present have some places and all others are zero.
+        """Return a block of more heads, with the heads present at given positions and zeros for all others.
+
+        With grouped-query attention, several heads share one head of keys and values (a key head).
 
         Args:
-            positions: the place of each head that is present.
-            heads: the number of heads of the block that comes back.
-            key_heads: for each head of that block, the number of the head of keys and values that it uses; None where
-                each has its own.
+            positions: for each head that is present, its position in the new block.
+            heads: the number of heads of the new block.
+            key_heads: for each head of the new block, the index of the key head that it uses; None if each has its own.
         """
-        head_places = list(positions)
-        key_places = head_places
-        keys = heads
+        head_positions = list(positions)
+        key_positions = head_positions
+        key_head_count = heads
         if self.key_heads is not None and key_heads is not None:
-            # A head of keys and values goes where those heads look for it that use it.
-            place_of_key = {}
+            # A key head goes to the index where the new block's heads look for it: take it from any head that uses it.
+            position_of_key = {}
             for key, position in zip(self.key_heads, positions, strict=True):
-                place_of_key[key] = key_heads[position]
-            key_places = [place_of_key[key] for key in range(len(place_of_key))]
-            keys = max(key_heads) + 1
+                position_of_key[key] = key_heads[position]
+            key_positions = [position_of_key[key] for key in range(len(position_of_key))]
+            key_head_count = max(key_heads) + 1
 
+        # Rows of keys and values go to the positions of key heads, all other rows to those of heads.
         def scatter(name: str, tensor: Tensor) -> Tensor:
             count = heads
-            places = head_places
+            row_positions = head_positions
             if name in OF_KEYS:
-                count = keys
-                places = key_places
-            index = torch.tensor(places, dtype=torch.long)
+                count = key_head_count
+                row_positions = key_positions
+            index = torch.tensor(row_positions, dtype=torch.long)
             scattered = tensor.new_zeros((count, *tensor.shape[1:]))
             scattered[index] = tensor
             return scattered
@@ -137,14 +146,16 @@ class HeadWeights:
 
     @staticmethod
     def gathered(heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int] | None = None) -> HeadWeights:
-        """Return heads of several blocks as those of one block; tensors that belong to no head are those of the first.
+        """Return heads of several blocks as one block. Tensors that belong to no head are taken from the first block.
+
+        With grouped-query attention, several heads share one head of keys and values (a key head).
 
         Args:
-            heads: block and position of each head, at least one.
-            key_heads: for each head of the block that comes back, the number of the head of keys and values that it
-                uses; None where each has its own. Heads that are to share one must have equal ones.
+            heads: the block and position of each head, at least one.
+            key_heads: for each head of the new block, the index of the key head that it uses; None if each has its own.
+                Heads that have the same index must have equal keys and values.
         """
-        # Heads of keys and values may be fewer: each is taken from the first head that uses it.
+        # There may be fewer key heads than heads: take each from the first head that uses it.
         sources_of_keys = list(heads)
         if key_heads is not None:
             sources_of_keys = _sources_of_keys(heads, key_heads)
@@ -165,11 +176,11 @@ class HeadWeights:
     def _with_each_tensor_changed(
         self, change: Callable[[str, Tensor], Tensor], key_heads: Sequence[int] | None
     ) -> HeadWeights:
-        """Return a copy with other ``key_heads`` in which each tensor that has a row for each head is changed.
+        """Return a copy in which each tensor with a row for each head is changed, with other ``key_heads``.
 
         Args:
-            change: returns the new tensor, from the name and the old one; tensors that are None stay so.
-            key_heads: for each head of the copy, the number of the head of keys and values that it uses, or None.
+            change: returns the new tensor from the name and the old one; it is not called for tensors that are None.
+            key_heads: for each head of the copy, the index of the key head that it uses, or None.
         """
         changed: dict[str, Any] = {"key_heads": None}
         if key_heads is not None:
@@ -184,20 +195,27 @@ class HeadWeights:
 def _sources_of_keys(
     heads: Sequence[tuple[HeadWeights, int]], key_heads: Sequence[int]
 ) -> list[tuple[HeadWeights, int]]:
-    """Return the block and the place of each head of keys and values, taken from the first head that uses it."""
+    """Return for each key head the block and index it is taken from: those of the first head that uses it.
+
+    Args:
+        heads: the block and position of each head.
+        key_heads: for each head, the index of the key head that it uses in the new block.
+    """
     sources = []
     for key in range(max(key_heads) + 1):
         first_user = key_heads.index(key)
         weights, position = heads[first_user]
         if weights.key_heads is not None:
             sources.append((weights, weights.key_heads[position]))
-    if not sources:  # no block shares keys and values, so that each head has its own
+    if not sources:  # no block shares keys and values, so each head has its own
         return list(heads)
     return sources
 
 
 HEAD_ROWS = ("gate", "gate_bias", "table", "scale", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
 OF_KEYS = ("k", "v", "k_bias", "v_bias")
+"""The tensors with a row for each key head; all others of PER_HEAD have a row for each head."""
+
 PER_HEAD = ("q", "o", "q_bias", *OF_KEYS, *HEAD_ROWS, "number")
 COMMON = ("q_norm", "k_norm", "features")
-"""The modules of a block that belong to no head: norms of queries and keys, and what makes features of distances."""
+"""The modules of a block that belong to no head: norms of queries and keys, and the module that computes features."""

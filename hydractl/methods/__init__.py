@@ -1,7 +1,7 @@
-"""Ensemble methods: ways of getting the members of an ensemble, one file or folder each, found by name.
+"""Ensemble methods: ways of making the members of an ensemble, each in a file or folder of its own, found by name.
 
-``docs/adding-a-method.md`` describes how to add one. Importing this, or the declaration of a method, must not import
-torch, because the help texts list what the methods declare.
+``docs/adding-a-method.md`` describes how to add one. Importing this module, or the declaration of a method, must not
+import torch, because help texts list the declared methods and have to be fast.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def all_methods() -> list[Method]:
 
 
 def rows_of_methods() -> list[StudyRow]:
-    """Return the rows of a study that methods declare, in the order of its table."""
+    """Return the rows of a study that methods declare, sorted by their ``place`` in its table."""
     rows: list[StudyRow] = []
     for method in all_methods():
         rows += method.rows
@@ -55,7 +55,7 @@ def rows_of_methods() -> list[StudyRow]:
 
 
 def ensemble_kinds() -> dict[str, type[MethodOptions]]:
-    """Return the options of every method that trains, by the kind that ``--ensemble`` takes."""
+    """Return the options classes of all methods that train, by the kind that ``--ensemble`` takes."""
     kinds = {}
     for method in all_methods():
         if method.options is not None:
@@ -64,10 +64,11 @@ def ensemble_kinds() -> dict[str, type[MethodOptions]]:
 
 
 def read_ensemble(text: str) -> MethodOptions:
-    """Return the options that ``KIND[:ARGS]`` stands for.
+    """Return the options that the text ``KIND[:ARGS]`` stands for.
 
     Raises:
-        ValueError: there is no such kind, or its arguments are wrong. The message goes behind the name of the option.
+        ValueError: there is no such kind, or its arguments are wrong. The caller puts the name of the option before the
+            message.
     """
     kind, _, arguments = text.strip().partition(":")
     kinds = ensemble_kinds()
@@ -79,12 +80,13 @@ def read_ensemble(text: str) -> MethodOptions:
 
 
 def ensemble_help() -> list[tuple[str, str]]:
-    """Return the help of ``--ensemble``: for every kind its shape, and its summary with the defaults of arguments."""
+    """Return the help of ``--ensemble``: for each kind its shape, and its summary followed by the defaults."""
     lines = []
     for options in ensemble_kinds().values():
         defaults = []
+        # List the defaults that are numbers; an argument that must be given has none.
         for field in fields_in_order(options):
-            if field.default in (dataclasses.MISSING, None):  # it must be given, or its default is not a number
+            if field.default in (dataclasses.MISSING, None):
                 continue
             metavar = field.metadata["argument"].metavar
             defaults.append(f"{metavar} {field.default}")

@@ -43,10 +43,10 @@ _NOTATIONS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a method: a number behind ``--ensemble KIND:``.
+    """One argument of a method: a number after ``--ensemble KIND:``.
 
     Attributes:
-        metavar: its name in help texts and messages.
+        metavar: the name of the argument in help texts and messages.
         type: ``int``, ``float``, or ``Fraction`` for a number that may also be written as ``9/4``.
         at_least, at_most, above, below: the bounds of its range; None for no bound.
     """
@@ -59,7 +59,7 @@ class Argument:
     below: float | None = None
 
     def read(self, text: str) -> Number:
-        """Return the number that a text stands for.
+        """Return the number that a text stands for, e.g. 3 for ``3`` or Fraction(9, 4) for ``9/4``.
 
         Raises:
             ValueError: the text is not a number of the type.
@@ -78,9 +78,10 @@ class Argument:
         """Check the type and the range of a value.
 
         Raises:
-            ValueError: it is not a finite number of the type, or out of range.
+            ValueError: the value is not a finite number of the type, or is out of range.
         """
-        if isinstance(value, bool):  # bool is a subclass of int
+        # The type. A whole number is accepted where a float or a Fraction is expected, but not the other way round.
+        if isinstance(value, bool):  # excluded, although bool is a subclass of int
             raise self._wrong_type(value)
         if not isinstance(value, (int, float, Fraction)):
             raise self._wrong_type(value)
@@ -88,6 +89,8 @@ class Argument:
             raise self._wrong_type(value)
         if not math.isfinite(value):
             raise self._wrong_type(value)
+
+        # The range: inclusive bounds (at_least, at_most), then exclusive ones (above, below).
         if self.at_least is not None and value < self.at_least:
             raise ValueError(f"{self.metavar} must be at least {self.at_least}, not {value}")
         if self.at_most is not None and value > self.at_most:
@@ -104,18 +107,18 @@ def argument(
     default: Any = dataclasses.MISSING,
     **range_: float,
 ) -> Any:
-    """Declare an argument as a field of the options of a method.
+    """Declare an argument as a field of a method's options.
 
     Args:
-        metavar, type, range_: as of :class:`Argument`.
-        default: its value if it is left out; an argument without a default must be given.
+        metavar, type, range_: the attributes of :class:`Argument`.
+        default: the value if the argument is left out; without a default, the argument must be given.
     """
     declared = Argument(metavar, type, **range_)
     return dataclasses.field(default=default, metadata={"argument": declared})
 
 
 def fields_in_order(options: type[MethodOptions]) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a method's arguments in the order in which they are written: keyword-only ones come last."""
+    """Return the fields of a method's arguments in the order in which they are written, keyword-only fields last."""
     positional = []
     keyword_only = []
     for field in dataclasses.fields(options):
@@ -149,11 +152,11 @@ class FinetuneRequest(Protocol):
     shard: bool
 
     def where(self, name: str) -> str:
-        """Return `` (source)`` of an option for a message; empty if there is nothing to say."""
+        """Return where an option was given, as `` (source)`` for a message; empty if there is nothing to say."""
         ...
 
     def has_default(self, name: str) -> bool:
-        """Return whether an option has its default, because nobody has given it."""
+        """Return whether an option has its default value because nobody has set it."""
         ...
 
 
@@ -163,12 +166,13 @@ class MethodOptions:
 
     Attributes:
         kind: the text before the colon of ``--ensemble``.
-        summary: one sentence for the help on what the method does, which names the arguments by their metavars.
-        example: arguments as one would give them.
-        needs_cosine: whether its learning rate is always a cosine, so that ``--schedule`` must not ask for another one.
+        summary: one sentence for the help about what the method does; it names the arguments by their metavars.
+        example: example values of the arguments, as text.
+        needs_cosine: whether the learning rate always follows a cosine, so that ``--schedule`` must not ask for another
+            shape.
 
     Raises:
-        ValueError: an argument is out of range. The message goes behind the kind.
+        ValueError: an argument is out of range. The caller puts the kind before the message.
     """
 
     kind: ClassVar[str]
@@ -184,15 +188,20 @@ class MethodOptions:
                 declared.check(value)
 
     def __str__(self) -> str:
-        """Return the text that one writes after ``--ensemble``, without the defaults at its end."""
+        """Return the text after ``--ensemble``, e.g. ``packed:3,2``, without trailing arguments that have defaults."""
         fields = fields_in_order(type(self))
+
+        # Drop arguments from the end as long as they have their defaults.
         while fields:
             last = fields[-1]
             if getattr(self, last.name) != last.default:
                 break
             fields.pop()
+
         if not fields:
             return self.kind
+
+        # Write whole numbers without ".0".
         texts = []
         for field in fields:
             text = str(getattr(self, field.name))
@@ -211,6 +220,7 @@ class MethodOptions:
         """Return the method and its arguments for the provenance of a checkpoint; None for an ordinary training."""
         record: dict[str, object] = {"kind": self.kind}
         for name, declared in self.arguments().items():
+            # Write equal values in the same way, however they were given: 1 as 1.0, and fractions as text, e.g. "9/4".
             value = getattr(self, name)
             if declared.type is float and value is not None:
                 record[name] = float(value)
@@ -225,15 +235,15 @@ class MethodOptions:
 
     @property
     def trainings(self) -> int:
-        """The number of trainings, which have ``--seed`` and the seeds after it."""
+        """The number of trainings; they use ``--seed`` and the seeds after it."""
         return 1
 
     def of_one_training(self) -> MethodOptions:
-        """Return the options of each of several trainings."""
+        """Return the options of a single training, if these options ask for several."""
         return self
 
     def models(self) -> int | None:
-        """Return the number of models that one training writes; None for a single model named by ``--output``."""
+        """Return the number of models that one training writes; None for a single model named exactly ``--output``."""
         return None
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
@@ -241,7 +251,7 @@ class MethodOptions:
         return []
 
     def sets_aside(self, request: FinetuneRequest) -> list[str]:
-        """Return the names of the options that have no effect with this method."""
+        """Return the names of the options that have no effect with this method, so that the user can be told."""
         return []
 
     def adapter(self) -> Adapter | None:
@@ -249,20 +259,20 @@ class MethodOptions:
         return None
 
     def together(self) -> MemberMaker | None:
-        """Return the maker of the members that one training trains together; None for one member."""
+        """Return the object that makes the members if one training trains several; None for one member."""
         return None
 
     def course(self) -> CourseOptions | None:
-        """Return the course of the learning rate and of the collected weights; None to keep those of one epoch."""
+        """Return the course of the learning rate and of the collected weights; None for an ordinary training."""
         return None
 
 
 @dataclass(frozen=True)
 class SeededOptions(MethodOptions):
-    """Options of a method whose members are trained one by one, each with a seed of its own.
+    """Options of a method that trains its members one by one, each with its own seed.
 
     Attributes:
-        members: the number of members. As text it comes after the arguments of a subclass; in Python it is a keyword.
+        members: the number of members. In text it comes after the arguments of a subclass; in Python it is a keyword.
     """
 
     _: KW_ONLY
@@ -280,17 +290,17 @@ class SeededOptions(MethodOptions):
 
 @dataclass(frozen=True)
 class CourseMethodOptions(MethodOptions):
-    """Options of a method that keeps other weights of a training than those of one epoch."""
+    """Options of a method that does not keep the weights of one epoch."""
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """Return a sentence on several learning rates: the best epoch would choose among them, and there is none."""
+        """Return a sentence if there are several learning rates: without a best epoch, they cannot be compared."""
         rates = len(request.lr)
         if rates == 1:
             return []
         return [f"--ensemble {self.kind} takes one value of --lr, not {rates}{request.where('lr')}"]
 
     def sets_aside(self, request: FinetuneRequest) -> list[str]:
-        """Return the names of the options that choose an epoch."""
+        """Return the names of the options that would choose an epoch."""
         return ["patience", "min_delta"]
 
 
@@ -299,8 +309,8 @@ class TogetherOptions(MethodOptions):
     """Options of a method that trains several members together.
 
     Attributes:
-        members: the number of members, its first argument.
-        can_be_sped_up: whether it allows ``--compile`` and ``--shard``.
+        members: the number of members, the first argument.
+        can_be_sped_up: whether the method allows ``--compile`` and ``--shard``.
     """
 
     can_be_sped_up: ClassVar[bool] = False
@@ -335,6 +345,7 @@ def shape_of(options: type[MethodOptions]) -> str:
     separator = ":"
     brackets = 0
     for field in fields_in_order(options):
+        # Optional arguments open a bracket; all brackets are closed at the end.
         if field.default is not dataclasses.MISSING:
             shape += "["
             brackets += 1
@@ -345,7 +356,7 @@ def shape_of(options: type[MethodOptions]) -> str:
 
 
 def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
-    """Return the options that the text behind ``KIND:`` stands for.
+    """Return the options that the text after ``KIND:`` stands for, e.g. ``3,2`` for ``packed``.
 
     Raises:
         ValueError: there are too few or too many arguments, or one of them is wrong. The message has an example.
@@ -356,6 +367,7 @@ def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
     if text:
         texts = text.split(",")
 
+    # Check the number of arguments; those with defaults may be left out from the end.
     needed = 0
     for field in fields_in_order(options):
         if field.default is dataclasses.MISSING:
@@ -364,9 +376,10 @@ def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
         wrong = _with_arguments(options, text)
         raise ValueError(f"must be {shape_of(options)}, such as {example}, not {wrong!r}")
 
+    # Read each argument; creating the options checks the ranges.
     try:
         values = {}
-        for name, argument_text in zip(declared, texts, strict=False):  # the last ones may be left out
+        for name, argument_text in zip(declared, texts, strict=False):  # stops after the last argument that was given
             values[name] = declared[name].read(argument_text.strip())
         return options(**values)
     except ValueError as error:
@@ -374,7 +387,7 @@ def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
 
 
 def _with_arguments(options: type[MethodOptions], arguments: str) -> str:
-    """Return ``KIND:ARGS``, or ``KIND`` without arguments."""
+    """Return ``KIND:ARGS``, or only ``KIND`` if there are no arguments."""
     if not arguments:
         return options.kind
     return f"{options.kind}:{arguments}"

@@ -1,8 +1,8 @@
-"""A deep ensemble: members that are trained with seeds of their own.
+"""A deep ensemble: members that are trained one by one, each with its own seed.
 
 Lakshminarayanan, Pritzel, Blundell, Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles
-(NeurIPS 2017), where they start from random weights: ``finetune --ensemble deep:5 --init random``. Members that start
-from one pretrained model have a classifier of their own each: ``finetune --ensemble deep:5 --init head``.
+(NeurIPS 2017), whose members start from random weights: ``finetune --ensemble deep:5 --init random``. Members that
+start from one pretrained model each get their own new classifier: ``finetune --ensemble deep:5 --init head``.
 """
 
 from __future__ import annotations

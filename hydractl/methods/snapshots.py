@@ -1,7 +1,7 @@
 """A snapshot ensemble: the weights at the end of each of several cosine cycles of the learning rate.
 
-Huang et al., Snapshot Ensembles: Train 1, Get M for Free (ICLR 2017), equation 2: with T steps and M cycles, each cycle
-has ceil(T / M) steps, the last one those that are left, and the learning rate starts each cycle at its peak.
+Huang et al., Snapshot Ensembles: Train 1, Get M for Free (ICLR 2017), equation 2. With T steps and M cycles, each cycle
+has ceil(T / M) steps and the last one has the steps that are left. The learning rate starts each cycle at its peak.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CyclesOptions:
     count: int
 
     def begin(self, length: Length, schedule: ScheduleOptions) -> Cycles:
-        """Divide a training into cycles, see :class:`hydractl.training.course.CourseOptions`."""
+        """Divide a training into cycles; see :class:`hydractl.training.course.CourseOptions`."""
         return Cycles(length, schedule, self.count)
 
 
@@ -80,9 +80,12 @@ class Cycles(Course):
     keeps_epoch = False
 
     def __init__(self, length: Length, schedule: ScheduleOptions, count: int) -> None:
+        """Begin without snapshots, and check that there are steps for every cycle."""
         super().__init__(length, schedule)
         self.count = count
         self.snapshots: list[dict[str, Tensor]] = []
+
+        # All cycles but the last have ceil(steps / cycles) steps; with few steps, none may be left for the last one.
         total = length.total
         steps_before_last = (count - 1) * self.steps_per_cycle
         if steps_before_last >= total:
@@ -108,14 +111,14 @@ class Cycles(Course):
         return ends
 
     def cycle_of(self, step: int) -> tuple[int, int]:
-        """Return the first step and the number of steps of the cycle that a step (from 0) belongs to."""
+        """Return the first step and the number of steps of the cycle that a step (counted from 0) belongs to."""
         full_cycles_before = step // self.steps_per_cycle
         start = full_cycles_before * self.steps_per_cycle
         steps_left = self.length.total - start
         return start, min(self.steps_per_cycle, steps_left)
 
     def share_of_peak(self, step: int) -> float:
-        """Return the learning rate as a share of its peak; a warm-up is in the first cycle, and at most as long."""
+        """Return the learning rate of a step as a share of its peak; only the first cycle has a warm-up."""
         start, steps = self.cycle_of(step)
         warmup = 0
         if start == 0:
@@ -160,7 +163,7 @@ class Cycles(Course):
         return {"snapshots": len(self.snapshots)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all snapshots so far, by names of their own."""
+        """Return the tensors of all snapshots so far, by names such as ``snapshot.0.NAME``."""
         tensors = {}
         for index, weights in enumerate(self.snapshots):
             for name, weight in weights.items():

@@ -1,4 +1,4 @@
-"""The rows of ``study`` that methods declare: recipes for making the model of a row from the studied one."""
+"""The rows of ``study`` that methods declare: recipes that make the model of a row from the studied model."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from hydractl.methods.base import MethodOptions
 
 MEMBERS = 3
-"""The number of members of every row of an ensemble."""
+"""The number of members in every row that is an ensemble."""
 
 
 @dataclass(frozen=True)
 class BySeeds:
-    """Members that are trained one by one, each with a seed of its own, and fused.
+    """A recipe: train members one by one, each with its own seed, and fuse them.
 
     Attributes:
         options: options of each ``finetune``, as text, by name.
-        ensemble: its ``--ensemble``; None without.
-        of_classifiers: further options where the model has a classifier, which a zero-shot model has not.
-        merge: ``--merge`` of ``fuse``; None for that of the other rows.
+        ensemble: the value of its ``--ensemble``; None to leave it out.
+        of_classifiers: further options, used only if the model has a classifier (a zero-shot model has none).
+        merge: the value of ``--merge`` of ``fuse``; None to use that of the other rows.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -32,12 +32,12 @@ class BySeeds:
 
 @dataclass(frozen=True)
 class ByOneTraining:
-    """Members that one training leaves, fused.
+    """A recipe: fuse the members that one training leaves.
 
     Attributes:
-        ensemble: ``--ensemble`` of this ``finetune``.
+        ensemble: the value of ``--ensemble`` of this ``finetune``.
         options: its further options, as text, by name.
-        merge: ``--merge`` of ``fuse``; None for that of the other rows.
+        merge: the value of ``--merge`` of ``fuse``; None to use that of the other rows.
     """
 
     ensemble: MethodOptions
@@ -47,10 +47,10 @@ class ByOneTraining:
 
 @dataclass(frozen=True)
 class ByTraining:
-    """One model that one training leaves.
+    """A recipe: take the one model that a training leaves.
 
     Attributes:
-        ensemble: ``--ensemble`` of this ``finetune``.
+        ensemble: the value of ``--ensemble`` of this ``finetune``.
         options: its further options, as text, by name.
     """
 
@@ -60,7 +60,7 @@ class ByTraining:
 
 @dataclass(frozen=True)
 class ByVerb:
-    """One model that a verb of its own makes from ``--train`` and ``--val``.
+    """A recipe: take the model that another verb makes from ``--train`` and ``--val``.
 
     Attributes:
         verb: the name of the verb.
@@ -71,7 +71,7 @@ class ByVerb:
 
 @dataclass(frozen=True)
 class AsMeasured:
-    """The model as it is, measured in another way.
+    """A recipe: take the studied model itself, but measure it in another way.
 
     Attributes:
         options: options of ``eval``, as text, by name.
@@ -85,15 +85,15 @@ Recipe = BySeeds | ByOneTraining | ByTraining | ByVerb | AsMeasured
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A row of a study that is made only when it is asked for.
+    """A row of a study that is made only if the user asks for it.
 
     Attributes:
         name: the name that ``--rows`` takes.
         recipe: the recipe for its model, or a function from the number of heads at each site to the recipe.
-        place: its place among the rows of methods, the lowest first.
-        needs_training_data: whether it is trained or fitted.
-        needs_labels: whether it needs labels of the training data.
-        needs_classifier: whether it needs a classifier, which a zero-shot model does not have.
+        place: the sort key among the rows of methods, the lowest first.
+        needs_training_data: whether the model is trained or fitted.
+        needs_labels: whether the training data need labels.
+        needs_classifier: whether the model needs a classifier, which a zero-shot model does not have.
         least_steps: the fewest steps that its training can have; 0 for any number.
     """
 

@@ -50,7 +50,7 @@ class SwagOptions(AveragingOptions):
         return options
 
 
-# Draws lie so close together that their MLPs would be averaged back to the mean.
+# The draws lie so close together that merging their MLPs would average them back to the mean.
 _OF_A_STUDY = ByOneTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "constant"}, merge="none")
 
 METHOD = Method(

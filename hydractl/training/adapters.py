@@ -1,7 +1,7 @@
-"""Adapters: few numbers that are trained in the place of whole weights.
+"""Adapters: a few numbers that are trained instead of whole weights.
 
-An adapter works by torch's parametrisations: whoever asks for a weight gets the adapted one, so what is written is an
-ordinary checkpoint.
+An adapter uses torch's parametrisations: whoever reads a weight gets the adapted weight, so the output is an ordinary
+checkpoint.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _INSIDE = ".parametrizations."
 
 
 class Adapter(Protocol):
-    """Some few numbers that are trained for all weights of a model with one member."""
+    """An adapter of a model with one member: adds a few numbers to weights, which are trained instead of them."""
 
     def add(self, model: HydraModel, seed: int) -> None:
         """Parametrise the weights, in place.
 
         Args:
-            model: with one member; sites without heads are passed over.
-            seed: of what is drawn.
+            model: a model with one member; sites without heads are skipped.
+            seed: the seed of random draws.
         """
         ...
 
     def trains(self, model: HydraModel) -> set[str]:
-        """Return the names of the network's parameters that are trained; the classifier is too, beside them."""
+        """Return the names of the network's parameters that are trained, in addition to the classifier."""
         ...
 
 
 def banks_with_heads(model: HydraModel) -> Iterator[HeadBank]:
-    """Yield the weights of the heads at each site that has some, of a model with one member."""
+    """Yield the weights of the heads at each site (attention block) that has heads, for a model with one member."""
     for attention in model.attentions:
         bank = attention.only.bank
         if bank.heads:
@@ -44,7 +44,7 @@ def banks_with_heads(model: HydraModel) -> Iterator[HeadBank]:
 
 
 def added_names(model: HydraModel) -> set[str]:
-    """Return the names of the network's parameters that parametrisations have brought."""
+    """Return the names of the network's parameters that parametrisations have added."""
     names = set()
     for name, _ in model.networks[0].named_parameters():
         if _INSIDE in name and not name.endswith(".original"):
@@ -53,13 +53,14 @@ def added_names(model: HydraModel) -> set[str]:
 
 
 def remove_idle(model: HydraModel) -> None:
-    """Give a weight back as it was where nothing that was added to it is trained."""
+    """Remove each parametrisation in which nothing is trained, and restore the original weight."""
     for module in list(model.modules()):
         if parametrize.is_parametrized(module):
             _remove_idle_from(module)
 
 
 def _remove_idle_from(module: nn.Module) -> None:
+    """Remove, in one module, each parametrisation in which nothing is trained, and restore the original weight."""
     for name, parametrizations in list(module.parametrizations.items()):  # type: ignore[operator,union-attr]
         first = parametrizations[0]
         is_trained = any(parameter.requires_grad for parameter in first.parameters())

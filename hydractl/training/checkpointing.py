@@ -1,7 +1,7 @@
-"""The unfinished run on the disk: what decides how a training goes on, when it is saved, and what interrupts it.
+"""The unfinished run on the disk: the state from which a training goes on, when it is saved, and what interrupts it.
 
-It lies beside the output, as one safetensors file that is replaced as a whole each time, so a kill leaves the one or
-the other. Its header is JSON of the schema ``hydractl.training/1``; nothing in it is ever unpickled.
+The run lies beside the output, as one safetensors file that is replaced as a whole, so a kill leaves either the old or
+the new state. Its header is JSON of the schema ``hydractl.training/1``; nothing in it is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ SCHEMA = "hydractl.training/1"
 START_OVER = "start over with --force and without --resume"
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
-# A scheduler may send its signal to every process, and whoever started this one pass it on as well: that is one wish.
+# A scheduler may signal every process, and the parent of this process may pass the signal on: both are one request.
 _ONE_WISH_S = 1.0
 
 
 @dataclass
 class Saved:
-    """State of a run, as it is saved.
+    """The state of a run, as it is saved.
 
     Attributes:
         progress: counters and results so far, as JSON.
-        tensors: weights, the optimizer's memory and the states of random generators, by name.
+        tensors: weights, optimizer state and states of random generators, by name.
     """
 
     progress: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors whose names start so, by the rest of their names."""
+        """Return the tensors whose names start with a prefix, by their names without it."""
         part = {}
         for name, tensor in self.tensors.items():
             if name.startswith(prefix):
@@ -55,12 +55,12 @@ class Saved:
 
 
 class StateFile:
-    """The file of one run.
+    """The file of one unfinished run.
 
     Args:
-        path: beside the output.
-        fingerprint: what must be equal for a saved run to be of use; a flat object of JSON values.
-        environment: what may differ, with a warning.
+        path: the file, beside the output.
+        fingerprint: values that must be equal for a saved run to be resumed; a flat object of JSON values.
+        environment: values that may differ, with a warning.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, object], environment: Mapping[str, object]) -> None:
@@ -73,13 +73,15 @@ class StateFile:
         return self.path.exists()
 
     def begin(self, log: Log, *, resume: bool, force: bool) -> Saved | None:
-        """Return the saved run to go on with, or None for a new one. To be called while the output is claimed.
+        """Return the saved run to resume, or None for a new run. Call it while the output is claimed.
+
+        For a new run, a saved run is removed, if ``force`` allows it.
 
         Raises:
-            OutputError: a run is saved, and it is neither to be resumed nor to be replaced by ``force``.
-            InputError: the saved run is of other settings, or damaged.
+            OutputError: a run is saved, and neither ``resume`` nor ``force`` is set.
+            InputError: the saved run has other settings, or is damaged.
         """
-        with Output(self.path, force=True):  # removes what a killed process left of a file it was writing
+        with Output(self.path, force=True):  # removes the temporary file of a process that was killed while saving
             pass
         if resume and self.exists():
             saved = self.load(log)
@@ -95,7 +97,7 @@ class StateFile:
         """Replace the file in one step.
 
         Raises:
-            OutputError, StorageError: it cannot be written; what was there stays.
+            OutputError, StorageError: the file cannot be written; the old file stays.
         """
         header = {
             "schema": SCHEMA,
@@ -108,10 +110,10 @@ class StateFile:
             write_checkpoint(output, DictTensors(saved.tensors), header)
 
     def load(self, log: Log) -> Saved:
-        """Read the state that was saved; warn where that was in another environment, which may round otherwise.
+        """Read the saved state; warn if it was saved in another environment, which may round otherwise.
 
         Raises:
-            InputError: it is no such file, it is damaged, or it is of another run; all differences are listed.
+            InputError: the file is of another kind, damaged, or belongs to another run; all differences are listed.
         """
         file = FileTensors(self.path)
         header = self._read_header(file)
@@ -126,19 +128,19 @@ class StateFile:
         return Saved(progress, tensors)
 
     def check(self) -> None:
-        """Check by its header that what is saved is of this run.
+        """Check by its header that the file belongs to this run.
 
         Raises:
-            InputError: it is no such file, or it is of another run; all differences are listed.
+            InputError: the file is of another kind, or belongs to another run; all differences are listed.
         """
         file = FileTensors(self.path)
         self._read_header(file)
 
     def _read_header(self, file: FileTensors) -> dict[str, Any]:
-        """Return the header of a saved run, after checking that it is of this one.
+        """Return the header of a saved run, after checking that the run is this one.
 
         Raises:
-            InputError: it is no such file, or it is of another run; all differences are listed.
+            InputError: the file is of another kind, or belongs to another run; all differences are listed.
         """
         header = file.header.description or {}
         if header.get("schema") != SCHEMA:
@@ -150,7 +152,7 @@ class StateFile:
         return header
 
     def remove(self) -> None:
-        """Delete the file, if there is one: the run is finished, or starts over."""
+        """Delete the file, if it exists: the run is finished, or starts over."""
         with storing(self.path):
             self.path.unlink(missing_ok=True)
 
@@ -159,7 +161,7 @@ def refuse_unfinished(path: Path, *, force: bool) -> None:
     """Check that no unfinished run is in the way of a new one, unless ``force`` replaces it.
 
     Raises:
-        OutputError: there is one.
+        OutputError: there is an unfinished run.
     """
     if path.exists() and not force:
         hint = "add --resume to go on with it, or --force to start over"
@@ -167,14 +169,15 @@ def refuse_unfinished(path: Path, *, force: bool) -> None:
 
 
 class Checkpointing:
-    """Saves a run every so many steps or so much time.
+    """Saves a run after every so many steps, or after so much time.
 
     Args:
-        file: where; None: nothing is kept.
+        file: the file to save to; None: nothing is saved.
         every: ``200`` (steps), ``30s``, ``5m`` or ``1h``.
     """
 
     def __init__(self, file: StateFile | None, every: str) -> None:
+        """Read ``every`` as a number of steps or of seconds."""
         self.file = file
         self.steps: int | None = None
         self.seconds = 0
@@ -186,7 +189,7 @@ class Checkpointing:
         self._last = time.monotonic()
 
     def due(self, steps: int) -> bool:
-        """Return whether it is time to save, after so many steps."""
+        """Return whether it is time to save after step ``steps``."""
         if self.file is None:
             return False
         if self.steps is not None:
@@ -194,7 +197,7 @@ class Checkpointing:
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, saved: Saved) -> None:
-        """Save now."""
+        """Save now, and restart the clock."""
         if self.file is not None:
             self.file.save(saved)
         self._last = time.monotonic()
@@ -204,9 +207,9 @@ class Checkpointing:
 
 
 class Interruptions:
-    """While in this context, the first signal only sets ``requested``; one a second later or more ends the process.
+    """A context in which the first signal only sets ``requested``; one that comes a second later ends the process.
 
-    Outside the main thread signals cannot be caught, and nothing changes.
+    Outside the main thread signals cannot be caught, and the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -223,11 +226,11 @@ class Interruptions:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # A signal that was only noted has done its work: the next one is the first again.
+            # Restore the old handler, which treats the next signal as its first.
             signal.signal(number, handler)
 
     def _handle_signal(self, number: int, _: object) -> None:
-        """Handle a signal: note the first; a later one is handled as the system does, which ends the process."""
+        """Note the first signal; handle a later one as the system does by default, which ends the process."""
         if not self.requested:
             self.requested = True
             self._since = time.monotonic()
@@ -236,11 +239,11 @@ class Interruptions:
             os.kill(os.getpid(), number)
 
 
-# --- as tensors, as text ----------------------------------------------------------------------------------------------
+# --- state as tensors and text ----------------------------------------------------------------------------------------
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the memory of an optimizer: ``INDEX.KEY`` -> tensor, by the position of the parameter in it."""
+    """Return the state of an optimizer by names ``INDEX.KEY``, e.g. ``3.exp_avg``; INDEX is that of the parameter."""
     tensors = {}
     for index, memory in optimizer.state_dict()["state"].items():
         for key, value in memory.items():
@@ -250,7 +253,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Give an optimizer of the same parameters its memory back."""
+    """Restore the state of an optimizer with the same parameters, from :func:`optimizer_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
@@ -261,7 +264,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Return the state of the generators that dropout draws from: of the CPU, and behind it of the GPU."""
+    """Return the state of the generators that dropout uses: the CPU's, followed by the GPU's if there is one."""
     state_of_cpu = torch.get_rng_state()
     if device.type != "cuda":
         return state_of_cpu
@@ -280,7 +283,7 @@ def set_random_state(state: Tensor, device: torch.device) -> None:
 
 
 def _digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256, in hex, of some tensors with their names, dtypes and shapes, in the order of their names."""
+    """Return the SHA-256, in hex, of some tensors with their names, dtypes and shapes, sorted by name."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -1,4 +1,4 @@
-"""The course of a training: how the learning rate goes, and which of its weights it leaves."""
+"""The course of a training: its learning rate at each step, and which of its weights it leaves."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ScheduleOptions:
 
     Attributes:
         shape: ``cosine``, ``linear`` or ``constant``, after the warm-up.
-        warmup: steps, or a share of all steps where it is below 1.
-        floor: where the cosine ends (paper D.2).
+        warmup: the number of warm-up steps; a value below 1 is a share of all steps.
+        floor: the share of the peak where the cosine ends (paper D.2).
     """
 
     shape: str = "cosine"
@@ -32,11 +32,11 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class Length:
-    """The steps of a training.
+    """The number of steps of a training.
 
     Attributes:
-        total: all of them.
-        per_epoch: those of one pass over the data.
+        total: all steps.
+        per_epoch: the steps of one pass over the data.
     """
 
     total: int
@@ -48,9 +48,9 @@ class LeftModel:
     """One of several models that a training leaves.
 
     Attributes:
-        weights: of the parameters that are trained, by name.
-        steps: after which they were reached: epochs behind them are none of its history.
-        facts: what its provenance says of it beside what decided the training.
+        weights: the trained parameters, by name.
+        steps: the step after which the model had these weights; later epochs do not belong to its history.
+        facts: the provenance entries of this model, in addition to those of the training.
     """
 
     weights: Mapping[str, Tensor]
@@ -59,7 +59,7 @@ class LeftModel:
 
 
 class Course:
-    """An ordinary training: one cycle of the learning rate, and the weights of one epoch, the best or the last.
+    """The course of an ordinary training: one cycle of the learning rate, and the weights of the best or last epoch.
 
     Methods that leave other weights override what differs.
 
@@ -74,7 +74,7 @@ class Course:
         self.schedule = schedule
 
     def share_of_peak(self, step: int) -> float:
-        """Return the learning rate of a step (from 0), as a share of its peak."""
+        """Return the learning rate of a step (counted from 0), as a share of its peak."""
         schedule = self.schedule
         total = self.length.total
         warmup = warmup_steps(schedule.warmup, total)
@@ -83,50 +83,50 @@ class Course:
     # --- the weights that it leaves -----------------------------------------------------------------------------------
 
     def planned(self) -> list[dict[str, int]]:
-        """Return what is known of each of several models before the training; empty for one model."""
+        """Return what is known before the training of each of several models that it leaves; empty for one model."""
         return []
 
     def collects(self, steps: int) -> bool:
-        """Return whether the weights after so many steps are collected."""
+        """Return whether the course collects the weights after so many steps."""
         return False
 
     def collect(self, steps: int, weights: Iterable[tuple[str, Tensor]], log: Log, run_log: RunLog) -> None:
-        """Take the weights after so many steps, by name; they are changed by the next step."""
+        """Take over the weights after so many steps, by name. The next step changes them, so copy what is kept."""
 
     def finish(self, seed: int) -> Mapping[str, Tensor] | None:
-        """Return the weights that the model ends with; None for those that it has."""
+        """Return the weights that the model ends with; None to leave the model as it is."""
         return None
 
     def left_models(self) -> Sequence[LeftModel]:
-        """Return the models that a finished training leaves where these are several."""
+        """Return the models that a finished training leaves; empty for an ordinary training, which leaves its model."""
         return []
 
     def facts(self) -> Mapping[str, int]:
-        """Return what the provenance of the one model says beside what decided the training."""
+        """Return further provenance entries for the one model that the training leaves, e.g. ``{"averaged": 20}``."""
         return {}
 
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def progress(self) -> dict[str, int]:
-        """Return the counters of an unfinished training, by names that no other part of it has."""
+        """Return the counters of an unfinished training, by names that no other part of the state uses."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of an unfinished training, by names that no other part of it has."""
+        """Return the tensors of an unfinished training, by names that no other part of the state uses."""
         return {}
 
     def load(self, saved: Saved) -> None:
-        """Go on where :meth:`progress` and :meth:`tensors` were saved."""
+        """Restore what :meth:`progress` and :meth:`tensors` have saved."""
 
 
 class CourseOptions(Protocol):
-    """What a method says of the course of a training."""
+    """The options of a method that decide the course of a training."""
 
     def begin(self, length: Length, schedule: ScheduleOptions) -> Course:
         """Return the course of a training of this length.
 
         Raises:
-            UsageError: so few steps are too few.
+            UsageError: the training has too few steps.
         """
         ...
 
@@ -135,7 +135,7 @@ class CourseOptions(Protocol):
 
 
 def warmup_steps(warmup: float, total: int) -> int:
-    """Return ``warmup`` as a number of steps: below 1 it is a share of all steps, else the steps themselves."""
+    """Return ``warmup`` as a number of steps: below 1 it is a share of all steps, else the number itself."""
     if warmup < 1:
         steps = math.ceil(warmup * total)
     else:
@@ -149,9 +149,9 @@ def rate_share(step: int, total: int, warmup: int, shape: str, floor: float = 1e
     The first step of a warm-up of w steps runs at 1/w of the peak, the last at the peak.
 
     Args:
-        step, total, warmup: in steps.
+        step, total, warmup: numbers of steps.
         shape: ``cosine``, ``linear`` (to zero) or ``constant``, after the warm-up.
-        floor: where the cosine ends, as a share of the peak.
+        floor: the share of the peak where the cosine ends.
     """
     if step < warmup:
         return (step + 1) / warmup

@@ -1,4 +1,4 @@
-"""From data sets to the batches of a training: labelled samples, augmented images, pairs of images and captions."""
+"""Batches of a training from data sets: labelled samples, augmented images, or pairs of images and captions."""
 
 from __future__ import annotations
 
@@ -32,33 +32,34 @@ declare_operators()
 from torchvision.transforms import InterpolationMode, v2  # noqa: E402
 
 SMALLEST_SHARE = 0.08
-"""The smallest share of an image that a crop takes, unless said otherwise: torchvision's and timm's default."""
+"""The smallest share of an image that a crop takes by default, as in torchvision and timm."""
 
 CACHE_BYTES = 1 << 30
-"""Preprocessed inputs up to this size stay in memory instead of being made anew each epoch."""
+"""Preprocessed inputs up to this size in bytes stay in memory instead of being made anew each epoch."""
 
 _USUAL_STRENGTH = "2:12"
-"""Operations of RandAugment that are applied to an image, and their magnitude, unless said otherwise."""
+"""The default strength of RandAugment: how many operations are applied to an image, and their magnitude."""
 
 COUNTED = 100_000
-"""Captions that are looked at before a training for whether they are too long."""
+"""How many captions are checked before a training for being too long."""
 _CAPTION_ALONE = ("{label}",)
 
 Batches = Callable[[Sequence[int], int], Iterator[tuple[Any, Any]]]
-"""From indices and the epoch (from 0) to batches of (inputs, labels), or of (images, captions), on the model's device.
+"""A function from sample indices and the epoch (from 0) to batches of (inputs, labels) or (images, captions).
 
-Each has the batch size divided by the number of processes; the last one of an epoch may be smaller."""
+The batches are on the model's device. Each has the batch size divided by the number of processes; the last batch of an
+epoch may be smaller."""
 
 ValidationBatches = Callable[[], Iterator[tuple[Any, Tensor]]]
-"""Goes once through the validation samples of this process, in batches of (inputs, labels) on the model's device."""
+"""A function that goes once through this process's validation samples, in batches of (inputs, labels) on the device."""
 
 NumberedSamples = list[tuple[int, Any]]
-"""Samples of a batch, each with its number in the data set."""
+"""The samples of a batch, each with its index in the data set."""
 
 
 @dataclass
 class TrainingData:
-    """Training set of a loop and optionally a validation set, of which each process has its part."""
+    """The training set of a loop and optionally a validation set, as one process reads them; ``size`` in samples."""
 
     size: int
     batches: Batches
@@ -71,14 +72,14 @@ def training_data(
     """Return the data of a training as this process reads them.
 
     Args:
-        model: reads them.
+        model: the model that reads the data.
         train_set: labelled samples, or pairs.
         val_set: labelled samples, or None.
-        options: of the training.
+        options: the options of the training.
         team: the processes among which each batch is divided.
 
     Raises:
-        UsageError: for a batch that cannot be divided among the processes, and augmentation of texts.
+        UsageError: the batch cannot be divided among the processes, or texts are to be augmented.
     """
     batch_size = options.data.batch_size
     workers = options.data.workers
@@ -102,20 +103,22 @@ def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Vali
 
     Args:
         read: reads batches of the set.
-        val_set: the labelled samples of all processes, of which this one takes every n-th.
+        val_set: the labelled samples of all processes; this process takes every n-th of n processes.
         team: the processes.
 
     Returns:
-        It yields batches of inputs and labels; the last batch may have one input more than labels.
+        A function that yields batches of inputs and labels; the last batch may have one input more than labels.
     """
     order = list(range(len(val_set)))
+
+    # A single process reads samples of similar length together, which saves padding.
     if team.size == 1:
         order = longest_first(val_set)
     samples_of_process = order[team.rank :: team.size]
     samples_to_compute = list(samples_of_process)
     others_have_one_more = len(samples_of_process) * team.size < len(val_set)
     if others_have_one_more:
-        # All processes have to compute equally often: this one computes a sample whose label is left out.
+        # All processes have to compute equally often: this one computes a sample more, whose label is left out below.
         samples_to_compute.append(order[0])
 
     def validation() -> Iterator[tuple[Any, Tensor]]:
@@ -129,7 +132,7 @@ def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Vali
 
 
 def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log) -> None:
-    """Warn of the texts and captions of some data sets that the model cuts."""
+    """Warn about texts and captions in some data sets that are longer than the model reads."""
     for dataset in datasets:
         if isinstance(dataset, CaptionedImages):
             _report_cut_captions(model, dataset, log)
@@ -138,7 +141,7 @@ def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log
 
 
 def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) -> None:
-    """Warn of the captions that are longer than the model reads, if there are any among the first 100,000."""
+    """Warn if any of the first 100,000 captions are longer than the model reads."""
     texts = dataset.captions[:COUNTED]
     description = model.description
     cut, most = model.family.too_long(description.config, description.preprocess, texts)
@@ -158,8 +161,8 @@ def open_pairs(source: Source, options: TrainingDataOptions, per_step: int) -> D
     """Open the pairs to train on.
 
     Raises:
-        UsageError: for a model that does not compare images with texts.
-        InputError: for data that are not pairs, or fewer pairs than one step takes.
+        UsageError: the model does not compare images with texts.
+        InputError: the data are not pairs, or fewer pairs than one step takes.
     """
     if source.family.classes(source.description.config) is not None:
         raise UsageError(
@@ -177,12 +180,12 @@ def open_pairs(source: Source, options: TrainingDataOptions, per_step: int) -> D
 
 # --- augmentation -----------------------------------------------------------------------------------------------------
 #
-# Random changes of training images, drawn by (seed, epoch, sample) and nothing else: an image is changed in the same
-# way by any number of worker processes, and after a run was taken up again.
+# Random changes of training images depend only on (seed, epoch, sample): an image is changed in the same way with any
+# number of worker processes, and after a run was resumed.
 
 
 class Numbered(Dataset):
-    """A data set whose samples know their number: what is drawn for a sample must not depend on its batch."""
+    """A data set that returns each sample with its index, on which random changes of the sample depend."""
 
     def __init__(self, base: Dataset) -> None:
         super().__init__(base.spec, base.where, base.ids)
@@ -203,17 +206,17 @@ class Augmentation:
     """Augmentation of the images of one model.
 
     Args:
-        items: ``crop[:SMALLEST SHARE]``, ``flip``, ``randaugment[:N:M]``; they act in this order.
-        family: of the model.
-        preprocess: of the checkpoint: size, mean, standard deviation and interpolation are its own.
-        seed: draws everything.
+        items: ``crop[:SMALLEST SHARE]``, ``flip``, ``randaugment[:N:M]``; they are applied in this order.
+        family: the family of the model.
+        preprocess: the preprocessing of the checkpoint, with its size, mean, standard deviation and interpolation.
+        seed: the seed of all random changes.
 
     Raises:
-        UsageError: for a model that reads texts.
+        UsageError: the model reads texts.
     """
 
     def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Preprocessing, seed: int) -> None:
-        """Set up the random changes, and what makes the model's input of a changed image."""
+        """Set up the random changes, and the conversion of a changed image to the model's input."""
         if preprocess.get("kind") == "text":
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
         values = {}
@@ -225,7 +228,8 @@ class Augmentation:
         self._seed = seed
         self._mode = "L" if channels == 1 else "RGB"
         self._change = _random_changes(values, image_format)
-        # From a changed image to the model's input.
+
+        # After the changes: a crop already has the model's size; other images are resized as in evaluation.
         self._finish: Callable[[Any], Tensor]
         has_model_size = "crop" in values
         if has_model_size:
@@ -236,11 +240,12 @@ class Augmentation:
             self._finish = _as_in_evaluation(family, preprocess)
 
     def collate(self, epoch: int) -> Callable[[NumberedSamples], Tensor]:
-        """Return a function from samples of a :class:`Numbered` data set to one epoch's inputs ``[B, C, H, W]``."""
+        """Return a function from samples of a :class:`Numbered` data set to inputs ``[B, C, H, W]`` in an epoch."""
 
         def collated(samples: NumberedSamples) -> Tensor:
             changed = []
-            # The generator of dropout goes on as if nothing had been drawn here.
+
+            # Restore torch's generator afterwards: dropout, which uses it, is not affected by these draws.
             with torch.random.fork_rng(devices=[]):
                 for number, image in samples:
                     inputs = self._augmented(image, epoch, number)
@@ -250,13 +255,14 @@ class Augmentation:
         return collated
 
     def _augmented(self, image: Any, epoch: int, number: int) -> Tensor:
-        """Return one image as it is in an epoch, ``[C, H, W]``."""
-        # What is drawn depends on the seed, the epoch and the sample, and on nothing else.
+        """Return one image, changed and converted to the model's input, ``[C, H, W]``."""
+        # Derive a seed from the training's seed, the epoch and the sample only.
         text = f"hydractl.augment/1 {self._seed} {epoch} {number}"
         digest = hashlib.sha256(text.encode()).digest()
         first_bytes = digest[:8]
-        seed = int.from_bytes(first_bytes, "big") >> 1  # 63 bits: torch's seeds have a sign
-        # Of the CPU alone: torch.manual_seed would seed the generators of GPUs as well.
+        seed = int.from_bytes(first_bytes, "big") >> 1  # 63 bits, since torch's seeds are signed
+
+        # Seed the CPU only: torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(seed)
         in_colours = in_mode(image, self._mode)
         changed = self._change(in_colours)
@@ -264,12 +270,12 @@ class Augmentation:
 
 
 def _random_changes(values: Mapping[str, str], image_format: ImageFormat) -> Callable[[Any], Any]:
-    """Return the random changes of an image, one after the other.
+    """Return the random changes of an image, composed into one function.
 
     Args:
-        values: of ``crop`` its smallest share of the image, of ``randaugment`` ``N:M``, ``flip``; empty for the usual
-            values.
-        image_format: of the model.
+        values: the changes by name: ``crop`` with its smallest share of the image, ``randaugment`` with ``N:M``,
+            ``flip``; an empty value means the default.
+        image_format: the image format of the model.
     """
     changes: list[Any] = []
     if "crop" in values:
@@ -305,24 +311,26 @@ def _as_in_evaluation(family: ModelFamily, preprocess: Preprocessing) -> Callabl
 
 
 class Reader:
-    """Batches for indices and an epoch: inputs and labels, or images ``[B, C, H, W]`` and captions.
+    """Reads batches for given indices and an epoch: inputs and labels, or images ``[B, C, H, W]`` and captions.
 
     Args:
-        model: reads them.
-        dataset: of labelled samples, or of pairs.
-        size: samples of a batch.
-        workers: processes that prepare samples.
-        augmentation: of the images; without it inputs are as in evaluation, prepared once and kept where they are
-            tensors of one size that take less than :data:`CACHE_BYTES`.
+        model: the model that reads the batches.
+        dataset: a set of labelled samples, or of pairs.
+        size: how many samples a batch has.
+        workers: how many processes prepare samples.
+        augmentation: changes the images. Without it, inputs are prepared as in evaluation; if they are tensors of one
+            size that take less than :data:`CACHE_BYTES`, they are prepared once and kept.
     """
 
     def __init__(
         self, model: AnyModel, dataset: Dataset, size: int, workers: int, augmentation: Augmentation | None = None
     ) -> None:
-        """Prepare all inputs now, if they are not augmented and fit into memory."""
+        """Also prepare all inputs now, if they are not augmented and fit into memory."""
         self._model = model
         self._size = size
         self._workers = workers
+
+        # Pairs: the images are the samples, and the captions are the targets instead of labels.
         self._labels = dataset.labels
         self._captions: Sequence[str] | None = None
         self._samples: Dataset = dataset
@@ -335,6 +343,7 @@ class Reader:
             self._memory = self._prepare_all()
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
+        """Yield batches of inputs and targets (labels or captions), on the model's device and in its dtype."""
         parameter = next(self._model.parameters())
         device = parameter.device
         dtype = parameter.dtype
@@ -346,9 +355,9 @@ class Reader:
             yield move(inputs, device, dtype), move(targets, device, dtype)
 
     def _prepare_all(self) -> Tensor | None:
-        """Prepare the inputs of all samples and return them as one tensor, ``[samples, ...]``.
+        """Return the prepared inputs of all samples as one tensor, ``[samples, ...]``.
 
-        None where they are too large together, by the size of the first, or are no tensors.
+        None if they are too large together (estimated from the first), or are not tensors.
         """
         samples = self._samples
         preprocess = self._model.preprocess
@@ -363,7 +372,7 @@ class Reader:
         return torch.cat([batch.inputs for batch in parts])
 
     def _batches_from_memory(self, memory: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of inputs and targets; the inputs of all samples are in memory."""
+        """Yield batches of inputs and targets from the inputs of all samples in memory."""
         for start in range(0, len(indices), self._size):
             stop = start + self._size
             chunk = list(indices[start:stop])
@@ -371,14 +380,14 @@ class Reader:
             yield inputs, self._targets(chunk)
 
     def _batches_from_workers(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of inputs and targets that the worker processes prepare, augmented if that is asked for."""
+        """Yield batches of inputs and targets that worker processes prepare, augmented if that is asked for."""
         preprocess = self._model.preprocess
         augment: Callable[[NumberedSamples], Tensor] | None = None
         if self._augmentation is not None:
             augment = self._augmentation.collate(epoch)
 
         def collate(samples: NumberedSamples) -> tuple[Any, Any]:
-            """Return inputs and targets of numbered samples; it runs in the workers."""
+            """Return inputs and targets of samples that come with their indices; runs in the workers."""
             numbers = []
             plain_samples = []
             for number, sample in samples:
@@ -392,14 +401,15 @@ class Reader:
 
         numbered = Numbered(self._samples)
         for batch in batches(numbered, collate, self._size, workers=self._workers, indices=indices):
-            yield batch.inputs  # what collate has returned: inputs and targets
+            yield batch.inputs  # the pair that collate has returned: inputs and targets
 
     def _targets(self, numbers: list[int]) -> Any:
         """Return labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""
         if self._captions is None:
-            assert self._labels is not None  # it was opened with need_labels
+            assert self._labels is not None  # the set was opened with need_labels
             return torch.from_numpy(self._labels[numbers])
-        # A caption is a prompt of which nothing is left out.
+
+        # A caption is treated as a prompt that consists of the label alone.
         texts = [self._captions[number] for number in numbers]
         description = self._model.description
         return self._model.family.prompts(description.config, description.preprocess, texts, _CAPTION_ALONE)

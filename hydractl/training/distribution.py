@@ -1,7 +1,7 @@
 """One training shared by several processes, each with its part of every batch.
 
-Each has the whole model (torch's DistributedDataParallel), or a part of it, and of the optimizer's memory, where a
-device is too small (FSDP2, torch's ``fully_shard``). What is saved is whole in either case.
+Each process has the whole model (torch's DistributedDataParallel). If a device is too small for that, each has a part
+of the model and of the optimizer's state (FSDP2, torch's ``fully_shard``). The saved model is whole in either case.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ from hydractl.training.losses import Loss
 
 
 def shared(loss: Loss, team: Processes) -> nn.Module:
-    """Return the loss of a model as all processes compute it; their gradients become the mean over processes."""
+    """Return the loss of a model for use by all processes, which averages gradients over them in the backward pass."""
     if team.size == 1 or isinstance(loss.model, FSDPModule):
         return loss
     if loss.device.type == "cuda":
-        torch.cuda.set_device(loss.device)  # NCCL asks for it
-    # A model may have parameters that are not used, and the buckets of gradients stay as they are at first: they decide
-    # the rounding, and a run that is resumed begins with them.
+        torch.cuda.set_device(loss.device)  # NCCL requires it
+
+    # A model may have parameters that are not used. The buckets of gradients must keep their first layout, as they
+    # decide the rounding: a resumed run begins with that layout.
     return DistributedDataParallel(
         loss, find_unused_parameters=True, broadcast_buffers=False, gradient_as_bucket_view=True
     )
 
 
 def shard(model: HydraModel, device: torch.device) -> None:
-    """Divide the parameters of a model among all processes, each block's by itself, and put them on their devices.
+    """Divide the parameters of a model among all processes, block by block, and put them on the devices.
 
     Raises:
-        UsageError: for a model with a parameter that is a single number.
+        UsageError: the model has a parameter that is a single number.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
             raise UsageError(f"--shard: {name} is a single number and cannot be divided", hint="leave --shard out")
-    model.whole_last_block = True  # a block's parameters are there while it is called, and not for a part of it
+    model.whole_last_block = True  # a block's parameters are gathered only while the whole block is called
     processes = torch.distributed.get_world_size()
     mesh = init_device_mesh(device.type, (processes,))
     for path in model.block_paths:
         block = model.networks[0].get_submodule(path)
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)  # what belongs to no block
+    fully_shard(model, mesh=mesh)  # parameters outside of blocks
     register_fsdp_forward_method(model, "member_logits")
 
 
 def unshard(model: nn.Module) -> None:
-    """Put whole parameters on the CPU in the place of their shards. All processes call it."""
+    """Replace all shards by whole parameters on the CPU. All processes call it."""
     for module in model.modules():
         parameters = list(module.named_parameters(recurse=False))
         for name, parameter in parameters:
@@ -67,16 +68,16 @@ def unshard(model: nn.Module) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor itself, or on the CPU what its shards are parts of. All processes call it."""
+    """Return the whole of a tensor that is divided among processes, on the CPU; others as they are. All call it."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    if not tensor.numel():  # its shards have another shape
+    if not tensor.numel():  # the shards of an empty tensor have another shape
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return tensor.full_tensor().detach().cpu()
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """Undo :func:`whole`: where ``like`` is divided among processes, return the shard of this one."""
+    """Undo :func:`whole`: return this process's shard of a tensor if ``like`` is divided among processes."""
     if not isinstance(like, DTensor):
         return tensor
     if isinstance(tensor, DTensor) or tensor.shape != like.shape:
@@ -84,7 +85,8 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     if not tensor.numel():
         return torch.zeros_like(like)
     on_device = tensor.to(like.device)
-    # Every process has the whole tensor: none is sent one.
+
+    # Every process has the whole tensor already, so nothing is sent (src_data_rank=None).
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
 
@@ -92,30 +94,30 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
     """Compute the loss of one step and its gradients, which are exchanged with all processes in the last call.
 
     Args:
-        loss: of a model, see :func:`shared`: called with samples, it gives a scalar.
-        calls: the samples of each call, and the weight of what it gives in the loss of the step.
+        loss: the loss of a model from :func:`shared`: called with samples, it returns a scalar.
+        calls: the samples of each call, and the weight of its loss in the loss of the step.
         team: the processes.
 
     Returns:
-        The share of this process in the loss of the step: the sum over processes is the whole.
+        This process's share of the loss of the step: the sum over processes is the whole.
     """
     value = 0.0
     all_calls = list(calls)
     for number, (samples, weight) in enumerate(all_calls, start=1):
         is_last = number == len(all_calls)
         with _gradient_exchange(loss, now=is_last):
-            part = loss(samples)
+            weighted_loss = loss(samples)
             if weight != 1:
-                part = part * weight
-            value += float(part.detach())
+                weighted_loss = weighted_loss * weight
+            value += float(weighted_loss.detach())
             if team.size > 1:
-                part = part * team.size  # gradients are averaged over processes, and are to be summed
-            part.backward()
+                weighted_loss = weighted_loss * team.size  # gradients are averaged over processes, but should be summed
+            weighted_loss.backward()
     return value
 
 
 def _gradient_exchange(loss: nn.Module, *, now: bool) -> AbstractContextManager[None]:
-    """Return the context of a backward pass: gradients are exchanged in it, or kept for a later one if that can be."""
+    """Return the context of a backward pass: with ``now``, gradients are exchanged in it, else later if possible."""
     if now or not isinstance(loss, DistributedDataParallel):
         return nullcontext()
     return loss.no_sync()

@@ -1,4 +1,4 @@
-"""What is odd about the data and the result of a training: one sentence each, for its warnings."""
+"""Oddities in the data and the result of a training: one sentence each, for its warnings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hydractl.training.start import Opened
 
 
 def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
-    """Return what is odd about the training and the validation data, as :func:`sample_doubts` does."""
+    """Return oddities of the training and the validation data; see :func:`sample_doubts`."""
     doubts = sample_doubts(opened.train_set, in_passing=in_passing)
     if opened.val_set is not None:
         doubts += sample_doubts(opened.val_set, in_passing=in_passing)
@@ -22,19 +22,19 @@ def data_doubts(opened: Opened, *, in_passing: bool) -> list[str]:
 
 
 def course_doubts(outcome: TrainingOutcome, val_set: Dataset | None, classes: int | None) -> list[str]:
-    """Return what is odd about the course of a training.
+    """Return oddities in the course of a training.
 
     Args:
-        outcome: its epochs and its loss curve.
+        outcome: the epochs and the loss curve.
         val_set: the validation data, if there are any.
-        classes: number of classes where the loss is the cross-entropy of one model, else None: other losses have no
-            value that a uniform prediction has.
+        classes: the number of classes if the loss is the cross-entropy of one model. None for other losses, which are
+            not compared with the loss of a uniform prediction.
     """
     doubts: list[str | None] = []
     curve = outcome["loss_curve"]
     if classes is not None and classes > 1:
         quarter = math.ceil(len(curve) / 4)
-        points = max(2, quarter)  # one number says nothing of how much they vary
+        points = max(2, quarter)  # at least two, to see how much they vary
         last_quarter = curve[-points:]
         losses = np.array(last_quarter)
         doubts.append(loss_doubt(losses, classes))
@@ -44,9 +44,9 @@ def course_doubts(outcome: TrainingOutcome, val_set: Dataset | None, classes: in
 
 
 def _validation_doubt(outcome: TrainingOutcome, val_set: Dataset) -> str | None:
-    """Return what is odd about the accuracy at the end, or None.
+    """Return what is odd about the validation accuracy after the last epoch, or None.
 
-    The epoch that is kept says less: with labels in another order it is one of the first, before anything was learned.
+    The kept epoch says less: if labels are in another order, it is one of the first, before anything was learned.
     """
     accuracy = outcome["epochs"][-1].get("val_accuracy")
     if accuracy is None or val_set.labels is None:

@@ -1,4 +1,4 @@
-"""One training for each learning rate; the best on the validation set is kept, the first of equals."""
+"""One training for each of several learning rates; the best on the validation set is kept."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hydractl.training.members import AnyModel
 from hydractl.training.options import TrainOptions
 
 _BEST = "chosen."
-"""How the names of the best weights so far begin in the saved run."""
+"""The prefix of the names of the best weights so far in the saved run."""
 
 
 class CandidateResult(TypedDict):
-    """The result of one learning rate of several, as JSON.
+    """The result of one of several learning rates, as JSON.
 
     Attributes:
         lr: the learning rate.
-        val_accuracy, val_nll: of the epoch that was kept; None where the training failed.
-        error: why it failed; only then.
-        kept_epoch, stopped_early, epochs, loss_curve: as of :class:`TrainingOutcome`, where it did not.
+        val_accuracy, val_nll: the validation of the epoch that was kept; None if the training failed.
+        error: why the training failed; only if it did.
+        kept_epoch, stopped_early, epochs, loss_curve: as in :class:`TrainingOutcome`; only if it did not fail.
     """
 
     lr: float
@@ -42,13 +42,13 @@ class CandidateResult(TypedDict):
 
 @dataclass
 class Trained:
-    """Outcome of a training.
+    """The outcome of a training.
 
     Attributes:
         outcome: epochs, loss and kept epoch of the training whose weights are kept.
-        lr: its learning rate.
-        grid: the result of each learning rate; empty where there was only one.
-        run: the last training, whose model has the weights that are kept.
+        lr: the learning rate of that training.
+        grid: the result of each learning rate; empty if there was only one.
+        run: the last training; its model has the weights that are kept.
     """
 
     outcome: TrainingOutcome
@@ -63,46 +63,50 @@ def train_each(
     context: TrainingContext,
     saved: Saved | None,
 ) -> Trained:
-    """Train with each learning rate, each from the same start and with the same draws.
+    """Train with each learning rate, each time from the same start and with the same random draws.
 
     Args:
-        make: the model to start from, made anew for each, and its data.
-        options: of the training.
-        context: log, checkpointing and the other processes.
-        saved: where an earlier run was left; what it finished is not trained again.
+        make: returns the model to start from and its data; called anew for each learning rate.
+        options: the options of the training.
+        context: log, checkpointing and the other processes; ``context.extra`` is replaced for each training.
+        saved: the state of an earlier run to resume; trainings that it finished are not repeated.
 
     Returns:
         The only training, or the one with the best validation accuracy, the first of equals. The model of its ``run``
         has the weights that are kept.
 
     Raises:
-        NonFiniteError: a loss that is not finite, with every learning rate. Of several, one that does so is out.
+        NonFiniteError: a loss is not finite with every learning rate. If only some fail, they are left out.
         Interrupted: by a signal, after saving.
     """
-    candidates = len(options.lr)
+    rates = len(options.lr)
     results: list[CandidateResult] = []
     weights_of_best: dict[str, Tensor] = {}
-    first = 0
+    first_index = 0
+
+    # Resume: take over what is known, and begin with the training that was running.
     if saved is not None:
         results = saved.progress["results"]
         weights_of_best = saved.part(_BEST)
-        first = saved.progress["candidate"]
-    for index in range(first, candidates):
+        first_index = saved.progress["candidate"]
+    for index in range(first_index, rates):
         lr = options.lr[index]
-        is_last = index == candidates - 1
-        # What is saved within this training, beside its own state.
+        is_last = index == rates - 1
+        # State to save together with this training's own state.
         context.extra = Saved({"candidate": index, "results": results}, _named_as_saved(weights_of_best))
-        if candidates > 1:
-            context.log.info(f"learning rate {lr:g}, {index + 1} of {candidates}")
+        if rates > 1:
+            context.log.info(f"learning rate {lr:g}, {index + 1} of {rates}")
             context.run_log.event("candidate", lr=lr)
         model, data = make()
         run = Training(model, data, options, lr, context)
-        # Only the first training goes on where a run was saved, and not where that was between two trainings.
-        if index == first and saved is not None and "steps" in saved.progress:
+        # Restore the state of the training that was running; there is none if the run was saved between two trainings.
+        if index == first_index and saved is not None and "steps" in saved.progress:
             run.load_state_dict(saved)
-        if candidates == 1:
+        # With one learning rate, errors are raised and nothing is compared.
+        if rates == 1:
             history = run.run()
             return Trained(history.outcome(), lr, [], run)
+        # With several, one that fails is left out, and the best weights so far are kept on the CPU.
         try:
             history = run.run()
             results.append(_result(lr, history))
@@ -115,11 +119,12 @@ def train_each(
                 raise
             context.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
+        # Save between two trainings: the next one begins anew on a resume.
         if not is_last and context.team.rank == 0:
             progress = {"candidate": index + 1, "results": results, "log": context.run_log.position()}
             context.checkpointing.save(Saved(progress, _named_as_saved(weights_of_best)))
 
-    # The model of the last training takes the weights of the best one.
+    # Give the model of the last training the weights of the best one.
     run.put(weights_of_best)
     run.model.eval()
     best = results[best_of(results)]
@@ -134,23 +139,23 @@ def train_each(
 
 
 def best_of(results: Sequence[CandidateResult]) -> int:
-    """Return the index of the highest validation accuracy, the first of equals; never of a training that failed.
+    """Return the index of the highest validation accuracy, the first of equals, ignoring trainings that failed.
 
     Args:
-        results: at least one of a training that did not fail.
+        results: results of which at least one did not fail.
     """
     accuracies = []
     for result in results:
         accuracy = result["val_accuracy"]
-        if accuracy is None:  # it failed
+        if accuracy is None:  # the training failed
             accuracy = -1.0
         accuracies.append(accuracy)
     return accuracies.index(max(accuracies))
 
 
 def _result(lr: float, history: History) -> CandidateResult:
-    """Return the result of a training that did not fail: how it went, and the accuracy of the epoch that was kept."""
-    assert history.kept_epoch is not None  # several learning rates have no snapshots
+    """Return the result of a training that did not fail: its course, and the validation of the kept epoch."""
+    assert history.kept_epoch is not None  # None only with methods like snapshots, which take one learning rate
     kept = history.epochs[history.kept_epoch - 1]
     outcome = history.outcome()
     return {
@@ -165,7 +170,7 @@ def _result(lr: float, history: History) -> CandidateResult:
 
 
 def _copied_to_cpu(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return copies of whole parameters, which may be divided among processes, on the CPU."""
+    """Return copies on the CPU of whole parameters, which may be divided among processes."""
     copies = {}
     for name, parameter in parameters.items():
         weights = whole(parameter)
@@ -174,7 +179,7 @@ def _copied_to_cpu(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 
 
 def _named_as_saved(weights_of_best: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under the names that they have in the saved run."""
+    """Return the weights by the names that they have in the saved run."""
     saved = {}
     for name, tensor in weights_of_best.items():
         saved[f"{_BEST}{name}"] = tensor

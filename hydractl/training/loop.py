@@ -1,4 +1,4 @@
-"""Fine-tune one dense or pruned model. Pruned heads stay pruned: there is nothing left of them to train."""
+"""Fine-tuning of one dense or pruned model. Pruned heads stay removed: there is nothing left of them to train."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from hydractl.training.run_log import RunLog
 from hydractl.training.start import kept_weights, make_optimizer, requiring_gradients, trainable
 
 _SIGNALS_APART_S = 0.5
-"""A signal to several processes reaches one of them before another."""
+"""Seconds to wait for a signal that has reached another process of this run first."""
 _LOWER = "lower --lr, or raise warmup, a key of hydra.yaml"
 _POINTS = 60
-
+"""The most points of a loss curve."""
 _Item = TypeVar("_Item")
 
 
@@ -50,7 +50,7 @@ class ValidationFigures(TypedDict):
 
 
 class EpochFigures(TypedDict):
-    """One epoch: its number (from 1), the steps made by its end, its mean loss, and the validation after it."""
+    """One epoch: its number (from 1), the steps of the training so far, its mean loss, and the validation after it."""
 
     epoch: int
     steps: int
@@ -60,7 +60,7 @@ class EpochFigures(TypedDict):
 
 
 class TrainingOutcome(TypedDict):
-    """The course of a training in short, as JSON; see :class:`History`."""
+    """A summary of a training as JSON; see :class:`History`."""
 
     kept_epoch: int | None
     stopped_early: bool
@@ -70,13 +70,13 @@ class TrainingOutcome(TypedDict):
 
 @dataclass
 class History:
-    """Course of a training.
+    """The course of a training so far.
 
     Attributes:
-        epochs: an entry for each.
-        kept_epoch: whose weights were kept; None: of several, or their average.
-        losses: of each step.
-        stopped_early: for want of a better validation accuracy.
+        epochs: an entry for each epoch.
+        kept_epoch: the epoch whose weights were kept; None if the weights are of several epochs, or an average.
+        losses: the loss of each step.
+        stopped_early: whether the training stopped because the validation accuracy did not improve.
     """
 
     epochs: list[EpochFigures] = field(default_factory=list)
@@ -85,7 +85,7 @@ class History:
     stopped_early: bool = False
 
     def loss_curve(self) -> list[float]:
-        """The loss over the steps in at most 60 points, each the mean of neighbouring steps."""
+        """Return the loss over the steps in at most 60 points, each the mean of neighbouring steps."""
         count = len(self.losses)
         points = min(count, _POINTS)
         curve = []
@@ -97,7 +97,7 @@ class History:
         return curve
 
     def outcome(self) -> TrainingOutcome:
-        """Return the course in short."""
+        """Return the summary."""
         return {
             "kept_epoch": self.kept_epoch,
             "stopped_early": self.stopped_early,
@@ -107,21 +107,21 @@ class History:
 
     @property
     def steps(self) -> int:
-        """Steps made."""
+        """The number of steps made."""
         return len(self.losses)
 
 
 @dataclass
 class TrainingContext:
-    """Surroundings of a training.
+    """Everything that a training uses besides its model and data.
 
     Attributes:
-        log: hears what happens.
-        run_log: is written a line for each step.
+        log: receives messages to the user.
+        run_log: receives an event for each step and epoch.
         checkpointing: saves the unfinished run.
         team: the processes among which each batch is divided.
-        extra: added to what is saved: progress and tensors of whoever runs several trainings.
-        signals: notes that the run is to stop; shared by several trainings, so that none is lost between two.
+        extra: progress and tensors that are saved in addition, by a caller that runs several trainings.
+        signals: notes a signal to stop; several trainings share it, so that no signal is lost between two of them.
     """
 
     log: Log
@@ -133,12 +133,12 @@ class TrainingContext:
 
 
 class _Agreement(NamedTuple):
-    """One step as all processes know it alike, so that all of them save or stop after it, or none does.
+    """What all processes have agreed on after a step: either all of them save or stop, or none does.
 
     Attributes:
-        loss: of the step: the sum over processes.
+        loss: the loss of the step, summed over processes.
         stop: whether a signal has reached any of them.
-        save: whether it is time to save, by the clock of the first.
+        save: whether it is time to save, by the clock of the first process.
     """
 
     loss: float
@@ -147,33 +147,34 @@ class _Agreement(NamedTuple):
 
 
 class Training:
-    """One run of the loop, which can be saved after any step and taken up again (:meth:`state_dict`).
+    """One run of the training loop, which can be saved after any step and resumed (:meth:`state_dict`).
 
     Args:
-        model: trained in place.
+        model: the model, trained in place.
         data: the samples it is trained and validated on.
-        options: of the training.
+        options: the options of the training.
         lr: the peak of the learning rate.
         context: log, checkpointing and the other processes.
 
     Attributes:
-        parameters: those that are trained, by name.
+        parameters: the parameters that are trained, by name.
         history: the course so far.
         position: how many samples of the current epoch are done.
-        order, epoch_start: the generator of the order of the samples, and its state before the current epoch.
-        best: the best validation accuracy and its weights.
-        waited: epochs since then.
-        total: steps in all.
-        course: how the learning rate goes, and which weights are left.
-        device: where it computes.
-        loss: that is minimised.
-        per_epoch: steps of one pass over the data.
+        order, epoch_start: the random generator of the order of samples, and its state before the current epoch.
+        best: the best validation accuracy and the weights that reached it; None before the first.
+        waited: how many epochs have passed since the best one.
+        total: how many steps the training has in all.
+        course: decides the learning rate of each step, and which weights the training leaves.
+        device: the device that computes.
+        loss: the loss that is minimised.
+        per_epoch: how many steps one pass over the data has.
     """
 
     def __init__(
         self, model: AnyModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
     ) -> None:
-        # Dropout differs between processes, as it would between the parts of one batch.
+        """Prepare a training at its beginning: mark what is trained, build optimizer and loss, and set all counters."""
+        # Seed dropout differently in each process, since it also differs between the samples of one batch.
         torch.manual_seed(options.seed + context.team.rank)
         self.model = model
         self.data = data
@@ -181,7 +182,7 @@ class Training:
         self.lr = lr
         self.context = context
 
-        # The weights, and how they are changed.
+        # The weights, their loss and their optimizer.
         self.parameters = trainable(model, options.weights)
         self.device = next(iter(self.parameters.values())).device
         self._kept_weights = kept_weights(model, options.weights)
@@ -189,31 +190,31 @@ class Training:
         self.loss = make_loss(model, options.loss, context.team)
         self._shared_loss = shared(self.loss, context.team)
 
-        # Its length.
+        # The length of the training.
         self.per_epoch = options.steps_per_epoch(data.size)
         self.total = options.total_steps(data.size)
         self.course = options.begin_course(data.size)
 
-        # How far it has come.
+        # The state of the loop: everything below is saved and restored.
         self.history = History()
         self.position = 0
         self.order = torch.Generator().manual_seed(options.seed)
         self.epoch_start = self.order.get_state()
         self.best: tuple[float, dict[str, Tensor]] | None = None
         self.waited = 0
-        self._agreement: _Agreement | None = None  # of the last step; None for a training of one process
+        self._agreement: _Agreement | None = None  # from the last step; None if there is only one process
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> History:
-        """Train to the end, from the beginning or from where :meth:`load_state_dict` has set it.
+        """Train to the end, from the beginning or from the state that :meth:`load_state_dict` has restored.
 
         Returns:
-            The whole course of the training. The model then has the weights that it ends with, and is in eval mode.
+            The whole course of the training. The model then has its final weights, and is in eval mode.
 
         Raises:
-            NonFiniteError: a loss, or the weights.
-            Interrupted: by a signal, after saving.
+            NonFiniteError: a loss or the weights are not finite.
+            Interrupted: a signal has stopped the run, after saving.
         """
         with self.context.signals, self.context.log.progress("finetune", self.total, "steps") as progress:
             progress.advance(self.history.steps)
@@ -226,23 +227,25 @@ class Training:
         return self.history
 
     def _is_finished(self) -> bool:
-        """Return whether every step is made, or the training has stopped early."""
+        """Return whether all steps are made, or the training has stopped early."""
         if self.history.stopped_early:
             return True
-        # A run may have been saved between the last step of an epoch and its validation, which is then to come.
+
+        # A run may have been saved after the last step of an epoch but before its validation: that is still to do.
         is_inside_epoch = self.position > 0
         return self.history.steps >= self.total and not is_inside_epoch
 
     def _steps_of_ended_epochs(self) -> int:
-        """Return the number of steps that were made before the epoch that runs."""
+        """Return the number of steps that were made before the current epoch."""
         if not self.history.epochs:
             return 0
         return self.history.epochs[-1]["steps"]
 
     def _draw_epoch(self) -> list[int]:
-        """Draw the samples of the epoch that comes, in their order; in a resumed epoch the same ones once more.
+        """Return the samples of the next epoch in random order; a resumed epoch draws the same samples once more.
 
-        The state of the generator before the draw is kept in ``epoch_start``, for a run that is saved within the epoch.
+        Also stores the state of the generator before the draw in ``epoch_start``, for a run that is saved within the
+        epoch. The last epoch may have fewer steps than a full one.
         """
         self.epoch_start = self.order.get_state()
         shuffled = torch.randperm(self.data.size, generator=self.order)
@@ -252,37 +255,42 @@ class Training:
         return shuffled[:samples].tolist()
 
     def _put_result(self) -> None:
-        """Give the model the weights that the training ends with, and note in the history which epoch they are of."""
+        """Set the model's final weights, and note in the history which epoch they come from."""
+        # The best epoch on the validation set, else the last epoch; None if the course collects other weights.
         if self.best is not None:
             _, best_weights = self.best
             self.put(best_weights)
         elif self.course.keeps_epoch:
-            # Without a validation the last epoch is kept.
+            # There was no validation: keep the last epoch, whose weights the model has.
             self.history.kept_epoch = len(self.history.epochs)
         else:
             self.history.kept_epoch = None
-        # An average of several epochs, say, takes the place of what the model has.
+
+        # The course may replace them, e.g. by an average over several epochs.
         result = self.course.finish(self.options.seed)
         if result is not None:
             self.put(result)
 
     def _train_on(self, samples: Sequence[int], progress: Progress) -> None:
-        """Make the steps of one epoch; of an epoch that was taken up again, those that are not made yet.
+        """Make the steps of one epoch; in a resumed epoch only the steps that are not made yet.
 
         Args:
-            samples: all samples of the epoch in order, of which the first ``position`` are done.
+            samples: all samples of the epoch in order; the first ``position`` of them are done.
             progress: advanced by every step.
         """
+        # Of each batch, this process reads every n-th sample, where n is the number of processes.
         samples_ahead = samples[self.position :]
         batches = _chunks(samples_ahead, self.options.data.batch_size)
         indices_to_read: list[int] = []
         for batch in batches:
-            part = self._part_of_process(batch)
-            if not part:
-                # The last batch of an epoch is too short for all processes, which have to compute equally often: this
-                # one computes a sample that counts nothing.
-                part = batch[:1]
-            indices_to_read += part
+            samples_here = self._part_of_process(batch)
+            if not samples_here:
+                # The last batch is too short for all processes, but all have to compute equally often: compute some
+                # sample, whose share below is 0.
+                samples_here = batch[:1]
+            indices_to_read += samples_here
+
+        # Make the steps, each from `accumulate` batches. A batch's loss counts by its share of the step's samples.
         self.model.train()
         epoch = len(self.history.epochs)
         stream = self.data.batches(indices_to_read, epoch)
@@ -290,23 +298,23 @@ class Training:
             samples_of_step = sum(len(batch) for batch in batches_of_step)
             shares = []
             for batch in batches_of_step:
-                part = self._part_of_process(batch)
-                shares.append(len(part) / samples_of_step)
+                samples_here = self._part_of_process(batch)
+                shares.append(len(samples_here) / samples_of_step)
             with self._stopping_if_workers_are_ended():
-                parts_of_step = [next(stream) for _ in batches_of_step]
+                batches_here = [next(stream) for _ in batches_of_step]
             rate = self._rate_of_next_step()
-            loss = self._step(parts_of_step, shares, rate)
+            loss = self._step(batches_here, shares, rate)
             self._note_step(loss, rate, samples_of_step, progress)
             self._collect()
             self._save_or_stop()
 
     def _part_of_process(self, batch: Sequence[int]) -> Sequence[int]:
-        """Return the samples of a batch that this process computes: every n-th of n processes."""
+        """Return the samples of a batch that this process computes: every n-th, where n is the number of processes."""
         team = self.context.team
         return batch[team.rank :: team.size]
 
     def _note_step(self, loss: float, rate: float, samples: int, progress: Progress) -> None:
-        """Enter a step that was made at this learning rate, on so many samples, into the history and the logs."""
+        """Add a step, made at this learning rate on so many samples, to the history and the logs."""
         history = self.history
         history.losses.append(loss)
         self.position += samples
@@ -315,10 +323,10 @@ class Training:
 
     @contextmanager
     def _stopping_if_workers_are_ended(self) -> Iterator[None]:
-        """Return a context to read data in, which saves and stops where a signal has ended the processes that read.
+        """Return a context for reading data. If reading fails after a signal, save and stop instead of raising.
 
-        A signal to all processes of a job reaches those too, and perhaps before this one: an error of reading may come
-        of it, and not of the data.
+        A signal to all processes of a job also ends the worker processes that read data, perhaps before it reaches this
+        process: a reading error may be caused by the signal, not by the data.
         """
         try:
             yield
@@ -328,27 +336,29 @@ class Training:
             raise
 
     def _rate_of_next_step(self) -> float:
-        """Return the learning rate of the step after those that the history has."""
+        """Return the learning rate of the next step: the peak times the share that the course says."""
         share = self.course.share_of_peak(self.history.steps)
         return self.lr * share
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float], rate: float) -> float:
-        """Change the weights once.
+        """Make one step: compute gradients, and change the weights once.
 
         Args:
-            batches: inputs and labels that this process has of the batches of the step.
-            shares: how much of all samples of the step each of them is.
+            batches: inputs and labels of this process, for each batch of the step.
+            shares: the size of each of them, as a share of all samples of the step.
             rate: the learning rate.
 
         Returns:
-            The loss of the step, of all processes, before the change.
+            The loss of the step before the change, summed over all processes.
 
         Raises:
-            NonFiniteError: the loss is not finite; the weights are as before.
+            NonFiniteError: the loss is not finite; the weights are not changed.
         """
         team = self.context.team
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+
+        # Gradients and loss. With several processes, agree on the loss and on what follows the step.
         self.optimizer.zero_grad(set_to_none=True)
         calls = self.loss.calls(batches, shares)
         loss = backward(self._shared_loss, calls, team)
@@ -356,7 +366,8 @@ class Training:
             self._agreement = self._agree(loss)
             loss = self._agreement.loss
         self._check_loss(loss)
-        # Pruned weights stay zero.
+
+        # Without a gradient, pruned weights stay zero.
         for parameter, is_kept in self._kept_weights:
             if parameter.grad is not None:
                 parameter.grad.mul_(is_kept)
@@ -368,10 +379,10 @@ class Training:
         return loss
 
     def _check_loss(self, value: float) -> None:
-        """Refuse a loss that is not finite, and say whether a good state was saved before.
+        """Raise an error if a loss is not finite, which says whether a good state was saved before.
 
         Raises:
-            NonFiniteError: it is not.
+            NonFiniteError: the loss is not finite.
         """
         if math.isfinite(value):
             return
@@ -383,29 +394,30 @@ class Training:
         raise NonFiniteError(f"the loss is {value} at step {step}", hint=f"{_LOWER}; {what_is_left}")
 
     def _check_weights(self) -> None:
-        """Refuse weights that are not finite. All processes call it at the same step.
+        """Raise an error if the weights are not finite. All processes call it at the same step.
 
         Raises:
-            NonFiniteError: they are not, in any of the processes.
+            NonFiniteError: the weights are not finite in any of the processes.
         """
         is_finite = all(map(_is_finite, self.parameters.values()))
-        finite_in_processes = self.context.team.gather(is_finite)  # each may have other parts of them
+        finite_in_processes = self.context.team.gather(is_finite)  # each process may have other parts of the weights
         if not all(finite_in_processes):
             steps = self.history.steps
             raise NonFiniteError(f"the weights are not finite after step {steps}", hint=_LOWER)
 
     def _collect(self) -> None:
-        """Hand the weights to the course of the training where it collects them."""
+        """Hand the weights to the course of the training, at the steps after which it collects them."""
         steps = self.history.steps
         if not self.course.collects(steps):
             return
-        self._check_weights()  # all that is written must be good before anything is
-        # One at a time: of weights that are divided among processes not all may fit a device as a whole.
+        self._check_weights()  # before anything is collected: all models that are written later must be finite
+
+        # Pass one parameter at a time: if they are divided among processes, a device may not hold all whole parameters.
         weights = ((name, whole(parameter)) for name, parameter in self.parameters.items())
         self.course.collect(steps, weights, self.context.log, self.context.run_log)
 
     def _end_epoch(self) -> None:
-        """Validate, enter the epoch into the history and the logs, and keep the weights if they are the best so far."""
+        """Validate, add the epoch to the history and the logs, and keep the weights if they are the best so far."""
         history = self.history
         losses = history.losses[self._steps_of_ended_epochs() :]
         epoch: EpochFigures = {
@@ -420,17 +432,18 @@ class Training:
             epoch["val_nll"] = figures["val_nll"]
 
         history.epochs.append(epoch)
-        self.position = 0  # of the next epoch
+        self.position = 0  # the next epoch begins
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
         if self.data.validation is not None and self.course.keeps_epoch:
             self._keep_best(epoch["val_accuracy"])
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep a copy of the weights if they are the best so far, the first of equals; else wait, or stop early.
+        """Keep a copy of the weights if they are the best so far; otherwise count the wait, and perhaps stop early.
 
         Args:
-            accuracy: on the validation set, after the epoch that has just ended.
+            accuracy: the validation accuracy after the epoch that has just ended. It is better only if it exceeds the
+                best by more than ``min_delta``, so of equal epochs the first is kept.
         """
         history = self.history
         is_better = True
@@ -445,37 +458,40 @@ class Training:
             history.kept_epoch = len(history.epochs)
             self.waited = 0
             return
+
+        # Otherwise the training stops early once it has waited for too many epochs.
         self.waited += 1
         patience = self.options.patience
         if patience is not None and self.waited >= patience:
             history.stopped_early = history.steps < self.total
 
     def put(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the parameters that are trained, in place."""
+        """Copy these weights into the trained parameters, in place."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 typed = weights[name].to(parameter.dtype)
-                values = placed(typed, parameter)
+                values = placed(typed, parameter)  # this process's shard, if the parameter is divided
                 parameter.copy_(values)
 
     def unshard(self) -> None:
-        """Make the model whole again in every process, on the CPU."""
+        """Give every process the whole model again, on the CPU; replaces :attr:`parameters`."""
         unshard(self.model)
         self.parameters = requiring_gradients(self.model)
 
     # --- several processes --------------------------------------------------------------------------------------------
 
     def _agree(self, loss: float) -> _Agreement:
-        """Exchange with all processes the loss of a step, and whether the run is to stop or to be saved after it.
+        """Exchange with all processes the loss of a step, and whether to stop or to save after the step.
 
         Args:
-            loss: this process's share of it.
+            loss: this process's share of the loss.
         """
         context = self.context
         step = self.history.steps + 1
         is_due = context.team.rank == 0 and context.checkpointing.due(step)
         is_to_stop = context.signals.requested
-        # One exchange for all three: a flag that any process has set is above 0 in the sum.
+
+        # One sum exchanges all three: a flag that any process has set makes its sum positive.
         sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)
         context.team.add(sums)
         total, stops, saves = sums.tolist()
@@ -484,10 +500,10 @@ class Training:
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
-        """Save after a step, or save and stop, if it is time: where there are several processes, as they have agreed.
+        """Save after a step, or save and stop, if it is time; several processes do as they have agreed.
 
         Raises:
-            Interrupted, KeyboardInterrupt: it stops.
+            Interrupted, KeyboardInterrupt: the run stops.
         """
         if self._agreement is not None:
             is_to_stop = self._agreement.stop
@@ -501,7 +517,7 @@ class Training:
             self.save()
 
     def _stop_alone(self) -> None:
-        """Stop at once, if that is wanted. Several processes can only stop together, agreed on at the next step."""
+        """Stop at once, if a signal asks for it. Several processes do nothing here: they agree after the next step."""
         is_alone = self.context.team.size == 1
         if is_alone and self.context.signals.requested:
             self._interrupt()
@@ -510,7 +526,7 @@ class Training:
         """Save and stop.
 
         Raises:
-            Interrupted: always, with the hint how to go on; KeyboardInterrupt where nothing is saved.
+            Interrupted: always, with a hint how to resume; KeyboardInterrupt if nothing is saved.
         """
         self.save()
         file = self.context.checkpointing.file
@@ -520,14 +536,14 @@ class Training:
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
-        """Save what :meth:`load_state_dict` needs. All processes call it at the same step.
+        """Save the state for :meth:`load_state_dict`. All processes call it at the same step.
 
         Raises:
-            NonFiniteError: the weights are not finite; what was saved before is kept.
+            NonFiniteError: the weights are not finite; the state saved before is kept.
         """
         self._check_weights()
         saved = self.state_dict()
-        if saved is None:
+        if saved is None:  # only the first process writes
             return
         extra = self.context.extra
         progress = saved.progress | extra.progress
@@ -535,15 +551,15 @@ class Training:
         self.context.checkpointing.save(Saved(progress, tensors))
 
     def state_dict(self) -> Saved | None:
-        """Everything that decides how the training goes on; None in processes other than the first.
+        """Return everything that decides how the training goes on; None in processes other than the first.
 
-        All processes call it at the same step. Put back by :meth:`load_state_dict`, it gives the same bits as a
-        training without a break.
+        All processes call it at the same step. A training that continues from it with :meth:`load_state_dict` gives the
+        same bits as a training without a break.
         """
         history = self.history
         team = self.context.team
 
-        # What every process takes part in.
+        # Collect from all processes: random states, and whole tensors that may be divided among processes.
         random_bytes = random_state(self.device).numpy().tobytes()
         random_states = team.gather(random_bytes.hex())
         best_accuracy: float | None = None
@@ -560,6 +576,7 @@ class Training:
         if team.rank != 0:
             return None
 
+        # The first process adds what it knows alone.
         for rank, state_as_hex in enumerate(random_states):
             state = bytearray.fromhex(state_as_hex)
             tensors[f"random.{rank}"] = torch.frombuffer(state, dtype=torch.uint8)
@@ -581,11 +598,11 @@ class Training:
         return Saved(progress, tensors)
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Set a training, newly made from the same options, to where another was saved by :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` has saved into a new training with the same options."""
         progress = saved.progress
         history = self.history
 
-        # The weights, and what moves them.
+        # The weights, the optimizer, and the best weights so far.
         self.put(saved.part("model."))
         self._load_optimizer(saved.part("optimizer."))
         if progress["best"] is not None:
@@ -604,16 +621,17 @@ class Training:
         self.position = progress["position"]
         self.waited = progress["waited"]
 
-        # What is drawn next: of the epoch that was begun the samples are drawn once more.
+        # The random generators. The order is set to before the current epoch, whose samples are drawn once more.
         self.order.set_state(saved.tensors["order"])
         random_states = saved.part("random.")
-        # A process that was not there before takes the numbers of the first; without dropout they decide nothing.
+
+        # A process that did not exist before takes the state of the first; without dropout the state does not matter.
         state_of_first = random_states["0"]
         state = random_states.get(str(self.context.team.rank), state_of_first)
         set_random_state(state, self.device)
 
     def _load_optimizer(self, memory: Mapping[str, Tensor]) -> None:
-        """Give the optimizer its memory back, by the positions of the parameters."""
+        """Give the optimizer its state back; names begin with the index of the parameter, e.g. ``3.exp_avg``."""
         trained: list[Tensor] = []
         for group in self.optimizer.param_groups:
             trained += group["params"]
@@ -639,7 +657,7 @@ def _is_finite(parameter: Tensor) -> bool:
     return bool(finite.all())
 
 
-@torch.no_grad()  # not in inference mode: weights that are gathered in it cannot be trained
+@torch.no_grad()  # not inference mode: weights gathered from shards in inference mode could not be trained later
 def validate(
     model: AnyModel,
     batches: ValidationBatches,
@@ -649,18 +667,19 @@ def validate(
     """Measure a model on the validation set.
 
     Args:
-        model: set to eval mode.
-        batches: the samples of this process; an input without a label does not count.
-        team: all processes, each with samples of its own.
-        before_batch: called before each; it may end the validation by an exception.
+        model: the model, which is set to eval mode.
+        batches: the samples of this process; an input without a label is computed but not counted.
+        team: all processes, each with its own samples.
+        before_batch: called before each batch; may end the validation by raising an exception.
 
     Returns:
-        Its accuracy and mean loss over the samples of all processes.
+        Accuracy and mean loss over the samples of all processes.
 
     Raises:
         NonFiniteError: the loss is not finite.
     """
     model.eval()
+
     # Sums over the samples of this process.
     correct = 0
     loss = 0.0
@@ -675,7 +694,7 @@ def validate(
         loss += float(loss_of_batch)
         count += labelled
     if team.size > 1:
-        # From here on the sums over all processes. The loss is told as text: one that is not finite is passed on, too.
+        # Sum over all processes. The loss is exchanged as text, so that even one that is not finite arrives.
         sums_by_process = team.gather([correct, loss.hex(), count])
         correct_by_process, losses_as_text, counts = zip(*sums_by_process, strict=True)
         correct = sum(correct_by_process)

@@ -1,10 +1,10 @@
 """Losses: the cross-entropy of the classes, and the contrastive losses of CLIP (softmax) and SigLIP (sigmoid).
 
 The contrastive losses are those of open_clip on pairs of images and captions: Radford et al. 2021 (arXiv 2103.00020,
-figure 3) and Zhai et al. 2023 (arXiv 2303.15343, algorithm 1). Every pair of a step is compared with every other one,
-of all its batches and of all processes, so batches that are accumulated are not added up: their features come first,
-without what gradients need, then one loss of all of them, then each batch is computed again for its gradients, as in
-GradCache (Gao et al. 2021, arXiv 2101.06983).
+figure 3) and Zhai et al. 2023 (arXiv 2303.15343, algorithm 1). Every pair of a step is compared with every other pair
+of all its batches and of all processes. Therefore the losses of accumulated batches cannot simply be added up. First
+the features of all batches are computed, without keeping what gradients need; then one loss of all features; then each
+batch is computed again for its gradients, as in GradCache (Gao et al. 2021, arXiv 2101.06983).
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from hydractl.training.members import AnyModel, Together
 from hydractl.training.options import LossOptions
 
 ROWS_AT_ONCE = 4096
-"""Images (and texts) of a step that are compared with all others at once. Larger steps are compared in parts, each
-computed again for its gradients: all similarities of 96,000 pairs would take 37 GB."""
+"""How many images (and texts) of a step are compared with all others at once.
+
+Larger steps are compared in parts, each computed again for its gradients: all similarities of 96,000 pairs would take
+37 GB.
+"""
 
 Compare = Callable[[Tensor, Tensor], Tensor]
-"""Features of images ``[I, D]`` and of texts ``[T, D]`` to logits ``[I, T]``."""
+"""A function from features of images ``[I, D]`` and of texts ``[T, D]`` to logits ``[I, T]``."""
 
 
 class Loss(nn.Module, ABC):
-    """A loss of one model, which is part of it: called with samples, it gives a scalar.
+    """A loss that contains its model: called with samples, it returns a scalar.
 
     Args:
-        model: with one member, or of members that are trained together; its trained parameters marked.
-        options: of the loss.
+        model: a model with one member, or members that are trained together; its trained parameters must be marked.
+        options: the options of the loss.
         team: the processes among which each batch is divided.
     """
 
@@ -50,21 +53,22 @@ class Loss(nn.Module, ABC):
 
     @abstractmethod
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
-        """Return the arguments of the calls of one step, in order, each with its weight.
+        """Return the arguments of the calls of one step, in order, each with a weight.
 
         Args:
-            batches: what this process has of the batches of the step.
-            shares: how much of all samples of the step each of them is.
+            batches: this process's share of each batch of the step.
+            shares: the size of each of them, as a share of all samples of the step.
 
         Returns:
-            Weighted, the losses of all calls of all processes add up to the loss of the step.
+            Arguments and weights such that the weighted losses of all calls of all processes add up to the loss of the
+            step.
         """
 
     def after_step(self) -> None:
-        """Adjust to parameters that have changed."""
+        """Adjust the model after a step has changed its parameters; does nothing by default."""
 
     def autocast(self) -> Any:
-        """The context that activations are computed in."""
+        """Return the context in which activations are computed: a narrower dtype if the options ask for one."""
         if self.options.autocast is None:
             return nullcontext()
         dtype = getattr(torch, self.options.autocast)
@@ -72,7 +76,7 @@ class Loss(nn.Module, ABC):
 
 
 def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
-    """Build the loss of this name; for several members that of their method."""
+    """Build the loss that the options name; members trained together use the loss of their method."""
     if isinstance(model, Together):
         return OfMembers(model, options, team)
     if options.name == "contrastive":
@@ -81,13 +85,13 @@ def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
 
 
 class CrossEntropy(Loss):
-    """Cross-entropy of inputs and labels ``[B]``. Several batches count as one: each sample has the same weight."""
+    """Cross-entropy of inputs and labels ``[B]``. Every sample of a step has the same weight, whatever its batch."""
 
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
         return zip(batches, shares, strict=True)
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """Return the mean over a batch."""
+        """Return the mean loss over a batch of inputs and labels."""
         inputs, labels = batch
         with self.autocast():
             logits = self.model.member_logits(inputs)[0]
@@ -100,7 +104,7 @@ class OfMembers(CrossEntropy):
     """Cross-entropy of members that are trained together."""
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """Return the loss of a batch: the sum or the mean over members, as their method says, of the mean over it."""
+        """Return the loss of a batch: its mean loss, summed or averaged over members as their method says."""
         inputs, labels = batch
         with self.autocast():
             logits, labels_of_members = self.model.answers(inputs, labels)
@@ -113,7 +117,7 @@ class OfMembers(CrossEntropy):
 class Contrastive(Loss):
     """Contrastive loss of images and their captions: sigmoid for a model with a logit bias, else softmax.
 
-    The factor of the similarities is trained as all else and kept between 1 and 100, as in open_clip.
+    The scale of the similarities is trained like other parameters, and kept between 1 and 100, as in open_clip.
     """
 
     def __init__(self, model: HydraModel, options: LossOptions, team: Processes) -> None:
@@ -124,16 +128,16 @@ class Contrastive(Loss):
             self._loss = sigmoid_loss
 
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
-        share = 1 / self.team.size  # every process has all similarities
+        share = 1 / self.team.size  # every process computes the whole loss, so each counts as one n-th
         return [(batches, share)]
 
     def forward(self, batches: Sequence[tuple[Any, Any]]) -> Tensor:
-        """Return the loss of all pairs of a step, of all processes: each is compared with every other one.
+        """Return the loss of all pairs of a step, of all processes: each pair is compared with every other one.
 
         Args:
-            batches: images and captions of this process; each pair of tensors has the same length.
+            batches: images and captions of this process, each batch as (pixels, captions) of the same length.
         """
-        # Of several batches nothing is kept that gradients need: a step may be larger than memory.
+        # A step of several batches may be larger than memory, so keep nothing for gradients: compute features twice.
         twice = len(batches) > 1
         read_images = self.model.chain_of_samples
         read_texts = self.model.chain_of_labels
@@ -145,6 +149,8 @@ class Contrastive(Loss):
         for _, captions in batches:
             features = self._compute_features(read_texts, captions, twice)
             text_features.append(features)
+
+        # Join the batches of this process, then the features of all processes.
         images = torch.cat(image_features)  # [B, D]
         texts = torch.cat(text_features)
         all_images = self._gather_features(images)  # [B of all processes, D]
@@ -162,12 +168,12 @@ class Contrastive(Loss):
         return logits[0]
 
     def _compute_features(self, chain: Callable[[Any], Tensor], inputs: Any, twice: bool) -> Tensor:
-        """Return the features of inputs, ``[B, D]``.
+        """Return the features of one batch of inputs, ``[B, D]``.
 
         Args:
-            chain: the encoder of the inputs, to features ``[members, B, D]`` of a model with one member.
-            inputs: of one batch.
-            twice: keep nothing for the gradients: they compute the features again, with the same random draws.
+            chain: the encoder, from inputs to features ``[1, B, D]`` of a model with one member.
+            inputs: the images or captions of the batch.
+            twice: keep nothing for the backward pass, which computes the features again with the same random draws.
         """
 
         def compute() -> Tensor:
@@ -182,10 +188,10 @@ class Contrastive(Loss):
         return _at_least_float32(features)
 
     def _gather_features(self, features: Tensor) -> Tensor:
-        """Return the features of all processes, in the order of their ranks; only this process's have gradients.
+        """Return the features of all processes, in the order of their ranks; only this process's part has gradients.
 
         Args:
-            features: of this process, ``[B, D]``.
+            features: the features of this process, ``[B, D]``; B may differ between processes.
 
         Returns:
             ``[sum of all B, D]``.
@@ -193,18 +199,23 @@ class Contrastive(Loss):
         team = self.team
         if team.size == 1:
             return features
+
+        # The rows of this process in the result.
         counts = team.gather(len(features))
         start = sum(counts[: team.rank])
         stop = start + len(features)
 
-        # Every process enters its rows into zeros: the sum over processes has the rows of all.
+        # Every process writes its rows into zeros; the sum over processes then has the rows of all.
         of_all = features.new_zeros((sum(counts), features.shape[1]))
         of_all[start:stop] = features.detach()
         team.add(of_all)
         if features.requires_grad:
-            # The loss of every process depends on these features, so their gradient is the sum over processes. What is
-            # done with gradients later takes the mean over processes: times their number, that is the sum.
+            # The loss of every process depends on these features, so their gradient is the sum over all processes.
+            # Gradients are averaged over processes later (see `shared`): multiplied by the number of processes, the
+            # mean becomes the sum.
             features.register_hook(lambda gradient: gradient * team.size)
+
+        # Put this process's features, which have gradients, in the place of their copy without gradients.
         of_lower_ranks = of_all[:start]
         of_higher_ranks = of_all[stop:]
         return torch.cat([of_lower_ranks, features, of_higher_ranks])
@@ -214,16 +225,16 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     """Compute CLIP's loss: the mean cross-entropy of the right text for each image and the right image for each text.
 
     Args:
-        compare: features to logits.
-        images, texts: features ``[B, D]``; those of one row belong together.
-        rows: images or texts that are compared with all others at once.
+        compare: returns the logits of image and text features.
+        images, texts: features ``[B, D]``; row i of both is a pair.
+        rows: how many images or texts are compared with all others at once.
     """
     pairs = len(images)
 
     def loss_of_rows(start: int) -> Tensor:
-        """Return the sum of the losses of the images and of the texts of some rows."""
+        """Return the summed loss of the images and of the texts in some rows, from ``start`` on."""
         stop = min(start + rows, pairs)
-        right_answers = torch.arange(start, stop, device=images.device)
+        right_answers = torch.arange(start, stop, device=images.device)  # image i belongs to text i
         texts_of_images = compare(images[start:stop], texts)  # [rows, B]
         loss_of_images = F.cross_entropy(texts_of_images, right_answers, reduction="sum")
         images_of_texts = compare(images, texts[start:stop]).T  # [rows, B]
@@ -235,23 +246,25 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
 
 def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
-    """Compute SigLIP's loss: every image with every text is a yes or no of its own.
+    """Compute SigLIP's loss: whether an image and a text belong together is a yes-or-no question for every two of them.
 
     Args:
-        compare: features to logits.
-        images, texts: features ``[B, D]``; those of one row belong together.
-        rows: images that are compared with all texts at once.
+        compare: returns the logits of image and text features.
+        images, texts: features ``[B, D]``; row i of both is a pair.
+        rows: how many images are compared with all texts at once.
 
     Returns:
         The sum over all images and texts, divided by B, the number of pairs.
     """
 
     def loss_of_rows(start: int) -> Tensor:
-        """Return the sum of the losses of the images of some rows, with all texts."""
+        """Return the summed loss of the images in some rows, from ``start`` on, with all texts."""
         stop = start + rows
         logits = compare(images[start:stop], texts)  # [rows, B]
+
+        # +1 where image and text belong together: row r is image start + r, so this is the diagonal shifted by start.
         signs = torch.full_like(logits, -1.0)
-        signs.diagonal(start).fill_(1.0)  # the pairs themselves
+        signs.diagonal(start).fill_(1.0)
         log_p = F.logsigmoid(signs * logits)
         return -log_p.sum()
 
@@ -261,12 +274,12 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
 
 def _sum_in_parts(loss_of_rows: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
-    """Return the sum over all rows; where it takes several parts, they keep nothing for gradients, which compute again.
+    """Return the loss summed over all rows, in parts if there are many; parts are computed again for their gradients.
 
     Args:
-        loss_of_rows: from the first of some rows to the sum over them.
+        loss_of_rows: returns the sum over some rows, given the first of them.
         count: how many rows there are in all.
-        rows: how many of them are computed at once.
+        rows: how many rows are computed at once.
     """
     if count <= rows:
         return loss_of_rows(0)
@@ -278,7 +291,7 @@ def _sum_in_parts(loss_of_rows: Callable[[int], Tensor], count: int, rows: int) 
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
-    """Return values in float32, or as they are in float64."""
+    """Return values in float32; float64 values stay as they are."""
     if values.dtype == torch.float64:
         return values
     return values.float()

@@ -1,4 +1,4 @@
-"""Members that one training makes together: what the loop sees of them, and what makes them."""
+"""Members that one training makes together: the model that the loop trains, and the protocol of what makes it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from hydractl.model.source import Source
 
 
 class Together(nn.Module):
-    """Members in training, each a model of its own: what the loop takes for a model.
+    """Members that are trained together, which the training loop uses like one model.
 
     Attributes:
-        models: of one member each; fewer than members where these have nearly all of a model in common.
-        members: how many members.
-        family, description, preprocess: of them all.
+        models: models of one member each; fewer models than members if the members share nearly all weights.
+        members: how many members there are.
+        family, description, preprocess: those of the first model, the same for all.
     """
 
     def __init__(self, models: Sequence[HydraModel], members: int) -> None:
+        """Take family, description and preprocessing from the first model."""
         super().__init__()
         self.models = nn.ModuleList(models)
         self.members = members
@@ -33,32 +34,32 @@ class Together(nn.Module):
 
     @property
     def each(self) -> list[HydraModel]:
-        """The models."""
+        """The models as a list."""
         return list(self.models)  # type: ignore[arg-type]
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Return logits ``[M, B, classes]``."""
+        """Return the logits of all members, ``[M, B, classes]``."""
         logits = [model.member_logits(inputs) for model in self.each]
         return torch.cat(logits)
 
     def forward(self, inputs: Any) -> Tensor:
-        """Return log p ``[B, classes]``, as :class:`hydractl.model.runtime.HydraModel`."""
+        """Return log p of the ensemble, ``[B, classes]``, as :class:`hydractl.model.runtime.HydraModel` does."""
         return log_mean_softmax(self.member_logits(inputs))
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits ``[M, B, classes]`` of a training batch, and labels ``[M, B]`` that they are compared with."""
+        """Return logits ``[M, B, classes]`` of a training batch, and the labels ``[M, B]`` to compare them with."""
         logits = self.member_logits(inputs)
         labels_of_members = labels.expand(self.members, -1)
         return logits, labels_of_members
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """Return the sum over members of the mean over the batch."""
+        """Return the mean loss over the batch, summed over members."""
         rows = logits.flatten(0, 1)  # [M, B, classes] -> [M * B, classes]
         mean = F.cross_entropy(rows, labels.flatten(), label_smoothing=smoothing)
-        return self.members * mean
+        return self.members * mean  # the mean is over members and batch
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
-        """Return the weights of one member as those of an ordinary model."""
+        """Return the weights of one member as the weights of an ordinary model."""
         model = self.each[member]
         return model.stock_tensors()
 
@@ -68,11 +69,11 @@ AnyModel = HydraModel | Together
 
 
 class MemberMaker(Protocol):
-    """What makes members of one training.
+    """An object that makes the members of one training.
 
     Attributes:
-        members: how many.
-        passes: the mult-adds of a training sample by those of one member.
+        members: how many members there are.
+        passes: the cost of a training sample in mult-adds, relative to the cost of one member.
     """
 
     @property
@@ -82,13 +83,13 @@ class MemberMaker(Protocol):
     def passes(self) -> int: ...
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return the start of each model of :class:`Together`, given that of an ordinary training.
+        """Return the start of each model of :class:`Together`, from the start of an ordinary training.
 
         Raises:
-            UsageError: for a model that it does not fit.
+            UsageError: the method does not fit the model.
         """
         ...
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Make the model that is trained from the models of these sources, which may be changed in place."""
+        """Return the model that is trained, made of the models of these sources, which may be changed in place."""
         ...

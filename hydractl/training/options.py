@@ -14,15 +14,15 @@ from hydractl.training.members import MemberMaker
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDataOptions:
-    """Samples that are read, and how they are put into steps.
+    """The samples that a training reads, and how they form steps.
 
     Attributes:
         train, val: SPECs of labelled samples or pairs, and of validation data or None.
-        limit: so many samples of each; None: all.
-        seed: draws them of a set sorted by class.
-        batch_size: samples computed together, by all processes.
-        accumulate: batches of a step.
-        workers: processes that prepare samples.
+        limit: how many samples of each set are used; None: all.
+        seed: draws these samples if the set is sorted by class.
+        batch_size: how many samples are computed together, by all processes.
+        accumulate: how many batches a step has.
+        workers: how many processes prepare samples.
         augment: items of :class:`hydractl.training.data.Augmentation`.
     """
 
@@ -38,18 +38,18 @@ class TrainingDataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions:
-    """Weights that a training starts from, and which of them it changes.
+    """The weights that a training starts from, and which of them it changes.
 
     Attributes:
         init: ``given``, ``head`` (a classifier drawn by the seed) or ``random`` (all weights).
         reset_head: start from a classifier for other classes.
-        classes: how many; None: as many as the data have.
-        labels: their names; None: those of the data.
-        train_last: number of blocks of each tower; None: all.
+        classes: the number of classes; None: as many as the data have.
+        labels: the class names; None: those of the data.
+        train_last: how many blocks of each tower are trained, from the last; None: all.
         tower: the one tower to train; None or ``both``: all.
-        freeze: parts that stay as they are, of ``settings.finetuning.FREEZABLE``.
-        lenient: pass over parts that the model does not have: a recipe is for many models.
-        adapter: trained in the place of the weights, or None.
+        freeze: parts that are not changed, of ``settings.finetuning.FREEZABLE``.
+        lenient: ignore parts that the model does not have, since a recipe is for many models.
+        adapter: the adapter that is trained instead of the weights, or None.
     """
 
     init: str = "given"
@@ -86,16 +86,16 @@ class LossOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """All that decides the result of a training, beside its model.
+    """All options that decide the result of a training, besides its model.
 
     Attributes:
-        seed: of the order of samples, augmentation, dropout, and what is drawn at the start.
-        lr: peaks of the learning rate; of several each is trained.
-        epochs, steps: the length; ``steps`` weigh more.
-        patience: epochs without a better validation accuracy before it stops; None: never.
-        min_delta: how much better is better.
-        course: another one than that of an ordinary training, or None.
-        together: how one training makes several members; None: it makes one model.
+        seed: the seed of the order of samples, augmentation, dropout, and what is drawn at the start.
+        lr: the peaks of the learning rate; if there are several, each is trained.
+        epochs, steps: the length; ``steps`` wins if it is given.
+        patience: how many epochs without a better validation accuracy end the training; None: it never ends early.
+        min_delta: by how much an accuracy must exceed the best one to be better.
+        course: the course that a method prescribes; None: that of an ordinary training.
+        together: makes the several members that one training trains; None: the training has one model.
     """
 
     data: TrainingDataOptions
@@ -121,9 +121,9 @@ class TrainOptions:
     def steps_per_epoch(self, samples: int) -> int:
         """Return the number of steps of one pass over the data.
 
-        A cross-entropy is a mean over samples, so the last step may have fewer of them. What a contrastive loss is
-        depends on how many pairs are compared: those that do not fill a step are left out, as open_clip leaves them
-        out. They are others in each epoch.
+        A cross-entropy is a mean over samples, so the last step may have fewer of them. A contrastive loss depends on
+        how many pairs are compared: pairs that do not fill a step are left out, as in open_clip. They are different
+        pairs in each epoch.
         """
         full_steps, left_over = divmod(samples, self.per_step)
         if self.loss.name == "contrastive" or not left_over:
@@ -140,7 +140,7 @@ class TrainOptions:
         """Return the course of a training on so many samples.
 
         Raises:
-            UsageError: its steps are too few.
+            UsageError: the training has too few steps.
         """
         total = self.total_steps(samples)
         per_epoch = self.steps_per_epoch(samples)

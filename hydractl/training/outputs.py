@@ -1,7 +1,7 @@
-"""Files of one training: how they are called, how its outputs are written, and whether they were written before.
+"""The files of one training: their names, how outputs are written, and whether an earlier run has written them.
 
-The outputs are ordinary checkpoints or published folders that say how they came to be; beside them lie the unfinished
-run and the log.
+The outputs are ordinary checkpoints or published folders whose provenance says how they were trained. Beside them lie
+the unfinished run and the log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hydractl.training.start import Opened
 from hydractl.training.trackers import Tracked
 
 _ENDINGS = (".safetensors", ".st")
-# What the provenance of an output says beside what decided it.
+# The settings in an output's provenance that record results; all others decided the result.
 _RESULTS = (
     "history",
     "kept_epoch",
@@ -52,15 +52,15 @@ _RESULTS = (
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Paths that a training writes to.
+    """The paths that a training writes to.
 
     Attributes:
-        paths: the checkpoints, or the published folders: one, or several of one training.
-        folder: whether they are folders.
-        state: the unfinished run.
-        log: the log, or None.
-        trackers: by name, where each has its runs; None: where it does by itself.
-        name: of the run there.
+        paths: the output checkpoints or published folders; several if one training leaves several models.
+        folder: whether the outputs are folders.
+        state: the file of the unfinished run.
+        log: the log file, or None.
+        trackers: for each tracker by name, the folder, project or address of its runs; None: the tracker's default.
+        name: the name of the run in the trackers.
     """
 
     paths: tuple[Path, ...]
@@ -78,17 +78,19 @@ class RunFiles:
         several: int | None = None,
         trackers: Mapping[str, str | None] = MappingProxyType({}),
     ) -> RunFiles:
-        """Return the files of an output as a person named it.
+        """Return the files of a training from the output as the user named it.
 
         Args:
-            output: a file, or a folder where it ends in a slash.
-            log: a file; ``beside`` for one beside the output, None for no log.
-            several: how many models the training leaves: ``a.st`` becomes ``a.1.st`` and so on. None: one model.
-            trackers: by name, where each has its runs; None: where it does by itself.
+            output: a file; a folder if it ends in a slash.
+            log: a file; ``beside`` for a file beside the output, None for no log.
+            several: how many models the training leaves: ``a.st`` becomes ``a.1.st`` and so on. None: one model, which
+                keeps the name.
+            trackers: for each tracker by name, where its runs are; None: the tracker's default.
 
         Raises:
             UsageError: the log, or the folder of a tracker, would be another file of this training.
         """
+        # The outputs; several of them get numbers in their names.
         is_folder = output.endswith("/") and Path(output).name != ""
         if is_folder:
             path = Path(output)
@@ -98,7 +100,7 @@ class RunFiles:
         if several is not None:
             paths = [named_apart(path, number, folder=is_folder) for number in range(1, several + 1)]
 
-        # Beside the output, whatever the number of models.
+        # These lie beside the output, whatever the number of models.
         state = path.with_name(f"{path.name}.state")
         log_path = None
         if log == "beside":
@@ -106,17 +108,17 @@ class RunFiles:
         elif log is not None:
             log_path = file_path(log)
 
-        # The names may differ and be one place all the same, by links or dots.
-        places_in_use = {os.path.realpath(other) for other in (*paths, state)}
-        if log_path is not None and os.path.realpath(log_path) in places_in_use:
+        # Compare real paths, since different names may lead to one file, by links or dots.
+        paths_in_use = {os.path.realpath(other) for other in (*paths, state)}
+        if log_path is not None and os.path.realpath(log_path) in paths_in_use:
             raise UsageError(f"--log {log} is the name of another file of this training", hint="choose another --log")
         events = trackers.get("tensorboard")
-        if events is not None and os.path.realpath(events) in places_in_use:
+        if events is not None and os.path.realpath(events) in paths_in_use:
             raise UsageError(f"--track tensorboard:{events} is the name of another file of this training")
         return cls(tuple(paths), is_folder, state, log_path, trackers, name=stem(output))
 
     def weights(self) -> list[Path]:
-        """Return the file of each output that says how it came to be; an output that is not there has none."""
+        """Return one weights file of each output that exists: the file whose header has the provenance."""
         if not self.folder:
             return [path for path in self.paths if path.is_file()]
         files = []
@@ -127,12 +129,12 @@ class RunFiles:
         return files
 
     def open_log(self, saved: Saved | None, about: RunFacts, log: Log) -> RunLog:
-        """Open the log, a file and trackers as they are asked for, which goes on where the saved run was.
+        """Open the log with all places it writes to: a file and trackers, as asked for. A saved run's log is continued.
 
         Args:
-            saved: the run that is taken up; None: a new one.
-            about: the training.
-            log: hears of what cannot be logged.
+            saved: the saved run to resume; None: a new run.
+            about: facts about the training, for the beginning of the log.
+            log: receives a warning about what cannot be logged.
         """
         sinks: list[Sink] = []
         if self.log is not None:
@@ -150,7 +152,7 @@ class RunFiles:
 
 
 def stem(output: str) -> str:
-    """Return an output's name without folder and ending: ``a`` of ``b/a.st``, ``a.st`` of the folder ``b/a.st/``."""
+    """Return an output's name without folder and ending: ``a`` for ``b/a.st``, ``a.st`` for the folder ``b/a.st/``."""
     name = Path(output).name
     if output.endswith("/"):
         return name
@@ -174,34 +176,39 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, object], trained: Trained) -> list[str]:
-    """Write what a training leaves: one model, the members that it trained together, or models of several of its steps.
+    """Write the model or models that a training leaves.
+
+    There are three cases: one model; members that were trained together; or models of several steps, e.g. snapshots.
 
     Args:
-        outputs: one for each model.
-        opened: the data and the start of the training.
-        decisive: the settings that decided its result, for the provenance.
-        trained: its outcome.
+        outputs: one output for each model.
+        opened: the data, and the model that the training started from.
+        decisive: the settings that decided the result, for the provenance.
+        trained: the finished training.
 
     Returns:
-        The SHA-256 of each.
+        The SHA-256 of each output.
 
     Raises:
-        NonFiniteError: of weights that are not finite; nothing more is written.
-        OutputError, StorageError: it cannot be written.
+        NonFiniteError: a model has weights that are not finite; it and the models after it are not written.
+        OutputError, StorageError: an output cannot be written.
     """
     run = trained.run
     model = run.model
     parent = dict(opened.source.description.provenance)
-    details_of_any = {**decisive, "lr": trained.lr, "parent": parent}
-    if run.course.left_models():  # of several steps: snapshots, say
-        return _write_left_models(outputs, opened, details_of_any, trained)
+    common_details = {**decisive, "lr": trained.lr, "parent": parent}
 
-    details = {**details_of_any, **_results_of_one_model(trained)}
+    # Case 1: the training has collected the weights of several steps.
+    if run.course.left_models():
+        return _write_left_models(outputs, opened, common_details, trained)
+
+    # Case 2: one model.
+    details = {**common_details, **_results_of_one_model(trained)}
     if not isinstance(model, Together):
         stock = model.stock_tensors()
         return [_write_output(outputs[0], opened, run, stock, details)]
 
-    # The members that were trained together.
+    # Case 3: members that were trained together; each is written as an ordinary model.
     digests = []
     for index, output in enumerate(outputs):
         member_details = {**details, "member": index + 1}
@@ -211,9 +218,11 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
 
 
 def _results_of_one_model(trained: Trained) -> dict[str, object]:
-    """Return what the provenance says of how a training went that leaves the weights of its model."""
+    """Return provenance entries on how a training went, if it leaves one set of final weights, not e.g. snapshots."""
     outcome = trained.outcome
     grid = []
+
+    # Leave out the loss curve of each learning rate, which is long.
     for result in trained.grid:
         short_result = dict(result)
         short_result.pop("loss_curve", None)
@@ -230,23 +239,26 @@ def _results_of_one_model(trained: Trained) -> dict[str, object]:
 def _write_left_models(
     outputs: Sequence[Output], opened: Opened, details: Mapping[str, object], trained: Trained
 ) -> list[str]:
-    """Write each of several models that one training leaves, such as snapshots.
+    """Write each of several models that one training leaves, e.g. snapshots.
+
+    The training's model gets the weights of each in turn, and keeps those of the last one.
 
     Args:
-        outputs: one for each model.
-        opened: the data and the start of the training.
-        details: what the provenance says of all of them.
-        trained: the training.
+        outputs: one output for each model.
+        opened: the data, and the model that the training started from.
+        details: the provenance entries that all these models share.
+        trained: the finished training.
 
     Returns:
-        The SHA-256 of each. The model of the training has the weights of the last one then.
+        The SHA-256 of each output.
     """
     run = trained.run
     model = run.model
-    assert not isinstance(model, Together)  # members that are trained together are left as they are
+    assert not isinstance(model, Together)  # members trained together are not collected over several steps
     digests = []
     for output, left in zip(outputs, run.course.left_models(), strict=True):
         run.put(left.weights)
+        # The history of this model ends with the step at which its weights were taken.
         history = [epoch for epoch in trained.outcome["epochs"] if epoch["steps"] <= left.steps]
         details_of_left = {
             **details,
@@ -265,20 +277,21 @@ def _write_output(
     """Write one output and commit it.
 
     Args:
-        output: where.
-        opened: the data and the start of the training.
+        output: where to write.
+        opened: the data, and the model that the training started from.
         run: the training.
         stock: the weights, by the names of an ordinary model.
-        details: what the provenance says beside the verb, the seed and the model it started from.
+        details: the provenance entries besides the verb, the seed and the model that the training started from.
 
     Returns:
-        Its SHA-256.
+        The SHA-256 of the output.
 
     Raises:
-        NonFiniteError: of weights that are not finite.
+        NonFiniteError: weights are not finite.
     """
     source = opened.source
-    # Every tensor in the dtype that it had before.
+
+    # Store every tensor in the dtype that it had in the model the training started from.
     typed = {}
     for name, tensor in stock.items():
         dtype_before = torch_dtype(source.tensors.info(name))
@@ -286,13 +299,13 @@ def _write_output(
     tensors: TensorSource = DictTensors(typed)
     check_finite_weights(f"{source.name} after training", tensors)
 
-    # Of what was stored with the model before, only the count of weights that pruning has left still holds, and it may
-    # have changed.
+    # `extra` holds facts about the old weights, which are no longer true. For a model with pruned weights, count the
+    # weights that are left anew, since training may have changed their number.
     extra: dict[str, object] = {}
     if source.description.params_nonzero is not None:
         extra["sparse"] = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
 
-    # A published folder is read by other libraries, which know no missing heads: they are zeros there.
+    # Other libraries read a published folder and expect all heads to be there: pruned heads are written as zeros.
     layout = "zeroed" if output.is_folder else "sliced"
     seen = merged(source.description.seen, _entries_of_data(opened))
     description = replace(
@@ -307,7 +320,7 @@ def _write_output(
 
 
 def _entries_of_data(opened: Opened) -> list[Entry]:
-    """Return the data that the weights, or the choice of an epoch, come from: they are no test data any more."""
+    """Return entries for the data that decided the weights or the kept epoch; they are no longer valid test data."""
     seen = [entry("finetune", "train", opened.train_set)]
     if opened.val_set is not None:
         seen.append(entry("finetune", "val", opened.val_set))
@@ -319,13 +332,13 @@ def _entries_of_data(opened: Opened) -> list[Entry]:
 
 @dataclass(frozen=True)
 class FinishedTraining:
-    """What a training that was finished before says in its output.
+    """The record of a finished training, read from the provenance of its output.
 
     Attributes:
-        history: its epochs.
-        kept_epoch, stopped_early: as of :class:`TrainingOutcome`; None where it does not say.
+        history: the epochs.
+        kept_epoch, stopped_early: as in :class:`TrainingOutcome`; None if the output does not say.
         lr: the learning rate.
-        grid: what each of several learning rates reached; empty where there was one.
+        grid: the result of each of several learning rates; empty if there was only one.
     """
 
     history: Sequence[EpochFigures]
@@ -336,7 +349,7 @@ class FinishedTraining:
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> FinishedTraining:
-        """Return what the settings in the provenance of an output say."""
+        """Return the record from the settings in the provenance of an output."""
         return cls(
             history=settings["history"],
             kept_epoch=settings.get("kept_epoch"),
@@ -347,15 +360,18 @@ class FinishedTraining:
 
 
 def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
-    """Return what the (last) output says that this very training has written; None where one is missing.
+    """Return the record of a finished training if all its outputs were written by exactly this training.
 
     Args:
-        files: of this training.
-        fingerprint: what decides its result.
-        force: an output of another training is in the way and may be replaced: None.
+        files: the files of this training.
+        fingerprint: the settings that decide the result, by name; settings whose value is None are ignored.
+        force: whether outputs of another training may be overwritten; then they are treated as missing.
+
+    Returns:
+        The record in the last output. None if an output is missing or may be overwritten.
 
     Raises:
-        InputError: an output is of another training; all differences are listed.
+        InputError: an output belongs to another training; all differences are listed.
     """
     outputs = [_read_finished(path, fingerprint, force=force) for path in files.weights()]
     if len(outputs) < len(files.paths) or None in outputs:
@@ -364,37 +380,41 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
 
 
 def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> FinishedTraining | None:
-    """Return what one output says of the training that wrote it, if that is this very one.
+    """Return the record of a finished training if an output file was written by exactly this training.
 
     Args:
-        path: of the output, which is there.
-        fingerprint: what decides the result of this training; a value of None is none.
-        force: whether an output of another training may be replaced.
+        path: the output file; it exists.
+        fingerprint: the settings that decide the result of this training, by name; settings whose value is None are
+            ignored.
+        force: whether an output of another training may be overwritten.
 
     Returns:
-        What it says; None where another program has written it, or another training and it may be replaced.
+        The record, or None if the file may be overwritten: it was not written by a training, or it belongs to another
+        training and ``force`` is set.
 
     Raises:
-        InputError: it is of another training and may not be replaced; all differences are listed.
+        InputError: the file belongs to another training and ``force`` is not set; all differences are listed.
     """
     try:
         description = read_header(path).description or {}
     except HydraError:
-        return None  # a file of another program, which --force may replace
+        return None  # the file of another program; whether it may be overwritten is checked on writing
     made_by = description.get("provenance", {})
     if made_by.get("verb") != "finetune":
         return None
 
-    # Of its settings, those that decided the result.
+    # Collect the settings that decided the result in the file, under the names of the fingerprint.
     settings = made_by["settings"]
-    in_file = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
+    settings_in_file = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
     for key, value in settings.items():
         if key not in _RESULTS:
-            in_file[key] = value
-    if "grid" in settings:  # its "lr" is the one of the grid that was kept
-        in_file["lr"] = [result["lr"] for result in settings["grid"]]
-    asked_for = {key: value for key, value in fingerprint.items() if value is not None}
-    problems = differences(in_file, asked_for, "in the file")
+            settings_in_file[key] = value
+    if "grid" in settings:  # "lr" is the one learning rate that was kept: compare the whole grid instead
+        settings_in_file["lr"] = [result["lr"] for result in settings["grid"]]
+
+    # Compare them with the settings of this training.
+    settings_asked_for = {key: value for key, value in fingerprint.items() if value is not None}
+    problems = differences(settings_in_file, settings_asked_for, "in the file")
     if not problems:
         return FinishedTraining.of_settings(settings)
     if force:

@@ -1,7 +1,8 @@
-"""Log of a training: lines of JSON, and what trackers are sent, with clocks and speeds, which belong into no artefact.
+"""The log of a training: lines of JSON, and events for trackers. It has times and speeds, unlike the outputs.
 
-The first line is ``{"schema": "hydractl.training-log/1", ...}``; then lines with ``"event"``: ``step``, ``epoch``,
-``candidate`` (of a grid of learning rates), ``cycle`` (the end of one, of snapshots), ``resumed``, ``end``.
+The first line is ``{"schema": "hydractl.training-log/1", ...}``. Then follow lines with ``"event"``: ``step``,
+``epoch``, ``candidate`` (one of several learning rates), ``cycle`` (the end of a cycle of snapshots), ``resumed``,
+``end``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from hydractl.training.checkpointing import Saved
 
 SCHEMA = "hydractl.training-log/1"
 _BIRTH = json.dumps({"schema": SCHEMA}).removesuffix("}").encode()
+"""The bytes that every log begins with."""
 _LINES = 1000
-"""About how many steps of a training have a line of their own."""
+"""About how many steps of a training get a line."""
 _SECONDS = 60.0
-"""The longest time, in seconds, without a line."""
+"""The longest time without a line, in seconds."""
 
 
 class Sink(Protocol):
@@ -34,7 +36,7 @@ class Sink(Protocol):
         """Write an event."""
 
     def position(self) -> int:
-        """Bytes written so far, all of them on the disk."""
+        """Return the number of bytes written so far, all of them on the disk."""
 
     def close(self) -> None:
         """Close the place: nothing more will be written."""
@@ -42,14 +44,14 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The training that a log is of.
+    """Facts about the training that a log belongs to.
 
     Attributes:
         model: the name of the model.
-        samples: of an epoch.
-        steps: of all epochs.
-        seed: of the training.
-        settings: those in effect, by name.
+        samples: how many samples an epoch has.
+        steps: how many steps all epochs have.
+        seed: the seed of the training.
+        settings: the settings in effect, by name.
     """
 
     model: str
@@ -59,18 +61,19 @@ class RunFacts:
     settings: Mapping[str, object]
 
     def to_json(self) -> dict[str, object]:
-        """Return the facts as the first line of a log has them."""
+        """Return the facts in the form of a log's first line, with the settings as one object."""
         facts = self._without_settings()
         facts["settings"] = self.settings
         return facts
 
     def flat(self) -> dict[str, object]:
-        """Return the facts and the settings beside each other, as a tracker lists them."""
+        """Return facts and settings in one flat object, as a tracker lists them."""
         facts = self._without_settings()
         facts.update(self.settings)
         return facts
 
     def _without_settings(self) -> dict[str, object]:
+        """Return all facts but the settings."""
         return {
             "model": self.model,
             "samples": self.samples,
@@ -80,9 +83,10 @@ class RunFacts:
 
 
 class RunLog:
-    """The log of a training in several places, or in none.
+    """The log of a training, written to several sinks or to none.
 
-    Of all steps about a thousand become an event, one a minute at least, with the mean loss since the last.
+    About a thousand of all steps become an event, but at least one a minute. An event has the mean loss since the
+    event before.
     """
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
@@ -92,25 +96,29 @@ class RunLog:
         self._since = time.monotonic()
 
     def step(self, step: int, total: int, loss: float, lr: float, samples: int) -> None:
-        """Count a step, and write an event of all steps since the last one if it is time for it.
+        """Count a step; if it is time for it, write one event for all steps since the last event.
 
         Args:
-            step: how many steps are made, with this one.
-            total: how many there will be.
-            loss: of the step.
-            lr: its learning rate.
-            samples: how many it was made on.
+            step: how many steps are made, including this one.
+            total: how many steps there will be.
+            loss: the loss of the step.
+            lr: the learning rate of the step.
+            samples: how many samples the step used.
         """
         self._losses.append(loss)
         self._samples += samples
         now = time.monotonic()
         seconds = now - self._since
+
+        # Write after so many steps, after the last one, and after a minute at the latest.
         steps_of_a_line = max(1, total // _LINES)
         is_full = step % steps_of_a_line == 0
         is_last = step == total
         is_overdue = seconds >= _SECONDS
         if not (is_full or is_last or is_overdue):
             return
+
+        # One event for all steps since the last one; then begin counting anew.
         speed = self._samples / max(seconds, 1e-9)
         mean = sum(self._losses) / len(self._losses)
         self.event("step", step=step, loss=mean, lr=lr, samples_per_s=round(speed, 3))
@@ -119,41 +127,41 @@ class RunLog:
         self._since = now
 
     def event(self, event: str, **values: Any) -> None:
-        """Write an event to every place."""
+        """Write an event to every sink."""
         for sink in self._sinks:
             sink.event(event, **values)
 
     def position(self) -> int:
-        """Return the position of the first place.
+        """Return the position of the first sink, for saving the run.
 
-        It is asked for when the run is saved; every place is asked, so what was logged by then is on the disk.
+        Every sink is asked for its position, which puts everything logged so far on the disk.
         """
-        positions = [sink.position() for sink in self._sinks]  # each is asked
+        positions = [sink.position() for sink in self._sinks]
         if not positions:
             return 0
         return positions[0]
 
     def close(self) -> None:
-        """Close every place."""
+        """Close every sink."""
         for sink in self._sinks:
             sink.close()
 
 
 class FileLog:
-    """Lines of JSON in a file. What cannot be written later on is warned of once; the training goes on.
+    """A log file with lines of JSON. The first line that cannot be written causes one warning; the training goes on.
 
     Args:
-        path: the file; one that is no log of this kind is never touched.
-        position: where to go on, in bytes; None: from the beginning.
-        about: what the first line says.
-        log: hears of a log that cannot be written.
+        path: the file; a file that is not a log of this kind is never changed.
+        position: the size in bytes from which to go on; None: start anew.
+        about: facts about the training, for the first line.
+        log: receives the warning.
 
     Raises:
-        OutputError, StorageError: the file is something else, or cannot be made.
+        OutputError, StorageError: the file is something else, or cannot be created.
     """
 
     def __init__(self, path: Path, position: int | None, about: RunFacts, log: Log) -> None:
-        """Open the file, cut off what it has behind ``position``, and write its first line or that it goes on."""
+        """Open the file and cut off what follows ``position``; write the first line, or that the run is resumed."""
         self.path = path
         self._log = log
         self._failed = False
@@ -165,7 +173,7 @@ class FileLog:
             is_empty = not start
             if not is_empty and start != _BIRTH:
                 raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
-            # What a killed run logged behind the point where it is taken up happens again.
+            # Cut off what a killed run has logged after the point of resuming: these steps are made again.
             size = self.position()
             self._file.truncate(min(kept_bytes, size))
         if self.position() > 0:
@@ -174,7 +182,7 @@ class FileLog:
             self._write({"schema": SCHEMA, "time": _now(), **about.to_json()})
 
     def position(self) -> int:
-        """Return its size in bytes."""
+        """Return the size of the file in bytes."""
         return self._file.seek(0, 2)
 
     def event(self, event: str, **values: Any) -> None:
@@ -188,7 +196,7 @@ class FileLog:
         self._file.close()
 
     def _write(self, line: Mapping[str, object]) -> None:
-        """Write a line, unless an earlier one could not be written; warn where this is the first that cannot."""
+        """Write a line, unless writing has failed before; warn when it fails for the first time."""
         if self._failed:
             return
         try:
@@ -200,14 +208,14 @@ class FileLog:
 
 
 def first_new_step(saved: Saved | None, about: RunFacts) -> int:
-    """Return the first step whose points a tracker gets anew: 0, or the one after the step the run was saved at.
+    """Return the first step that a tracker gets anew: 0 for a new run, else the step after the saved one.
 
-    Saved between the last step of an epoch and its validation, it is that last step: the point of the validation, which
-    has its number, comes again.
+    If the run was saved between the last step of an epoch and its validation, return that last step: the validation,
+    which has the same step number, is yet to be sent.
 
     Args:
-        saved: the run that is taken up; None for a new one.
-        about: the training.
+        saved: the saved run to resume; None for a new one.
+        about: facts about the training.
     """
     if saved is None or "steps" not in saved.progress:
         return 0
@@ -221,6 +229,6 @@ def first_new_step(saved: Saved | None, about: RunFacts) -> int:
 
 
 def _now() -> str:
-    """Return the time in UTC, to the millisecond, as ISO 8601 writes it."""
+    """Return the current time in UTC to the millisecond, in the format of ISO 8601."""
     now = datetime.now(UTC)
     return now.isoformat(timespec="milliseconds")

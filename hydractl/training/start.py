@@ -1,7 +1,7 @@
-"""Start of a training: data, and a model with the given weights or drawn ones, checked against each other.
+"""Start of a training: its data, and a model with given or newly drawn weights, checked against each other.
 
-Before any long work: weights drawn anew, a classifier of zeros, dropout, the classes that the data name. Then the model
-made ready: adapters, which parameters are trained, by which optimizer, and speed-ups.
+First, before any long work: new weights, a classifier of zeros, dropout, and the classes that the data name. Then the
+model is made ready: adapters, the choice of trained parameters, the optimizer, and speed-ups.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from hydractl.training.members import AnyModel, Together
 from hydractl.training.options import OptimizerOptions, TrainingDataOptions, TrainOptions, WeightOptions
 
 _MATCHES_NOTHING = "$."
-"""The pattern of the names of a part that a model does not have."""
+"""A pattern that no name matches, used for a part that a model does not have."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Data and model as a training starts.
+    """The data and the model that a training starts with.
 
     Attributes:
-        source: the model with the weights, the classes and the names it starts from.
+        source: the model, with the weights and the class names it starts from.
         train_set: the samples it is trained on.
         val_set: the samples it is validated on, or None.
-        drawn: names of the tensors that a body did not have and that were drawn.
-        members: the start of each model that is trained; the first of them is ``source``. Empty: that one.
-        left_out: how many samples of ``--val`` are not in ``val_set``, as they are training data.
+        drawn: names of the tensors that the model did not have before and that were drawn at random.
+        members: the start of each of several models that are trained together, the first of them ``source``. Empty:
+            only ``source`` is trained.
+        left_out: how many samples of ``--val`` are not in ``val_set`` because they are training data.
     """
 
     source: Source
@@ -62,13 +63,15 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     """Open the data of a training and set up the model that it starts from.
 
     Args:
-        source: the model as it was given: a classifier, a body without one, or a model that compares images with texts.
-        options: of the training.
+        source: the model as given: a classifier, a body without a classifier, or a model that compares images with
+            texts.
+        options: the options of the training.
 
     Raises:
-        InputError: for data that do not fit the model or each other.
-        UsageError: for a start that the model does not have.
+        InputError: the data do not fit the model or each other.
+        UsageError: the options ask for a start that the model does not have.
     """
+    # The weights to start from. A contrastive training needs no classifier.
     _refuse_filling_zeros(source, options)
     start = source
     if options.weights.init == "random":
@@ -76,14 +79,14 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     if options.loss.name == "contrastive":
         return _open_contrastive(start, options)
 
-    # The classifier, its classes named. A zero-shot model takes their names from the data.
+    # Give the model its classifier and class names; a zero-shot model takes the names from the data.
     body = named_by_data(start, options.data.train, options.data.limit, "--train")
     classifier, train_set = _open_with_classifier(body, options)
     check_labels_are_classes(train_set, classifier)
     class_names = _class_names(classifier, train_set, options.data.train)
     named = replace(classifier, description=replace(classifier.description, labels=class_names))
 
-    # Several of it where members are trained together.
+    # If members are trained together, make the start of each.
     members: tuple[Source, ...] = (named,)
     if options.together is not None:
         members = options.together.sources(named, options.seed)
@@ -94,6 +97,8 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         drawn=_drawn_names(body, named, options.weights),
         members=members,
     )
+
+    # Add the validation data, if any, without samples that are training data too.
     validation = _open_validation(named, options.data, train_set, class_names)
     if validation is None:
         return without_validation
@@ -101,10 +106,10 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
 
 
 def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
-    """Refuse to train a model with pruned weights in a way that makes other numbers of its zeros.
+    """Raise an error for a training that would turn pruned weights, which are zero, into other numbers.
 
     Raises:
-        UsageError: for an adapter, or members together, of a model with pruned weights.
+        UsageError: the model has pruned weights, and an adapter or members trained together are asked for.
     """
     if source.description.params_nonzero is None:
         return
@@ -123,27 +128,30 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
 
     Args:
         body: the model, with or without a classifier.
-        options: of the training.
+        options: the options of the training.
 
     Returns:
-        The model with its own classifier or a new one for the classes of the data; and the data, whose labels are in
-        the order of its classes.
+        The model with its own classifier or with a new one for the classes of the data; and the data, with labels in
+        the order of the model's classes.
 
     Raises:
-        UsageError: the model has no classifier and none is to be made, or one of another size than ``--classes`` says.
+        UsageError: the model has no classifier and the options do not ask for one, or it has another number of classes
+            than ``--classes`` says.
     """
     weights = options.weights
+
+    # A new classifier, if it is asked for, or if the body has none.
     if weights.reset_head:
         return _open_with_new_classifier(body, options)
     if body.classes == 0:
         if weights.init != "head":
-            need_classifier(body)  # raises: nothing says that it is to get one
+            need_classifier(body)  # raises, since nothing asks for a classifier
         return _open_with_new_classifier(body, options)
 
-    # The model's own classifier, whose classes `--labels` may name anew.
+    # Otherwise keep the model's own classifier. `--labels` may rename its classes.
     classifier = body
     if weights.labels is not None:
-        # Names in another order than those before would be refused, so they are taken away first.
+        # Remove the old names first: names in another order than the old ones would be refused.
         nameless = replace(body, description=replace(body.description, labels=None))
         classifier = with_labels(nameless, weights.labels)
     class_names = classifier.description.labels
@@ -157,7 +165,7 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
 
 
 def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
-    """Open the training data, and give the model a new classifier for their classes; return the model, and the data."""
+    """Open the training data, and give the model a new classifier for their classes; return the model and the data."""
     weights = options.weights
     train_set = _open_labelled(options.data.train, "--train", body, options.data, weights.labels)
     classes = _count_classes(train_set, weights.classes)
@@ -168,10 +176,10 @@ def _open_with_new_classifier(body: Source, options: TrainOptions) -> tuple[Sour
 
 
 def _class_names(source: Source, train_set: Dataset, spec: str) -> list[str] | None:
-    """Return the class names of the model; one from scratch takes those of the data it learns.
+    """Return the class names of the model, or those of the training data if the model has none; None if neither has.
 
     Raises:
-        InputError: they are not as many as its classes.
+        InputError: the number of names is not the number of classes.
     """
     labels = source.description.labels
     if labels is None:
@@ -187,15 +195,17 @@ def _class_names(source: Source, train_set: Dataset, spec: str) -> list[str] | N
 
 
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
-    """Return the names of the tensors that a body did not have and that were drawn at random.
+    """Return the names of the tensors that a model did not have before and that were drawn at random.
 
     Args:
-        body: the model before; one that had a classifier has got nothing that is reported.
-        source: the same with its new classifier.
-        weights: whether that classifier was drawn too (``init`` is ``head``), or is of zeros.
+        body: the model before; if it had a classifier, nothing is reported.
+        source: the same model with its new classifier.
+        weights: says whether the new classifier was drawn too (``init`` is ``head``), or consists of zeros.
     """
     if body.classes != 0:
         return ()
+
+    # Unless the classifier is drawn, it consists of zeros, and its tensors are left out.
     pattern_of_zeros = _MATCHES_NOTHING
     if weights.init != "head":
         pattern_of_zeros = source.family.named_parts["head"]
@@ -212,13 +222,13 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
 def _open_validation(
     source: Source, options: TrainingDataOptions, train_set: Dataset, labels: Sequence[str] | None
 ) -> Validation | None:
-    """Open the validation data without the samples that are training data too; None where none are asked for.
+    """Open the validation data, without samples that are also training data; None if no validation is asked for.
 
     Args:
         source: the model that is validated.
-        options: with the SPEC of the data.
+        options: the options with the SPEC of the data.
         train_set: the training data.
-        labels: names of the classes in the order of the model; None where they have none.
+        labels: names of the classes in the order of the model; None if they have no names.
     """
     if options.val is None:
         return None
@@ -228,14 +238,14 @@ def _open_validation(
 
 
 def _open_contrastive(source: Source, options: TrainOptions) -> Opened:
-    """Open the pairs of a contrastive training, and labelled images to validate on if they are asked for.
+    """Open the pairs of a contrastive training, and labelled images for validation if they are asked for.
 
-    Pairs have no classes: those of the validation set are named by it, unless the model or ``--labels`` names them.
+    Pairs have no classes. The class names come from the model or ``--labels``, else from the validation set.
     """
     data = options.data
     train_set = open_pairs(source, data, options.per_step)
     if options.weights.init == "head":
-        with_drawn_head(source, options.seed)  # raises: such a model has no classifier
+        with_drawn_head(source, options.seed)  # raises, since such a model has no classifier
     named_source = source
     if data.val is not None:
         named_source = named_by_data(source, data.val, data.limit, "--val")
@@ -252,11 +262,11 @@ def _open_labelled(
     """Open labelled data that a model reads.
 
     Args:
-        spec: of the data.
-        option: that the SPEC was given to, for messages.
+        spec: the SPEC of the data.
+        option: the option that the SPEC was given to, for messages.
         source: the model.
-        options: the limit, and the seed of its draw.
-        names: of the classes, in the order that the labels are to have; None: in the data's.
+        options: the limit on samples, and the seed that draws them.
+        names: the class names in the order that the labels are to have; None: the order of the data.
     """
     return open_data(
         spec,
@@ -270,14 +280,14 @@ def _open_labelled(
 
 
 def _count_classes(dataset: Dataset, asked: int | None) -> int:
-    """Return the number of classes of a labelled set: by its names, else as asked for, else by its highest label.
+    """Return the number of classes of a labelled set: from its names, else as asked, else from its highest label.
 
     Args:
         dataset: the set.
-        asked: what ``--classes`` says; None: nothing.
+        asked: the value of ``--classes``, or None.
 
     Raises:
-        UsageError: for another number than there are names, or for labels of one class.
+        UsageError: ``--classes`` is not the number of names, or all labels are 0.
     """
     if dataset.label_names is not None:
         count = len(dataset.label_names)
@@ -286,7 +296,7 @@ def _count_classes(dataset: Dataset, asked: int | None) -> int:
         return count
     if asked is not None:
         return asked
-    assert dataset.labels is not None  # it was opened with need_labels
+    assert dataset.labels is not None  # the set was opened with need_labels
     count = int(dataset.labels.max()) + 1
     if count < 2:
         raise UsageError(f"--reset-head: {dataset.where} has one class")
@@ -297,37 +307,39 @@ def _count_classes(dataset: Dataset, asked: int | None) -> int:
 
 
 def drawn(source: Source, seed: int) -> Source:
-    """Return the same architecture with weights as its library draws them; heads that are gone stay gone."""
+    """Return the same architecture with weights as its library draws them; heads that were pruned stay removed."""
     description = source.description
     initial = DictTensors(source.family.initial(description.config, seed))
     all_heads = HeadMask.full(source.sites)
     present = sliced(initial, source.family, source.sites, all_heads, description.mask)
     extra = dict(description.extra)
-    extra.pop("sparse", None)  # it is of the weights before
+    extra.pop("sparse", None)  # describes the old weights
     return replace(source, description=replace(description, extra=extra), tensors=present, drawn_by=seed)
 
 
 def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: int = 0) -> Source:
-    """Return the model with a classifier of zeros for these classes, and with whatever else its classifier needs.
+    """Return the model with a classifier of zeros for these classes, and with all other tensors a classifier needs.
 
     Args:
-        source: a classifier, a body, or a zero-shot model, of which only the tower of images (its image encoder) stays.
-        labels: names of the classes, or None where they have none.
-        classes: how many.
-        seed: draws what else a body lacks (a pooler, a dense layer before the last), as its library does.
+        source: a classifier, a body, or a zero-shot model, of which only the image encoder stays.
+        labels: names of the classes, or None if they have no names.
+        classes: the number of classes.
+        seed: draws what else a body lacks (e.g. a pooler, a dense layer before the last), in the way of its library.
 
     Raises:
-        UsageError: for a zero-shot model whose library has no such classifier.
+        UsageError: the model is a zero-shot model whose library has no such classifier.
     """
     is_zero_shot = source.family.classes(source.description.config) is None
     body = _image_tower(source, classes) if is_zero_shot else source
     family = body.family
+
+    # `expected` has every tensor of the new architecture. The classifier itself starts from zeros.
     config = family.with_classes(body.description.config, classes)
     expected = family.build(config).state_dict()
     head = _classifier_tensors(body, expected, "--reset-head")
     new_tensors = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
 
-    # What a body lacks beside the classifier itself is drawn: from zeros it could not learn.
+    # Other tensors that the body lacks are drawn, since they could not learn from zeros.
     names_before = set(body.tensors.names())
     lacking = expected.keys() - names_before - head.keys()
     if lacking:
@@ -344,14 +356,17 @@ def _image_tower(source: Source, classes: int) -> Source:
 
     Args:
         source: a model that compares images with texts.
-        classes: of the classifier.
+        classes: the number of classes of the classifier.
     """
     family = source.family
     description = source.description
     arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
-    # Its heads are those of the attention layers (sites) that are left; what was pruned there stays pruned.
+
+    # Keep the heads of the attention layers (sites) that the image encoder has; heads that were pruned stay pruned.
     paths = [site.path for site in family.sites(config)]
     mask = description.mask.at(paths)
+
+    # Keep the tensors that both have: those of the image encoder.
     names_of_classifier = set(family.build(config).state_dict())
     shared_names = names_of_classifier & set(source.tensors.names())
     infos = {name: source.tensors.info(name) for name in shared_names}
@@ -369,7 +384,7 @@ def _image_tower(source: Source, classes: int) -> Source:
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
-    """Return the model with its classifier as the library draws it.
+    """Return the model with its classifier drawn in the way of its library.
 
     Raises:
         UsageError: for a model without a classifier.
@@ -382,15 +397,15 @@ def with_drawn_head(source: Source, seed: int) -> Source:
 
 
 def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
-    """Return those of some tensors that belong to the classifier.
+    """Return the tensors that belong to the classifier.
 
     Args:
-        source: the model whose architecture says which these are.
-        tensors: all weights of such a model, by name.
-        option: that asks for a classifier, for messages.
+        source: the model, whose architecture says which tensors these are.
+        tensors: all weights of a model of this architecture, by name.
+        option: the option that asks for a classifier, for messages.
 
     Raises:
-        UsageError: for an architecture without a classifier.
+        UsageError: the architecture has no classifier.
     """
     pattern = source.family.named_parts.get("head", _MATCHES_NOTHING)
     head = {}
@@ -408,7 +423,7 @@ def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: s
 
 
 def _with_new_tensors(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
-    """Return the weights of a model with some of them replaced, each in the dtype it had, or added as they are."""
+    """Return the weights of a model with tensors replaced, in the dtype they had, or added as they are."""
     names_before = set(source.tensors.names())
     typed = {}
     for name, tensor in tensors.items():
@@ -419,7 +434,7 @@ def _with_new_tensors(source: Source, tensors: Mapping[str, Tensor]) -> MappedTe
 
 
 def with_dropout(source: Source, rate: float | None) -> Source:
-    """Return the model with dropout in each layer, for training; None: as it is."""
+    """Return the model with dropout in each layer, for training; with None, the model as it is."""
     if rate is None:
         return source
     config = source.family.with_dropout(source.description.config, rate)
@@ -430,36 +445,37 @@ def with_dropout(source: Source, rate: float | None) -> Source:
 
 
 def adapt(model: HydraModel, options: WeightOptions, seed: int) -> None:
-    """Put the adapter of the options on a model, in place: few numbers that are trained instead of its weights.
+    """Put the adapter of the options on a model, in place: a few numbers that are trained instead of the weights.
 
     Args:
-        model: with one member.
-        options: the adapter, if there is one, and which weights are to be trained: others get none.
-        seed: of what the adapter draws.
+        model: a model with one member.
+        options: the adapter, if there is one, and which weights are to be trained: only these get the adapter.
+        seed: seed of the numbers that the adapter draws.
 
     Raises:
-        UsageError: as :func:`trainable` does.
+        UsageError: in the same cases as :func:`trainable`.
     """
     if options.adapter is not None:
         options.adapter.add(model, seed)
-        trainable(model, options)  # marks what is trained: where that is nothing of the adapter, it is taken off again
+        trainable(model, options)  # marks the trained parameters; weights whose adapter is not trained lose it again
         remove_idle(model)
 
 
 def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter]:
-    """Mark what is trained: everything, or the last N blocks of each tower, its final norm and the classifier.
+    """Mark the parameters that are trained (``requires_grad``), and return them.
 
-    A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each.
+    Without options these are all parameters. With ``--train-last N`` they are those of the last N blocks of each tower,
+    its final norm and the classifier. A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each.
 
     Args:
-        model: with one member, or of members that are trained together.
-        options: which of its weights; of these, only what the adapter says and the classifier.
+        model: a model with one member, or members that are trained together.
+        options: which weights are trained; with an adapter, only the adapter and the classifier.
 
     Returns:
         The parameters that are trained, by name within the model.
 
     Raises:
-        UsageError: when a tower has fewer blocks, the model has no such part, or nothing is left.
+        UsageError: a tower has fewer blocks, the model has no such part, or nothing is left to train.
     """
     if isinstance(model, Together):
         for member in model.each:
@@ -487,24 +503,30 @@ def requiring_gradients(model: AnyModel) -> dict[str, nn.Parameter]:
 
 
 def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ...]:
-    """Return how the names of parameters begin that ``--tower`` and ``--train-last`` leave as they are.
+    """Return the beginnings of the names of parameters that ``--tower`` and ``--train-last`` freeze.
+
+    A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each.
 
     Raises:
-        UsageError: when a tower has fewer blocks.
+        UsageError: ``--train-last`` exceeds the number of blocks of a tower.
     """
     blocks_to_train = options.train_last
     prefixes: list[str] = []
     for stages in model.family.stages(model.networks[0]):
+        # A tower that is not selected is frozen as a whole.
         is_to_train = options.tower in (None, "both", stages.tower)
         if not is_to_train:
             prefixes += stages.prefixes
             continue
+
+        # Without --train-last, a selected tower is trained as a whole.
         if blocks_to_train is None:
             continue
+
+        # Otherwise freeze everything before the last blocks: the stem (e.g. embeddings) and the first blocks.
         blocks = len(stages.block_paths)
         if not 0 <= blocks_to_train <= blocks:
             raise UsageError(f"--train-last {blocks_to_train} is outside 0..{blocks}, the blocks of the model")
-        # All that comes before the last blocks.
         prefixes += stages.stem_prefixes
         blocks_to_freeze = blocks - blocks_to_train
         for index in range(blocks_to_freeze):
@@ -513,7 +535,7 @@ def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ..
 
 
 def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
-    """Return the names of parameters that the library, ``--freeze`` or an adapter leaves as they are.
+    """Return the names of parameters that are frozen by the library, by ``--freeze``, or because of an adapter.
 
     Raises:
         UsageError: the model has no such part.
@@ -521,19 +543,20 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
     names = [name for name, _ in model.networks[0].named_parameters()]
     frozen = set()
 
-    # Sines and cosines of positions are parameters that the library itself never trains.
+    # By the library: e.g. sines and cosines of positions are parameters that the library never trains.
     library_model = model.family.build(model.description.config)
     for name, parameter in library_model.named_parameters():
         if not parameter.requires_grad:
             frozen.add(name)
 
+    # By --freeze; a lenient option ignores parts that the model does not have.
     for part in options.freeze:
         names_of_part = part_names(model, part, names)
         if not names_of_part and not options.lenient:
             raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
         frozen.update(names_of_part)
 
-    # With an adapter nothing is trained but itself and the classifier.
+    # With an adapter, only the adapter and the classifier are trained.
     if options.adapter is not None:
         head_pattern = model.family.named_parts.get("head", _MATCHES_NOTHING)
         adapted = options.adapter.trains(model)
@@ -545,13 +568,14 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
 
 
 def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the trained weights of a model with pruned ones, each with a mask of the weights that are left.
+    """Return the trained matrices of a model with pruned weights, each with a mask of the weights that are left.
 
-    Where the gradient is multiplied by the mask, pruned weights stay zero: without a gradient no optimizer moves them,
-    nor does weight decay. A classifier that starts from zeros is no pruned one.
+    The caller multiplies gradients by the mask. Pruned weights then stay zero: without a gradient, no optimizer moves
+    them, nor does weight decay. A new classifier that starts from zeros is not pruned, and is left out.
 
     Returns:
-        Each matrix and a bool tensor of its shape, True where it is not zero; empty for a model without pruned weights.
+        Each matrix (and bias, if biases were pruned too) with a bool tensor of its shape, True where the weight is not
+        zero; empty for a model without pruned weights.
     """
     if isinstance(model, Together):
         weights_of_all = []
@@ -560,10 +584,14 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
         return weights_of_all
     if model.description.params_nonzero is None:
         return []
+
+    # The weights that pruning could have removed and that are trained.
     removable = matrices(model.networks[0])
     if model.description.extra["sparse"].get("biases", False):
         removable.update(biases(model.networks[0]))
     trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
+
+    # All but those of a new classifier.
     names_of_new_head: list[str] = []
     if options.reset_head:
         names_of_new_head = part_names(model, "head", list(trained))
@@ -576,12 +604,12 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
 
 
 def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
-    """Return which of some parameters belong to one part of a model; none where it has no such part.
+    """Return the names of the parameters that belong to one part of a model; empty if it has no such part.
 
     Args:
-        model: with one member.
+        model: a model with one member.
         part: ``stem``, ``attention``, ``mlp``, ``norm``, or a part that the family names, such as ``head``.
-        names: of its parameters.
+        names: the names of parameters to choose from.
     """
     family = model.family
     if part == "stem":
@@ -599,7 +627,7 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
 
 def _part_of_parameter(model: HydraModel, name: str) -> str:
     """Return the part of a model that a parameter belongs to: ``attention``, ``mlp``, ``norm`` or another."""
-    # The projections of the heads have names of hydractl's own here, inside the path of their attention layer (site).
+    # hydractl names the projections of heads itself, inside the path of their attention layer (site).
     inside = tuple(f"{site.path}." for site in model.sites)
     if name.startswith(inside) and ".members." in name:
         return "attention"
@@ -607,7 +635,7 @@ def _part_of_parameter(model: HydraModel, name: str) -> str:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    """Build AdamW or SGD, without weight decay on biases, norms and other vectors; with fused kernels on CPU and CUDA."""
+    """Build AdamW or SGD, without weight decay of biases, norms and other vectors, and fused on CPU and CUDA."""
     with_decay = []
     without_decay = []
     for parameter in parameters:
@@ -627,24 +655,24 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions
 
 
 def speed_up(model: HydraModel, *, checkpoint_blocks: bool, compile: bool) -> None:
-    """Make a model train faster or in less memory, in place; the result stays what it is.
+    """Make a model train faster or in less memory, in place; results stay the same.
 
     Args:
-        model: with one member.
+        model: a model with one member.
         checkpoint_blocks: compute the activations of each block again in the backward pass instead of keeping them:
-            the same bits, a third more work, far less memory.
+            bitwise equal, a third more work, far less memory.
         compile: compile the whole network as one graph.
     """
     if checkpoint_blocks:
         for path in model.block_paths:
             block = model.networks[0].get_submodule(path)
-            block.forward = partial(_checkpointed, block)  # in a copy of the model, of the copied block
+            block.forward = partial(_checkpointed, block)  # in a deep copy of the model, the copied block
     if compile:
         model.compile()
 
 
 def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call a block as its class does; in training, without keeping its activations for the backward pass."""
+    """Call a block's own forward method; in training, do not keep its activations for the backward pass."""
     forward = partial(type(block).forward, block)
     if not block.training:
         return forward(*args, **kwargs)

@@ -21,26 +21,26 @@ _TAGS = {"loss": "train/loss", "lr": "train/lr", "samples_per_s": "train/samples
 
 
 class Tracker(Protocol):
-    """One run in a tracker: made with ``(where, name, first_step, about)``.
+    """One run in a tracker, created with ``(where, name, first_step, about)``.
 
-    These are those of :class:`Tracked`, ``about`` by name.
+    These arguments are those of :class:`Tracked`; ``about`` is a flat object.
     """
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Points of one step."""
+        """Add the numbers of one step, by tag."""
 
     def flush(self) -> None:
-        """Put on the disk what was added."""
+        """Put everything that was added on the disk."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the run: nothing more will be added."""
 
 
 class TensorBoard:
-    """A folder of events, ``where/name``, by ``torch.utils.tensorboard``; what is there of later steps is not shown."""
+    """A folder of events, ``where/name``, by ``torch.utils.tensorboard``; earlier events of later steps are hidden."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
-        """Begin, or go on with, the folder of a run; what it has from ``first_step`` on is written anew."""
+        """Begin the folder of a run, or continue it; what it has from ``first_step`` on is replaced."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(where or "runs") / name
@@ -58,13 +58,13 @@ class TensorBoard:
 
 
 class WandB:
-    """A run in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps it on this machine."""
+    """A run in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps the run on this machine."""
 
     def __init__(self, where: str | None, name: str, first_step: int, about: Mapping[str, object]) -> None:
         """Begin a run of this name, with the settings of the training as its configuration."""
         import wandb
 
-        # Standard output belongs to the result.
+        # Standard output belongs to the result: keep the library from writing to it.
         settings = wandb.Settings(console="off", silent=True)
         self._run = wandb.init(project=where, name=name, config=dict(about), settings=settings, reinit="create_new")
 
@@ -73,7 +73,7 @@ class WandB:
         self._run.log(logged, step=step)
 
     def flush(self) -> None:
-        """It writes in a process of its own."""
+        """Do nothing: the library writes in its own process."""
 
     def close(self) -> None:
         self._run.finish()
@@ -105,21 +105,21 @@ class MLflow:
         self._client.log_batch(self._run, metrics)
 
     def flush(self) -> None:
-        """Every batch is there when it was sent."""
+        """Do nothing: every batch has been sent already."""
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
 
 
 TRACKERS: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
-"""By the names of ``--track``, which are those of the packages too."""
+"""The trackers by their names in ``--track``, which are also the names of their packages."""
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Refuse before any training what could not be tracked during it.
+    """Raise an error before a training if the library of a tracker is not installed.
 
     Raises:
-        UsageError: where the library of a tracker is not installed.
+        UsageError: a library is not installed.
     """
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -128,27 +128,27 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Tracked:
-    """A training as a tracker shows it: a place of events, as of :class:`hydractl.training.run_log.Sink`.
+    """A training as a tracker shows it; one of the sinks of events, see :class:`hydractl.training.run_log.Sink`.
 
-    Of steps ``train/loss``, ``train/lr``, ``train/samples_per_s``; of epochs ``train/epoch_loss`` and ``val/...``.
+    Steps send ``train/loss``, ``train/lr`` and ``train/samples_per_s``; epochs ``train/epoch_loss`` and ``val/...``.
 
-    Of several learning rates each is a run of its own. What cannot be written later on is warned of once; the training
-    goes on.
+    With several learning rates, each has its own run. The first event that cannot be sent causes one warning; the
+    training goes on.
 
     Args:
         kind: a key of :data:`TRACKERS`.
-        where: a folder, a project or an address; None: what the tracker takes.
-        name: of the run.
-        first_step: from where an earlier run of this name is made anew.
-        about: the training.
-        log: hears of what cannot be written.
+        where: a folder, a project or an address; None: the tracker's default.
+        name: the name of the run.
+        first_step: from this step on, events of an earlier run of this name are replaced.
+        about: facts about the training.
+        log: receives the warning.
 
     Raises:
-        OutputError, StorageError: the folder of TensorBoard cannot be made or written to.
+        OutputError, StorageError: the folder of TensorBoard cannot be created or written to.
     """
 
     def __init__(self, kind: str, where: str | None, name: str, first_step: int, about: RunFacts, log: Log) -> None:
-        """Check that the tracker can be written to; its run begins with the first event."""
+        """Check that the tracker can be written to; its run begins with the first event that has numbers."""
         self._kind = kind
         self._where = where
         self._name = name
@@ -166,11 +166,11 @@ class Tracked:
                     raise PermissionError(13, "the folder is not writable")
 
     def event(self, event: str, **values: Any) -> None:
-        """Send the tracker the numbers of a step or an epoch; a candidate begins another run. Others say nothing to it.
+        """Send the tracker the numbers of a step or an epoch; begin another run for a candidate; ignore other events.
 
         Args:
-            event: its name, as in the log.
-            values: what the log says of it.
+            event: the name of the event, as in the log.
+            values: the values of the event, as in the log.
         """
         if event == "candidate":
             self._begin_candidate(values["lr"])
@@ -178,6 +178,7 @@ class Tracked:
             numbers = {tag: values[name] for name, tag in _TAGS.items()}
             self._send_or_warn(values["step"], numbers)
         elif event == "epoch":
+            # All numbers but the counters, e.g. val_accuracy as val/accuracy.
             numbers = {}
             for name, value in values.items():
                 is_counter = name in ("epoch", "steps")
@@ -186,21 +187,21 @@ class Tracked:
             self._send_or_warn(values["steps"], numbers)
 
     def _begin_candidate(self, lr: float) -> None:
-        """End the run of one learning rate; the next event begins that of another."""
+        """End the run of the previous learning rate; the next event begins the run of this one."""
         self.close()
         is_first = not self._part
         if not is_first:
-            self._first_step = 0  # only the first one of a resumed training goes on
+            self._first_step = 0  # only the first run after a resume continues an earlier one
         self._part = f"/lr-{lr:g}"
 
     def position(self) -> int:
-        """Put on the disk what was sent, and return 0: a tracker has no position to go on from."""
+        """Put everything sent on the disk, and return 0: a tracker cannot go on from a position."""
         if self._tracker is not None and not self._failed:
             self._try_or_warn(self._tracker.flush)
         return 0
 
     def close(self) -> None:
-        """Finish the run."""
+        """Close the run, if one was begun."""
         if self._tracker is not None:
             self._try_or_warn(self._tracker.close)
             self._tracker = None
@@ -211,29 +212,29 @@ class Tracked:
             self._try_or_warn(lambda: self._send(step, numbers))
 
     def _send(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Send the numbers of a step; the first ones begin the run."""
+        """Send the numbers of a step; the first call begins the run."""
         if self._tracker is None:
             self._tracker = self._new_run()
         self._tracker.add(step, numbers)
 
     def _new_run(self) -> Tracker:
-        """Return a new run in the tracker."""
+        """Begin a new run in the tracker, and return it."""
         make = TRACKERS[self._kind]
         name = f"{self._name}{self._part}"
         return make(self._where, name, self._first_step, self._about)
 
     def _try_or_warn(self, action: Callable[[], None]) -> None:
-        """Do something with the tracker; warn where that fails for the first time, and note that it has."""
+        """Call an action of the tracker; if it fails for the first time, warn, and stop sending (``_failed``)."""
         try:
             action()
-        except Exception as error:  # whatever a library has met, in a thread of its own too
+        except Exception as error:  # the library may raise anything, also from its own threads
             if not self._failed:
                 self._log.warn(f"what {self._kind} is sent of {self._name} ends here: {error}")
             self._failed = True
 
 
 def _epoch_tag(name: str) -> str:
-    """Return the name of a number of an epoch in a tracker: ``val/accuracy`` for ``val_accuracy``."""
+    """Return the tag of an epoch's number in a tracker: ``val/accuracy`` for ``val_accuracy``."""
     part, _, rest = name.partition("_")
     if part == "val" and rest:
         return f"val/{rest}"

@@ -1,9 +1,9 @@
 """Complementary attention head pruning (CAHP, arXiv 2606.19150), which decides by itself how many heads are kept.
 
-This is our reading, made from the abstract and a review of the paper. Every head has a separability signature, the
-Jeffries-Matusita distance of each pair of classes in its output. k-medoids over the Euclidean distances between
-signatures (FasterPAM, Schubert and Rousseeuw 2021, doi 10.1016/j.is.2021.101804) gives k heads that represent all, for
-every k. The accuracy with only those heads is fitted by a polynomial in k, and its knee is the number of heads kept
+This is our reading, made from the abstract and a review of the paper. Every head has a separability signature: the
+Jeffries-Matusita distance of each pair of classes in its output. For every k, k-medoids over the Euclidean distances
+between signatures (FasterPAM, Schubert and Rousseeuw 2021, doi 10.1016/j.is.2021.101804) chooses k heads that represent
+all heads. A polynomial in k is fitted to the accuracy with only those heads; its knee is the number of heads to keep
 (:mod:`hydractl.criteria.cahp.head_choice`).
 """
 
@@ -35,10 +35,10 @@ class CAHP(Decider):
     )
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Check that all heads read samples, and that the two packages that it needs are installed.
+        """Check that all heads read samples, and that the two required packages are installed.
 
         Raises:
-            UsageError: for the heads of a tower of texts, or a package that is not installed.
+            UsageError: some heads are in a text tower, or a package is not installed.
         """
         missing = []
         for module in _PACKAGES:
@@ -56,7 +56,7 @@ class CAHP(Decider):
 
     def decide(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
         """Return the decision of :func:`hydractl.criteria.cahp.head_choice.choose_heads`."""
-        # Imported here, because it imports numpy and torch, for which the help texts must not wait.
+        # Imported here, because it imports numpy and torch, which are too slow for the help texts.
         from hydractl.criteria.cahp.head_choice import choose_heads
 
         return choose_heads(model, calibration, sites)

@@ -1,4 +1,4 @@
-"""The choice of the heads that CAHP keeps: signatures, their representatives, the accuracy curve, and its knee."""
+"""The heads that CAHP keeps: signatures of heads, their representatives, the accuracy curve, and its knee."""
 
 from __future__ import annotations
 
@@ -19,69 +19,82 @@ from hydractl.log import Log
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Batches = Sequence[tuple[Any, Tensor]]
-"""(inputs, labels ``[B]``), kept in memory."""
+"""Pairs of (inputs, labels ``[B]``), kept in memory."""
 
 MOST_PAIRS = 1000
-"""The largest number of pairs of classes in a signature."""
+"""The largest number of class pairs in a signature."""
 
 LEAST_SAMPLES = 3
-"""The least number of samples of a class, for its Gaussian: from two samples Ledoit and Wolf's formula shrinks nothing,
-and the covariance is singular."""
+"""The least number of samples of a class for its Gaussian.
+
+From two samples, Ledoit and Wolf's formula shrinks nothing, and the covariance is singular.
+"""
 
 DEGREES = (2, 3, 4, 5)
-"""The degrees whose knees are reported beside that of the chosen degree."""
+"""The degrees whose knees are reported in addition to the knee of the chosen degree."""
 
 MOST_SIZES = 40
-"""The largest count of numbers of heads that are tried; in a model of no more heads, every number is tried."""
+"""How many numbers of heads are tried at most; in a model with no more heads, every number is tried."""
 
-# Streams of the seed, so that the three draws do not depend on each other.
+# Streams of the seed, which keep the three random draws independent of each other.
 _SPLIT = 1
 _PAIRS = 2
 _MEDOIDS = 3
-_PARTS_OF_ONE = 2**32  # the grid of distances; they are below 64, so their sums stay far within 64 bits
+_PARTS_OF_ONE = 2**32  # the resolution of distances as integers; distances are below 64, so sums fit into 64 bits
 _POINTS_PER_LINE = 8
 _RIDGE = 1e-6  # relative to the variance of all outputs of a head
 _ROUNDING = 1e-12  # relative to their mean square
 _PAIRS_AT_ONCE = 256
-_NOTHING = 1e-9  # a distance from the chord, or a rise of the curve, below this is rounding
+_NOTHING = 1e-9  # a smaller distance from the chord, or rise of the curve, is only rounding
 
 HeadPlace = tuple[int, int]
-"""(index of the site, position of the head among those present)."""
+"""The index of a site (attention block), and the position of a head among the heads present there."""
 
 
 def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> Decision:
-    """Choose the heads: one pass over a part of the sample for the signatures, then one over the rest for each size.
+    """Choose the heads to keep: half of the sample gives the signatures, the rest the accuracy for each size.
+
+    A signature says how well a head separates each pair of classes. For each size k, the heads are clustered by their
+    signatures, and the model runs with only the k representatives. The knee of the accuracies over k decides the size.
+
+    Args:
+        model: a model with one member.
+        calibration: the labelled sample, and the options of the criterion.
+        sites: the indices of the sites whose heads may be chosen.
+
+    Returns:
+        The score of each head (the share of the sizes for which it is a representative), and the heads to keep.
 
     Raises:
-        InputError: where there are no heads, fewer than two classes, or too few samples of a class.
-        NonFiniteError: where the output of a head or a logit is not finite.
+        InputError: there are no heads, fewer than two classes, or too few samples of a class.
+        NonFiniteError: the output of a head or a logit is not finite.
     """
     heads: list[HeadPlace] = []
-    for i in sites:
-        present = model.attentions[i].head_counts[0]
-        heads += [(i, position) for position in range(present)]
+    for site_index in sites:
+        present = model.attentions[site_index].head_counts[0]
+        heads += [(site_index, position) for position in range(present)]
     if not heads:
         raise InputError("there are no heads left to choose from")
 
-    # The sample is read once and stays in memory, because each number of heads runs over it again.
+    # Read the sample once and keep it in memory, because the model runs over it again for each size.
     batches = list(calibration.batches())
     labels_of_data = np.concatenate([batch_labels.cpu().numpy() for _, batch_labels in batches])
     labels, classes = _class_numbers(labels_of_data, model)
     if model.classes is not None and len(classes) < model.classes:
         calibration.log.warn(f"cahp: only {len(classes)} of {model.classes} classes occur in the sample drawn")
 
-    # One part of it gives the signatures, the rest the accuracy.
+    # Divide the samples: some give the signatures, the others the accuracy.
     for_signatures = split_by_class(labels, np.random.default_rng([calibration.seed, _SPLIT]))
     for_accuracy = ~for_signatures
     signature_batches = chosen_samples(batches, for_signatures)
     accuracy_batches = chosen_samples(batches, for_accuracy)
     del batches
     pairs = class_pairs(len(classes), np.random.default_rng([calibration.seed, _PAIRS]))
-    sites_with_heads = sorted({i for i, _ in heads})
+    sites_with_heads = sorted({site_index for site_index, _ in heads})
     distances = _distances(model, calibration, signature_batches, labels[for_signatures], pairs, sites_with_heads)
     del signature_batches
 
-    # Every size is tried with its representatives, and the knee of the accuracies decides.
+    # Run each size with its representatives (medoids, as indices into `heads`); the knee of the accuracies decides.
     sizes = sizes_to_try(len(heads))
     medoids = [representatives(distances, size, calibration.seed) for size in sizes]
     correct = _curve(model, calibration.log, accuracy_batches, heads, medoids)
@@ -89,14 +102,15 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
     size_at_knee, curve_info = _knee(calibration, sizes, correct, accuracy_samples)
     medoids_at_knee = medoids[sizes.index(size_at_knee)]
 
-    scores: dict[int, list[float]] = {i: [] for i in sites}
-    kept: dict[int, list[int]] = {i: [] for i in sites}
-    for number, (i, position) in enumerate(heads):
+    # Score each head, and keep the representatives of the chosen size.
+    scores: dict[int, list[float]] = {site_index: [] for site_index in sites}
+    kept: dict[int, list[int]] = {site_index: [] for site_index in sites}
+    for head_index, (site_index, position) in enumerate(heads):
         # The score is the share of the sizes for which the head is one of the representatives.
-        sets_with_head = [members for members in medoids if number in members]
-        scores[i].append(len(sets_with_head) / len(sizes))
-        if number in medoids_at_knee:
-            kept[i].append(position)
+        sets_with_head = [members for members in medoids if head_index in members]
+        scores[site_index].append(len(sets_with_head) / len(sizes))
+        if head_index in medoids_at_knee:
+            kept[site_index].append(position)
     info = {
         "degree": calibration.options["degree"],
         "classes": len(classes),
@@ -111,10 +125,10 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
 
 
 def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
-    """Return the labels as positions among the classes that occur, ``[N]``, and those classes, ascending.
+    """Number the classes that occur, and return each sample's number ``[N]`` and the classes, ascending.
 
     Raises:
-        InputError: there is one class only, or too few samples of a class.
+        InputError: there is only one class, or a class has too few samples.
     """
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
@@ -140,7 +154,7 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
 def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return a mask ``[N]`` of the samples that are drawn for signatures; the others measure accuracy.
 
-    Half of each class is drawn, and at least ``LEAST_SAMPLES`` of it.
+    Half of each class is drawn, but at least ``LEAST_SAMPLES``.
     """
     for_signatures = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -153,7 +167,7 @@ def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.
 
 
 def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
-    """Return batches with the chosen samples alone; batches of which nothing is left are dropped.
+    """Return batches with only the chosen samples; batches of which nothing is left are dropped.
 
     Args:
         batches: the samples.
@@ -163,11 +177,11 @@ def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tupl
     start = 0
     for inputs, labels in batches:
         stop = start + len(labels)
-        places = np.flatnonzero(chosen[start:stop])
+        indices_in_batch = np.flatnonzero(chosen[start:stop])
         start = stop
-        if not len(places):
+        if not len(indices_in_batch):
             continue
-        index = torch.from_numpy(places).to(labels.device)
+        index = torch.from_numpy(indices_in_batch).to(labels.device)
         chosen_inputs: Any
         if isinstance(inputs, Tensor):
             chosen_inputs = inputs[index]
@@ -179,23 +193,34 @@ def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tupl
 
 # --- signatures -------------------------------------------------------------------------------------------------------
 #
-# A head's output is taken at the tokens that the model reads out, and each class described by a Gaussian in float64.
-# For classes a and b with means m and covariances S, the Bhattacharyya distance is
-# B = (m_a - m_b)^T S^-1 (m_a - m_b) / 8 + ln(|S| / sqrt(|S_a| |S_b|)) / 2 with S = (S_a + S_b) / 2, and the
-# Jeffries-Matusita distance is 2 (1 - exp(-B)): 0 where the Gaussians are the same, 2 where they do not meet.
+# The output of a head is taken at the tokens that the model reads out, and each class is described by a Gaussian, in
+# float64. For classes a and b with means m and covariances S, the Bhattacharyya distance is
+# B = (m_a - m_b)^T S^-1 (m_a - m_b) / 8 + ln(|S| / sqrt(|S_a| |S_b|)) / 2 with S = (S_a + S_b) / 2. The
+# Jeffries-Matusita distance is 2 (1 - exp(-B)): 0 if the Gaussians are the same, near 2 if they do not overlap.
 
 
 def _distances(
     model: ScoredModel, calibration: Calibration, batches: Batches, labels: Ints, pairs: Ints, sites: Sequence[int]
 ) -> Floats:
-    """Return the Euclidean distance between the signatures of each two heads, ``[heads, heads]``."""
+    """Return the Euclidean distance between the signatures of every two heads, ``[heads, heads]``.
+
+    Args:
+        model: a model with one member.
+        calibration: receives the progress.
+        batches: the samples.
+        labels: the class number of each sample, ``[N]``.
+        pairs: the pairs of classes that make up a signature, ``[P, 2]``.
+        sites: the indices of the sites that have heads, ascending.
+    """
     outputs = head_outputs(model, batches, sites, calibration.log)
     signatures_of_sites = []
     with calibration.log.progress("cahp: signatures", len(sites), "sites") as progress:
-        for i in sites:
-            signatures_of_sites.append(signatures(outputs[i], labels, pairs))
+        for site_index in sites:
+            signatures_of_sites.append(signatures(outputs[site_index], labels, pairs))
             progress.advance()
     all_signatures = np.concatenate(signatures_of_sites)  # [heads of all sites, P]
+
+    # One row at a time, since all differences at once, [heads, heads, P], would be large.
     distances = []
     for signature in all_signatures:
         differences = all_signatures - signature
@@ -207,34 +232,39 @@ def _distances(
 def head_outputs(
     model: ScoredModel, batches: Batches, sites: Sequence[int], log: Log
 ) -> dict[int, npt.NDArray[np.floating]]:
-    """Return the outputs of the heads of a model of one member, before the output projection.
+    """Return the outputs of the heads of a model with one member, before the output projection.
 
-    They are taken at the tokens that the model reads out (the class token of most); where it reads several, their mean.
+    They are taken at the tokens that the model reads out (most models: the class token); several tokens are averaged.
 
     Args:
-        sites: of the tower that reads samples.
+        model: a model with one member.
+        batches: the samples.
+        sites: the indices of sites in the tower that reads samples.
+        log: receives the progress.
 
     Returns:
-        By site ``[N, heads present, head_dim]``, at least float32.
+        For each site ``[N, heads present, head_dim]``, at least float32.
 
     Raises:
-        NonFiniteError: naming the first site with an output that is not finite.
+        NonFiniteError: names the first site with an output that is not finite.
     """
+    # The stages of the tower say which tokens are read out.
     chain = model.chain_of_samples
     all_stages = model.family.stages(model.networks[0])
     stages_by_tower = {stages.tower: stages for stages in all_stages}
     stages = stages_by_tower[chain.tower]
     sizes_of_batches = [len(labels) for _, labels in batches]
     samples = sum(sizes_of_batches)
-    blocks_to_run = range(chain.sites.start, max(sites) + 1)  # the blocks behind the last site change no output
+    blocks_to_run = range(chain.sites.start, max(sites) + 1)  # later blocks do not change these outputs
 
+    # Put an observer on the attention of each site, run the blocks on all batches, and remove the observers again.
     observers = {}
-    for i in sites:
-        head_dim = model.attentions[i].only.head_dim
-        observers[i] = _HeadObserver(head_dim)
+    for site_index in sites:
+        head_dim = model.attentions[site_index].only.head_dim
+        observers[site_index] = _HeadObserver(head_dim)
     try:
-        for i, observer in observers.items():
-            model.attentions[i].observer = observer
+        for site_index, observer in observers.items():
+            model.attentions[site_index].observer = observer
         with log.progress("cahp: heads", samples, "samples") as progress:
             for inputs, labels in batches:
                 state = chain.stem(inputs)
@@ -247,22 +277,22 @@ def head_outputs(
                     state = chain.block(block, state)
                 progress.advance(len(labels))
     finally:
-        for i in sites:
-            model.attentions[i].observer = None
+        for site_index in sites:
+            model.attentions[site_index].observer = None
 
     outputs = {}
-    for i, observer in observers.items():
-        outputs[i] = np.concatenate(observer.outputs)
-        if not np.isfinite(outputs[i]).all():
-            raise NonFiniteError(f"the output of a head of {model.sites[i].path} is not finite")
+    for site_index, observer in observers.items():
+        outputs[site_index] = np.concatenate(observer.outputs)
+        if not np.isfinite(outputs[site_index]).all():
+            raise NonFiniteError(f"the output of a head of {model.sites[site_index].path} is not finite")
     return outputs
 
 
 class _HeadObserver:
-    """Collects the outputs of the heads of one site, batch after batch.
+    """Collects the outputs of the heads of one site, batch after batch, in ``outputs``.
 
     Args:
-        head_dim: width of a head.
+        head_dim: the width of a head.
     """
 
     def __init__(self, head_dim: int) -> None:
@@ -272,17 +302,17 @@ class _HeadObserver:
         self.outputs: list[npt.NDArray[np.floating]] = []
 
     def begin_batch(self, samples: int, positions: Tensor | None) -> None:
-        """Prepare for a batch.
+        """Prepare for a batch, which the next call observes.
 
         Args:
-            samples: B, the number of its samples.
-            positions: the tokens that the model reads out, ``[B, tokens]``; None for all tokens.
+            samples: the number of samples of the batch, B.
+            positions: the indices of the tokens that the model reads out, ``[B, tokens]``; None for all tokens.
         """
         self._samples = samples
         self._positions = positions
 
     def __call__(self, joined: Tensor) -> None:
-        """Keep the outputs of the heads of one batch, given side by side, ``[B * windows, T, D]``."""
+        """Keep the outputs of the heads for one batch, given side by side for all tokens, ``[B * windows, T, D]``."""
         by_sample = joined.reshape(self._samples, -1, joined.shape[2])  # [B, windows * T, D]
         pooled = _mean_at_tokens(by_sample, self._positions)  # [B, D]
         by_head = pooled.unflatten(1, (-1, self._head_dim))  # [B, heads, head_dim]
@@ -292,7 +322,7 @@ class _HeadObserver:
 
 
 def _mean_at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
-    """Return the mean ``[B, D]`` of ``[B, T, D]`` over the tokens of each sample at some positions; None for all."""
+    """Return the mean of ``[B, T, D]`` over some tokens of each sample (None: all tokens), ``[B, D]``."""
     if positions is None:
         return joined.mean(dim=1)
     width = joined.shape[2]
@@ -302,7 +332,7 @@ def _mean_at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def class_pairs(classes: int, random: np.random.Generator) -> Ints:
-    """Return pairs of classes ``[P, 2]``: all, or ``MOST_PAIRS`` drawn without replacement where there are more."""
+    """Return pairs of classes ``[P, 2]``: all of them, or ``MOST_PAIRS`` drawn without replacement."""
     first, second = np.triu_indices(classes, 1)
     all_pairs = np.stack([first, second], axis=1).astype(np.int64)
     if len(all_pairs) <= MOST_PAIRS:
@@ -313,15 +343,15 @@ def class_pairs(classes: int, random: np.random.Generator) -> Ints:
 
 
 def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> Floats:
-    """Compute the separability signature of every head: its Jeffries-Matusita distance for each pair of classes.
+    """Compute the signature of every head: its Jeffries-Matusita distance for each pair of classes.
 
     Args:
-        outputs: ``[N, heads, head_dim]``, finite.
-        labels: the class of each sample, ``[N]``; every class of ``pairs`` has ``LEAST_SAMPLES`` or more.
-        pairs: ``[P, 2]``.
+        outputs: the outputs of the heads, ``[N, heads, head_dim]``, finite.
+        labels: the class number of each sample, ``[N]``; every class in ``pairs`` has at least ``LEAST_SAMPLES``.
+        pairs: the pairs of classes, ``[P, 2]``.
 
     Returns:
-        ``[heads, P]``, each in 0..2.
+        ``[heads, P]``, each 0..2.
     """
     heads = outputs.shape[1]
     classes = int(pairs.max()) + 1
@@ -334,7 +364,15 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
 
 
 def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Floats]:
-    """Return mean ``[C, d]`` and Ledoit-Wolf covariance ``[C, d, d]`` of each class."""
+    """Return the mean ``[C, d]`` and the Ledoit-Wolf covariance ``[C, d, d]`` of each class.
+
+    A small ridge is added, so that every covariance has an inverse.
+
+    Args:
+        samples: the outputs of one head, ``[N, d]``.
+        labels: the class number of each sample, ``[N]``.
+        classes: the number of classes, C; classes without samples get zeros.
+    """
     from sklearn.covariance import LedoitWolf
 
     width = samples.shape[1]
@@ -344,8 +382,9 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
         gaussian = LedoitWolf(store_precision=False).fit(samples[labels == label])
         means[label] = gaussian.location_
         covariances[label] = gaussian.covariance_
-    # The covariance of a head with one output for all samples of a class has no inverse. The ridge is far below the
-    # variances that count in any other head; its second part exceeds a variance that is nothing but rounding.
+
+    # A head whose output is the same for all samples of a class has a singular covariance. The ridge is far below the
+    # variances that matter in any other head. Its second term exceeds a variance that is only rounding.
     variance = samples.var(axis=0).mean()
     mean_square = np.square(samples).mean()
     ridge = _RIDGE * variance + _ROUNDING * mean_square
@@ -357,13 +396,16 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
     """Return the Jeffries-Matusita distance of each pair of Gaussians.
 
+    With S = (S_a + S_b) / 2 it is 2 (1 - exp(-B)), where B, the Bhattacharyya distance, is
+    (m_a - m_b)^T S^-1 (m_a - m_b) / 8 + ln(|S| / sqrt(|S_a| |S_b|)) / 2.
+
     Args:
-        means: ``[C, d]``.
-        covariances: ``[C, d, d]``, positive definite.
-        pairs: ``[P, 2]``.
+        means: the means, ``[C, d]``.
+        covariances: the covariances, ``[C, d, d]``, positive definite.
+        pairs: the pairs of indices into these, ``[P, 2]``.
 
     Returns:
-        ``[P]``, each in 0..2.
+        ``[P]``, each 0..2.
     """
     log_determinants = _log_determinants(np.linalg.cholesky(covariances))  # [C]
     distances = np.empty(len(pairs))
@@ -373,23 +415,24 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
         mean_covariances = (covariances[a] + covariances[b]) / 2  # [p, d, d]
         factors = np.linalg.cholesky(mean_covariances)
 
-        # The squared Mahalanobis distance of the means.
+        # The first term: the squared Mahalanobis distance of the means, by the Cholesky factor of the mean covariance.
         differences = means[a] - means[b]  # [p, d]
         whitened = np.linalg.solve(factors, differences[:, :, None])[:, :, 0]  # [p, d]
         mahalanobis = np.square(whitened).sum(axis=1)
 
-        # The logarithm of the ratio of determinants.
+        # The second term: the logarithm of |S| / sqrt(|S_a| |S_b|).
         mean_of_logs = (log_determinants[a] + log_determinants[b]) / 2
-        spread = _log_determinants(factors) - mean_of_logs
+        log_ratio = _log_determinants(factors) - mean_of_logs
 
-        bhattacharyya = mahalanobis / 8 + spread / 2
-        not_negative = np.maximum(bhattacharyya, 0)  # rounding may leave a distance of zero slightly below it
+        bhattacharyya = mahalanobis / 8 + log_ratio / 2
+        not_negative = np.maximum(bhattacharyya, 0)  # rounding may make a distance of zero negative
+        # 2 (1 - exp(-B)), which expm1 computes without loss if B is small.
         distances[start:end] = -2 * np.expm1(-not_negative)
     return distances
 
 
 def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
-    """Return the log-determinants ``[...]`` of matrices from their Cholesky factors ``[..., d, d]``."""
+    """Return the log-determinants ``[...]`` of matrices, from their Cholesky factors ``[..., d, d]``."""
     diagonals = np.diagonal(factors, axis1=-2, axis2=-1)  # [..., d]
     logs = np.log(diagonals)
     return 2 * logs.sum(axis=-1)
@@ -399,7 +442,7 @@ def _log_determinants(factors: npt.NDArray[np.floating]) -> Floats:
 
 
 def sizes_to_try(heads: int) -> list[int]:
-    """Return the numbers of heads to try: 1 to ``heads``, or ``MOST_SIZES`` of these spread evenly, with both ends."""
+    """Return the numbers of heads to try: 1 to ``heads``, or ``MOST_SIZES`` evenly spread ones including both ends."""
     count = min(heads, MOST_SIZES)
     evenly_spread = np.linspace(1, heads, count)
     sizes = {round(size) for size in evenly_spread.tolist()}
@@ -407,21 +450,23 @@ def sizes_to_try(heads: int) -> list[int]:
 
 
 def representatives(distances: Floats, count: int, seed: int) -> set[int]:
-    """Return the medoids of ``count`` clusters by FasterPAM, started from a draw by ``seed``.
+    """Return the heads that represent all heads: the medoids of ``count`` clusters by FasterPAM.
 
     Args:
-        distances: of each two heads, ``[heads, heads]``.
+        distances: the distance of every two heads, ``[heads, heads]``.
         count: the number of clusters.
-        seed: of the draw.
+        seed: seeds the random start of the clustering.
 
     Returns:
-        The places of the medoids among the heads.
+        The indices of the medoids among the heads.
     """
     from kmedoids import fasterpam
 
-    # Either of two heads can represent both, a tie that sums of floats would leave to rounding; integers are exact.
+    # In a cluster of two heads, either can be the medoid. Sums of floats would leave that tie to rounding; sums of
+    # integers are exact.
     exact_distances = np.rint(distances * _PARTS_OF_ONE).astype(np.int64)
-    # The package takes a seed of 32 bits, and its answers depend on the number of threads.
+
+    # The package takes a seed of 32 bits. Its answers depend on the number of threads, so fix that to one.
     sequence = np.random.SeedSequence([seed, _MEDOIDS])
     state = int(sequence.generate_state(1)[0])
     clustering = fasterpam(exact_distances, count, random_state=state, n_cpu=1)
@@ -431,7 +476,15 @@ def representatives(distances: Floats, count: int, seed: int) -> set[int]:
 def _curve(
     model: ScoredModel, log: Log, batches: Batches, heads: Sequence[HeadPlace], medoids: Sequence[set[int]]
 ) -> list[int]:
-    """Return, for each set of medoids, the number of samples that are classified right with only these heads."""
+    """Return, for each set of medoids, how many samples are classified right with only these heads.
+
+    Args:
+        model: a model with one member.
+        log: receives the progress.
+        batches: the samples.
+        heads: all heads that may be kept.
+        medoids: the sets to try, each of indices into ``heads``.
+    """
     correct = []
     with log.progress("cahp: accuracy", len(medoids), "numbers of heads") as progress:
         for members in medoids:
@@ -443,26 +496,36 @@ def _curve(
 
 @contextmanager
 def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> Iterator[None]:
-    """Gate off, inside this context, all of these heads except the members, which are places among the heads."""
+    """Gate off, inside this context, all of these heads except some.
+
+    Args:
+        model: a model with one member.
+        heads: the heads of each site in their order, all that are present.
+        members: the heads to leave on, as indices into ``heads``.
+    """
     parameter = next(model.parameters())
     gates: dict[int, list[float]] = {}
-    for number, (i, _) in enumerate(heads):
-        if i not in gates:
-            gates[i] = []
-        is_open = number in members
-        gates[i].append(float(is_open))
+    for head_index, (site_index, _) in enumerate(heads):
+        if site_index not in gates:
+            gates[site_index] = []
+        is_open = head_index in members
+        gates[site_index].append(float(is_open))
+
+    # Gates are [1, heads] for each site: 1 leaves a head on, 0 turns it off.
     with gates_kept(model):
-        for i, gate in gates.items():
-            model.attentions[i].head_gate = torch.tensor([gate], device=parameter.device, dtype=parameter.dtype)
+        for site_index, gate_of_site in gates.items():
+            model.attentions[site_index].head_gate = torch.tensor(
+                [gate_of_site], device=parameter.device, dtype=parameter.dtype
+            )
         yield
 
 
 @torch.inference_mode()
 def count_correct(model: ScoredModel, batches: Batches) -> int:
-    """Return the number of samples that a model of one member classifies right.
+    """Return the number of samples that a model with one member classifies right.
 
     Raises:
-        NonFiniteError: where a logit is not finite.
+        NonFiniteError: a logit is not finite.
     """
     correct = 0
     for inputs, labels in batches:
@@ -483,8 +546,8 @@ class Knee:
     """The knee of one fitted curve.
 
     Attributes:
-        heads: the number of heads at the knee; the largest number where the curve has no knee.
-        distance: of the knee from the chord, both axes scaled to 0..1; None where the curve has no knee.
+        heads: the number of heads at the knee; the largest number if the curve has no knee.
+        distance: the distance of the knee from the chord, with both axes scaled to 0..1; None without a knee.
         fitted: the fitted accuracy at every number of heads that was tried.
     """
 
@@ -494,16 +557,19 @@ class Knee:
 
 
 def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> Knee:
-    """Fit a polynomial by least squares and return the point of it that is furthest above its chord.
+    """Fit a polynomial by least squares, and return its point that is furthest above its chord.
 
-    The chord joins the first and the last point of the fitted curve, both axes scaled to 0..1. Only points above it
-    count: a point below it is one where accuracy only begins to rise. Among equally distant points, the one with the
-    fewest heads is returned.
+    The chord joins the first and the last point of the fitted curve, with both axes scaled to 0..1. Points below the
+    chord do not count, since accuracy only begins to rise there. Of equally distant points, the one with the fewest
+    heads is returned.
 
     Args:
         heads: the numbers of heads that were tried, ascending.
-        accuracy: the measured accuracy with each.
-        degree: of the polynomial; at most one less than the number of points is used.
+        accuracy: the measured accuracy with each number.
+        degree: the degree of the polynomial; at most one less than the number of points is used.
+
+    Returns:
+        The knee. There is none if the curve has fewer than three points, is flat, or is nowhere above its chord.
     """
     counts = np.asarray(heads, dtype=np.float64)
     measured = np.asarray(accuracy, dtype=np.float64)
@@ -511,7 +577,7 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
     if len(counts) < 3:  # no point between the ends of the chord
         return Knee(most, None, measured)
 
-    # Fit, and scale both axes to 0..1.
+    # Fit the polynomial, and scale both axes to 0..1.
     x = (counts - counts[0]) / (counts[-1] - counts[0])
     possible_degree = min(degree, len(x) - 1)
     polynomial = np.polynomial.Polynomial.fit(x, measured, possible_degree, domain=[0.0, 1.0])
@@ -522,7 +588,7 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
         return Knee(most, None, fitted)
     y = (fitted - lowest) / rise
 
-    # Find the point furthest above the chord.
+    # Find the point furthest above the chord. Its distance is the vertical one, divided by the length of (1, slope).
     slope = y[-1] - y[0]
     vertical = y - y[0] - slope * x
     above_chord = vertical / np.hypot(1.0, slope)
@@ -536,10 +602,12 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
 def _knee(
     calibration: Calibration, sizes: Sequence[int], correct: Sequence[int], total: int
 ) -> tuple[int, dict[str, object]]:
-    """Return the number of heads at the knee, and as JSON the curve and the knees of all degrees.
+    """Return the number of heads at the knee, and the curve and the knees of all degrees as JSON.
+
+    Also logs them.
 
     Args:
-        calibration: its options say which degree decides.
+        calibration: the options say which degree decides.
         sizes: the numbers of heads that were tried.
         correct: the number of samples classified right with each.
         total: the number of samples.
@@ -572,10 +640,20 @@ def _knee(
 
 
 def _report(log: Log, sizes: Sequence[int], accuracy: Sequence[float], knees: Mapping[int, Knee], degree: int) -> None:
-    """Log the curve, the knee, and the knees of other degrees."""
+    """Log the curve, the knee, and the knees of the other degrees.
+
+    Args:
+        log: receives the lines.
+        sizes: the numbers of heads that were tried.
+        accuracy: the accuracy with each.
+        knees: the knees by degree.
+        degree: the degree that decides.
+    """
     log.info("cahp: accuracy against the number of heads kept")
     accuracy_of_size = dict(zip(sizes, accuracy, strict=True))
     points = [f"{size}: {share:.4f}" for size, share in accuracy_of_size.items()]
+
+    # The points of the curve, several in a line.
     for start in range(0, len(points), _POINTS_PER_LINE):
         points_of_line = points[start : start + _POINTS_PER_LINE]
         log.info("  " + "  ".join(points_of_line))

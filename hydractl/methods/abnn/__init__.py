@@ -42,6 +42,6 @@ METHOD = Method(
     "abnn",
     "Members that differ in their norms, which are trained under noise",
     AbnnOptions,
-    # All else is equal, and merging would average the norms too.
+    # Members are equal but for their norms, which merging would average too.
     rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.2), merge="none"), place=3),),
 )

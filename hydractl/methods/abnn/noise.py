@@ -1,7 +1,7 @@
 """Noise on the weights of norms: y = x' (g s (1 + e)) + b, where x' is normalised, g pretrained, and s and b trained.
 
-In training e is drawn in every pass, from the generator that dropout takes; a member keeps one draw of its own, so that
-an ordinary checkpoint is written.
+In training, e is drawn anew in every pass, from the same generator as dropout. Each member keeps one draw for use after
+the training, so that the output is an ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from hydractl.training.adapters import added_names
 
 
 class Noise(nn.Module):
-    """Multiplies a vector by what is trained, and by noise around 1.
+    """Multiplies a vector by trained factors, and by noise around 1.
 
     Attributes:
         scale: the factors that are trained, ``[d]``.
         std: the standard deviation of the noise.
-        kept: the noise of the member, ``[d]``, standard normal.
+        kept: the noise that the member keeps after training, ``[d]``, standard normal.
     """
 
     kept: Tensor
 
     def __init__(self, weight: Tensor, std: float, generator: torch.Generator) -> None:
+        """Begin with factors of 1, and draw the noise that the member keeps."""
         super().__init__()
         self.scale = nn.Parameter(torch.ones_like(weight))
         self.std = std
@@ -35,7 +36,7 @@ class Noise(nn.Module):
         self.register_buffer("kept", drawn.to(weight), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight ``[d]`` under noise: new noise in training, else that of the member."""
+        """Return the weight ``[d]`` with factors and noise: new noise in training, else the noise of the member."""
         noise = self.kept
         if self.training:
             noise = torch.randn_like(weight)
@@ -53,14 +54,14 @@ class NoisyNorms:
         self.std = std
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put noise on the norms, see :class:`hydractl.training.adapters.Adapter`; the seed draws what stays."""
+        """Put noise on the norms; see :class:`hydractl.training.adapters.Adapter`. The seed draws the kept noise."""
         generator = torch.Generator().manual_seed(seed)
         for norm in _norms(model).values():
             weight: Tensor = norm.weight.detach()
             parametrize.register_parametrization(norm, "weight", Noise(weight, self.std, generator))
 
     def trains(self, model: HydraModel) -> set[str]:
-        """Return the names of the factors and of the biases of the norms."""
+        """Return the names of the trained factors and of the biases of the norms."""
         names = added_names(model)
         for path, norm in _norms(model).items():
             if getattr(norm, "bias", None) is not None:
@@ -69,7 +70,7 @@ class NoisyNorms:
 
 
 def _norms(model: HydraModel) -> dict[str, Any]:
-    """Return the norms of a network that have a weight, by path."""
+    """Return the norms of a network that have a weight vector, by path."""
     norms: dict[str, Any] = {}
     for path, module in model.networks[0].named_modules():
         weight = getattr(module, "weight", None)

@@ -1,8 +1,8 @@
-"""Rank-one factors of BatchEnsemble: a member is y = ((x o r) W^T) o s + b, where only r, s and b are its own.
+"""Rank-one factors of BatchEnsemble: a member is y = ((x o r) W^T) o s + b, with its own r, s and b, and a common W.
 
 Every linear layer of the blocks has a pair of factors: queries, keys, values, gate and output of the heads, and the
-layers of the MLP. The factors are drawn around 1. The weight that one reads is W o (s r^T), so that an ordinary
-checkpoint is written. Unlike in the paper, W is not trained along with the members but keeps its pretrained values.
+layers of the MLP. The factors are drawn around 1. Reading a weight returns W o (s r^T), so that the output is an
+ordinary checkpoint. Unlike in the paper, W is not trained together with the members but keeps its pretrained values.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hydractl.training.adapters import added_names, banks_with_heads
 class RankOne(nn.Module):
     """Multiplies a matrix by ``s r^T``, element by element; for a stack of matrices see :class:`RankOneProjections`.
 
-    The factors are vectors, so that weight decay does not pull them to zero.
+    The factors are vectors, so that weight decay, which applies to matrices only, does not pull them to zero.
 
     Attributes:
-        r: the factors of the inputs, ``[count * columns]``: those of one matrix after those of another.
+        r: the factors of the inputs, ``[count * columns]``, one matrix after another.
         s: the factors of the outputs, ``[rows]``.
     """
 
@@ -48,14 +48,14 @@ class RankOne(nn.Module):
 
 
 class RankOneProjections(RankOne):
-    """Pairs of factors for the queries, the keys and the values of a bank, whose rows lie interleaved in one matrix."""
+    """Factors for the queries, keys and values of a bank of heads, whose rows are interleaved in one matrix."""
 
     def __init__(self, weight: Tensor, packing: Packing) -> None:
         super().__init__(weight, count=3)
         self.packing = packing
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight of queries, keys and values multiplied by the factors of each."""
+        """Return the weight of queries, keys and values, each multiplied by its own factors."""
         s_of_projections = self.s.split(self.packing.rows)
         r_of_projections = self.r.chunk(3)
         products = []
@@ -76,7 +76,7 @@ class BatchEnsemble:
         self.std = std
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put factors on the layers, see :class:`hydractl.training.adapters.Adapter`; the seed draws them."""
+        """Put factors on the layers; see :class:`hydractl.training.adapters.Adapter`. The seed draws the factors."""
         generator = torch.Generator().manual_seed(seed)
 
         def put(module: nn.Module, name: str, factors: RankOne) -> None:
@@ -84,6 +84,7 @@ class BatchEnsemble:
             factors.draw(self.std, generator)
             parametrize.register_parametrization(module, name, factors)
 
+        # The heads of each site (attention block), then the MLPs. The order decides what the seed draws for each.
         for bank in banks_with_heads(model):
             put(bank, "qkv", RankOneProjections(bank.qkv.detach(), bank.packing))
             put(bank, "out", RankOne(bank.out.detach()))
@@ -93,7 +94,7 @@ class BatchEnsemble:
             put(layer, "weight", RankOne(layer.weight.detach()))
 
     def trains(self, model: HydraModel) -> set[str]:
-        """Return the names of the factors and of the biases of their layers."""
+        """Return the names of the factors, and of the biases of the layers that have factors."""
         factors = added_names(model)
         biases = _bias_names(model)
         return factors | biases
@@ -115,15 +116,15 @@ def _mlp_layers(model: HydraModel) -> list[Any]:
 
 
 def _bias_names(model: HydraModel) -> set[str]:
-    """Return the names of the biases of weights that have factors."""
+    """Return the names of the biases of layers whose weights have factors."""
     names = set()
     for path, module in model.networks[0].named_modules():
         if not parametrize.is_parametrized(module):
             continue
         for weight in module.parametrizations:
-            bias = f"{weight}_bias"  # as a bank of heads names it
+            bias = f"{weight}_bias"  # the name in a bank of heads, e.g. qkv_bias
             if weight == "weight":
-                bias = "bias"  # as other layers name it
+                bias = "bias"  # the name in other layers
             if getattr(module, bias, None) is not None:
                 names.add(f"{path}.{bias}")
     return names

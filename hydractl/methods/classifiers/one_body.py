@@ -1,4 +1,4 @@
-"""Several classifiers on one body: each is drawn with a seed of its own, and all else is shared.
+"""Several classifiers on one body: each is drawn with its own seed, and all other weights are shared.
 
 The loss is the mean of their losses.
 """
@@ -28,22 +28,25 @@ class OneBody(Together):
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]]) -> None:
+        """Replace the last layer of the model by the classifiers of all members, one after another."""
         super().__init__([model], len(drawn))
         self._heads = last_layer_names(model, drawn[0])
+
+        # Stack the classifiers of all members along the classes: M times [classes, ...] -> [M * classes, ...]
         for name in self._heads:
             of_members = [tensors[name] for tensors in drawn]
-            of_all_members = torch.cat(of_members)  # M times [classes, ...] -> [M * classes, ...]
+            of_all_members = torch.cat(of_members)
             replace_parameter(model, name, of_all_members)
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Return logits ``[M, B, classes]``."""
+        """Return the logits of all members, ``[M, B, classes]``."""
         body = self.each[0]
         logits = body.member_logits(inputs)[0]  # [B, M * classes]
         by_member = logits.unflatten(-1, (self.members, -1))  # [B, M, classes]
         return by_member.transpose(0, 1)
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """Return the mean over members and batch."""
+        """Return the mean loss over members and batch."""
         sum_over_members = super().loss(logits, labels, smoothing)
         return sum_over_members / self.members
 
@@ -57,7 +60,7 @@ class OneBody(Together):
 
 
 def last_layer_names(model: HydraModel, names: Iterable[str]) -> list[str]:
-    """Return those of some names that are tensors of the last layer of the classifier.
+    """Return the names that belong to the last layer of the classifier.
 
     Raises:
         UsageError: the model has no classifier.
@@ -71,7 +74,7 @@ def last_layer_names(model: HydraModel, names: Iterable[str]) -> list[str]:
 
 
 def replace_parameter(model: HydraModel, name: str, tensor: Tensor) -> Any:
-    """Replace a parameter of a model by a tensor of another shape, and return the module that holds it.
+    """Replace a parameter of a model by a tensor of another shape, and return the module that holds the parameter.
 
     The new parameter has the dtype and the device of the old one.
     """
@@ -85,7 +88,7 @@ def replace_parameter(model: HydraModel, name: str, tensor: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Classifiers:
-    """The maker of a body with several classifiers, which are drawn with the seed and those after it."""
+    """Makes a body with several classifiers, which are drawn with the seed and the seeds after it."""
 
     members: int
     passes = 1
@@ -101,7 +104,7 @@ class Classifiers:
 
 
 def draw_members(source: Source, members: int, seed: int) -> list[dict[str, Tensor]]:
-    """Draw the weights of each member as its library does, with the seed and those after it."""
+    """Draw the weights of a whole model for each member, as its library does, with the seed and the seeds after it."""
     config = source.description.config
     drawn = []
     for member in range(members):

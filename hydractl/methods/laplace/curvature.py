@@ -7,16 +7,17 @@ output of the layer, and L the Hessian of the loss with respect to the logits. T
     A = E[x x']        B = E[J' L J]
 
 For a classifier J = I and L = diag p - p p'. For a model that compares images with texts (Baumann et al. 2024) the loss
-is that of each image among all texts and of each text among all images, where the others are taken as fixed. Let s be
-the factor of the logits, g a feature before it is normalised, u = g / |g|, and H the matrix whose rows are the
-normalised features of the others. Then::
+is that of each image among all texts and of each text among all images, with the others taken as fixed. Let s be the
+factor of the logits, g a feature before it is normalised, u = g / |g|, and H the matrix whose rows are the normalised
+features of the others. Then::
 
     J = s H (I - u u') / |g|
     L = diag p - p p' for the softmax (CLIP), diag p (1 - p) for the sigmoid (SigLIP)
 
-The precision is ``n A (x) B + prior I``. Here n is the number of samples, or the pseudo-data count that one asks for.
+The precision is ``n A (x) B + prior I``. Here n is the number of samples, or the pseudo-data count that the user sets.
 Baumann et al. divide the sums over N pairs by the root of N, in A and in B, and multiply both by the root of tau, so
-their tau stands for n = tau N; and they add the root of the prior to both, instead of the prior to the product.
+their tau corresponds to n = tau N. They also add the root of the prior to both factors, instead of the prior to the
+product.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PRIORS = torch.logspace(-4, 6, 41, dtype=torch.float64).tolist()
 """The prior precisions to choose from: four per decade from 1e-4 to 1e6."""
 
 InputsAndOthers = Iterable[tuple[Any, Any]]
-"""Batches: inputs on the model's device, and captions, labels or whatever belongs to them."""
+"""Batches: inputs on the model's device, together with e.g. their captions or labels."""
 
 LogitsOfPosteriors = Callable[[Sequence[Posterior]], Tensor]
 """A function from the posteriors of a member's layers to its logits ``[N, classes]`` on validation data."""
@@ -54,7 +55,7 @@ LogitsOfPosteriors = Callable[[Sequence[Posterior]], Tensor]
 
 @dataclass(frozen=True)
 class Curvature:
-    """The Kronecker factors of one layer by their eigenvalues and eigenvectors, float64.
+    """The Kronecker factors of one layer by their eigenvalues and eigenvectors, in float64.
 
     Attributes:
         a, basis: the eigenvalues ``[d]`` of A, and its eigenvectors ``[d, d]`` in columns.
@@ -84,8 +85,8 @@ class Curvature:
         )
 
     def precision(self, prior: float, count: float) -> Tensor:
-        """Return the precision of the weights along the eigenvectors, ``[d, k]``."""
-        eigenvalues = torch.outer(self.a, self.b)  # those of A (x) B, [d, k]
+        """Return the precision of the weights along the eigenvectors of A and B, ``[d, k]``."""
+        eigenvalues = torch.outer(self.a, self.b)  # of the Kronecker product A (x) B, [d, k]
         return count * eigenvalues + prior
 
     def posterior(self, prior: float, count: float) -> Posterior:
@@ -101,7 +102,7 @@ class Curvature:
         """
         precision = self.precision(prior, count)
         log_ratios = (prior / precision).log()
-        log_ratio_of_determinants = log_ratios.sum()  # those of the prior and of the posterior precision
+        log_ratio_of_determinants = log_ratios.sum()  # of the prior precision and of the posterior precision
         weight_penalty = prior * self.squares
         return 0.5 * float(log_ratio_of_determinants - weight_penalty)
 
@@ -111,8 +112,8 @@ class LaplaceFit:
     """The curvatures of one member, and its logits as a function of the posteriors.
 
     Attributes:
-        curvatures: the curvature of the last layer of each tower, by tower.
-        logits: the logits on the validation data; None without validation data.
+        curvatures: the curvature of the last layer of each tower, by the name of the tower.
+        logits: computes the logits on the validation data; None without validation data.
     """
 
     curvatures: dict[str, Curvature]
@@ -120,10 +121,10 @@ class LaplaceFit:
 
     @torch.no_grad()
     def choose_priors(self, count: float, labels: Tensor | None) -> dict[str, float]:
-        """Return the prior precision of each tower, by tower.
+        """Return the prior precision of each tower, by the name of the tower.
 
-        With validation data all towers have the prior with the lowest NLL on them. Without, each tower has the prior
-        with the highest evidence.
+        With validation data, all towers get the same prior: the one with the lowest NLL. Without, each tower gets the
+        prior with the highest evidence.
 
         Args:
             count: the number of samples, or the pseudo-data count.
@@ -137,7 +138,7 @@ class LaplaceFit:
         logits_of = self.logits
 
         def nll(prior: float) -> float:
-            """Return the NLL on the validation data if all towers have this prior."""
+            """Return the NLL on the validation data when all towers have this prior."""
             same_prior = dict.fromkeys(self.curvatures, prior)
             posteriors = self.posteriors(same_prior, count)
             logits = logits_of(list(posteriors.values()))
@@ -157,8 +158,8 @@ class LaplaceFit:
 def _most_evident(curvature: Curvature, count: float) -> float:
     """Return the prior with the highest evidence, the first of equals."""
     evidence = [curvature.evidence(prior, count) for prior in PRIORS]
-    place_of_highest = evidence.index(max(evidence))
-    best: float = PRIORS[place_of_highest]
+    index_of_highest = evidence.index(max(evidence))
+    best: float = PRIORS[index_of_highest]
     return best
 
 
@@ -179,8 +180,10 @@ class _FactorSums:
 
     def add(self, logits: Tensor, x: Tensor) -> None:
         """Add samples, given their logits ``[B, C]`` and their inputs of the layer ``[B, d]``."""
+        # A: the sum of x x'.
         self.a = self.a + x.T @ x  # [d, d]
 
+        # B: the sum of diag p - p p'.
         p = logits.softmax(dim=-1)  # [B, C]
         sum_of_p = p.sum(dim=0)  # [C]
         self.b = self.b + torch.diag(sum_of_p) - p.T @ p  # [C, C]
@@ -196,30 +199,31 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
 
     Args:
         model: the model.
-        batches: the samples that the curvature is computed from.
+        batches: the samples from which the curvature is computed.
         val: validation samples; None without.
 
     Returns:
-        A fit for each member.
+        One fit per member; with validation samples it can also compute logits on them.
 
     Raises:
         InputError: the logits are not a linear function of the features that enter the last layer.
     """
     layers = [layers_of_member[0] for layers_of_member in last_layers(model)]
 
-    # Sum the factors over all samples.
+    # Sum the factors of each member over all samples.
     factors = [_FactorSums() for _ in layers]
     samples = 0
     for logits, features in _outputs(model, batches):
         samples += logits.shape[1]
         for member, layer in enumerate(layers):
-            x = with_one(features[member], layer.bias)
+            x = with_one(features[member], layer.bias)  # [B, d]; with a bias, a column of ones is appended
             factors[member].add(logits[member], x)
 
     validation: list[_LogitsAndFeatures] = []
     if val is not None:
         validation = list(_outputs(model, val))
 
+    # Divide the sums by the number of samples, and decompose the factors.
     fits = []
     for member, layer in enumerate(layers):
         a = factors[member].a / samples
@@ -233,7 +237,7 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
 
 
 def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAndFeatures]:
-    """Yield the logits of each batch and the features that enter the classifiers.
+    """Yield the logits of each batch, together with the features that enter the classifiers.
 
     Raises:
         InputError: the logits are not a linear function of these features.
@@ -248,7 +252,7 @@ def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAnd
 
 
 def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer: LastLayer) -> LogitsOfPosteriors:
-    """Return a function that scales a member's logits on validation data by a posterior of its classifier."""
+    """Return a function that computes a member's logits on validation data under a posterior of its classifier."""
     logits_of_batches = []
     inputs_of_batches = []
     for logits_of_members, features_of_members in validation:
@@ -258,7 +262,7 @@ def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer:
     x = torch.cat(inputs_of_batches)  # [N, d]
 
     def scaled(posteriors: Sequence[Posterior]) -> Tensor:
-        """Return the logits under the one posterior."""
+        """Return the logits under the only posterior, scaled by their variance."""
         posterior = posteriors[0]  # a classifier has one layer
         return posterior.scaled(logits, x)
 
@@ -276,18 +280,18 @@ def fit_pairs(
 
     Args:
         model: the model.
-        batches: images and captions that the curvatures are computed from.
+        batches: images and captions from which the curvatures are computed.
         val: validation images and their labels; None without.
         classes: the model with the classes of ``val`` as its prompts; None without.
 
     Returns:
-        A fit for each member.
+        One fit per member; with validation images it can also compute logits on them.
     """
     layers_of_members = last_layers(model)
     read_images = model.chain_of_samples.of_projection()
     read_texts = model.chain_of_labels.of_projection()
 
-    # The inputs of both projections for the pairs.
+    # Compute the inputs of both projections for the pairs. Each input has a dimension of size 1, which is removed.
     image_batches = []
     text_batches = []
     for pixels, captions in batches:
@@ -296,8 +300,8 @@ def fit_pairs(
     images = torch.cat(image_batches, dim=1)[:, :, 0]  # [M, N, 1, d] -> [M, N, d]
     texts = torch.cat(text_batches, dim=1)[:, :, 0]  # [M, N, d]
 
-    # The inputs of both projections for the validation images and for the prompts of their classes.
-    compared: list[Tensor] = []  # [M, N, 1, d] and [M, classes, prompts, d]
+    # Do the same for the validation images and for the prompts of their classes; a class may have several prompts.
+    compared: list[Tensor] = []  # empty, or [M, N, 1, d] for images and [M, classes, prompts, d] for classes
     if val is not None and classes is not None and classes.prompted is not None:
         images_to_classify = [read_images(pixels) for pixels, _ in val]
         prompts_of_classes = [read_texts(prompts) for prompts in classes.prompted.inputs(256)]
@@ -318,14 +322,15 @@ def fit_pairs(
 def _curvatures_of_towers(
     model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: tuple[Tensor, Tensor]
 ) -> dict[str, Curvature]:
-    """Compute the curvatures of both projections of one member, by tower.
+    """Compute the curvatures of both projections of one member, by the name of the tower.
 
     Args:
         model: the model.
-        member: the place of the member.
+        member: the index of the member.
         layers: its projections of images and of texts.
         inputs: the inputs of these projections, ``[N, d]`` each.
     """
+    # The features of both towers before they are normalised.
     network = model.networks[member]
     image_layer, text_layer = layers
     images, texts = inputs
@@ -333,14 +338,16 @@ def _curvatures_of_towers(
     texts = with_one(texts, text_layer.bias)
     image_features = images @ image_layer.weight.T  # [N, D]
     text_features = texts @ text_layer.weight.T  # [N, D]
+
+    # How the model turns cosines into logits, and whether each pair is judged alone (sigmoid) or among others.
     scale, bias = scale_and_bias(model.family, network, image_features)
     each_alone = model.family.judges_each_pair(network)
 
     def curvature_of(layer: LastLayer, entering: Tensor, features: Tensor, others: Tensor) -> Curvature:
-        """Compute the curvature of the projection of one tower, whose features are compared with the others."""
-        x = entering.cpu().double()  # [N, d]
+        """Compute the curvature of one tower's projection; its features are compared with those of the other tower."""
+        x = entering.cpu().double()  # [N, d], the inputs of the projection
         samples = x.shape[0]
-        a = x.T @ x / samples
+        a = x.T @ x / samples  # A = E[x x']
         b = compared_factor(features, others, float(scale), float(bias), each_alone)
         return Curvature.from_factors(a, b, layer)
 
@@ -355,10 +362,12 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
 
     Args:
         features: the features of the tower before they are normalised, ``[N, D]``.
-        others: the features of the other tower, ``[N, D]``, which each of them is compared with.
-        scale, bias: the factor of the cosines in the logits, and what is added.
-        each_alone: whether each pair has a loss of its own (sigmoid).
+        others: the features of the other tower, ``[N, D]``; each feature is compared with all of them.
+        scale, bias: the logits are ``scale * cosine + bias``.
+        each_alone: whether each pair has its own loss (sigmoid) instead of a softmax over all others.
     """
+    # B is the mean over samples of J' L J, where J = s H (I - u u') / |g|. Here g is a feature, u = g / |g|, and H has
+    # the normalised features of the others as rows (`h`). L is the Hessian of the loss with respect to the logits.
     # Let w = s^2 / |g|^2. J' L J is w (I - u u') H' L H (I - u u'). Multiplied out and summed over samples, that is
     #   the sum of w H' L H,
     #   minus the sum of w u (H' L H u)' and its transpose,
@@ -373,7 +382,8 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
         cosines = u @ h.T  # [B, N]
         logits = scale * cosines + bias
 
-        # L is diag(diagonal) for the sigmoid, and diag(diagonal) - p p' for the softmax; mean is H' p of the p there.
+        # L is diag(diagonal) for the sigmoid. For the softmax it is diag(diagonal) - p p', with p = diagonal and
+        # mean = H' p. With a mean of zero, the formulas below hold for the sigmoid, too.
         if each_alone:
             p = logits.sigmoid()
             diagonal = p * (1 - p)
@@ -382,17 +392,19 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
             diagonal = logits.softmax(dim=-1)
             mean = diagonal @ h
 
-        # H' L H u, [B, D]
+        # H' L H u for each sample, [B, D]
         mean_along_u = (mean * u).sum(dim=-1, keepdim=True)  # [B, 1]
         along = (diagonal * cosines) @ h - mean * mean_along_u
 
-        # the sum of w H' L H, [D, D]
+        # The sum of w H' L H, [D, D]: first the diagonal part, then minus w mean mean'.
         weight_of_other = (weight * diagonal).sum(dim=0)[:, None]  # [N, 1]
         around_mean = h.T @ (weight_of_other * h) - (weight * mean).T @ mean
 
-        crossed = (weight * u).T @ along  # the sum of w u (H' L H u)', [D, D]
+        # The sum of w u (H' L H u)', [D, D]; it is subtracted together with its transpose.
+        crossed = (weight * u).T @ along
         total += around_mean - crossed - crossed.T
-        length = (u * along).sum(dim=-1, keepdim=True)  # u' H' L H u, [B, 1]
+        # The sum of w (u' H' L H u) u u', [D, D].
+        length = (u * along).sum(dim=-1, keepdim=True)  # [B, 1]
         total += (weight * length * u).T @ u
     samples = features.shape[0]
     return total / samples
@@ -405,9 +417,9 @@ def _compared_logits(
 
     Args:
         model: the model.
-        member: the place of the member.
+        member: the index of the member.
         layers: its projections of images and of texts.
-        inputs: the inputs of these projections: of the images and of the prompts of the classes.
+        inputs: the inputs of these projections: of the images, and of the prompts of the classes.
     """
     network = model.networks[member]
 

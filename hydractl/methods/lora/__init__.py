@@ -1,4 +1,4 @@
-"""A LoRA ensemble: members that differ in low-rank matrices on their heads, trained with seeds of their own.
+"""A LoRA ensemble: members that differ in low-rank matrices on their heads, each trained with its own seed.
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
 """

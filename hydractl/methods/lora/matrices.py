@@ -1,8 +1,8 @@
 """Low-rank adaptation of the heads: W + (alpha / r) B A instead of W, where only A and B are trained.
 
-Queries, keys, values and the output projection of a site each have an A and a B of their own, which span all heads of
-the site. B starts at zero, so that the model does not change at first; A starts as in the authors' code. The weights
-that one reads are the sum, so that an ordinary checkpoint is written.
+Queries, keys, values and the output projection of a site (an attention block) each have their own A and B, which span
+all heads of the site. B starts at zero, so that the model does not change at first; A starts as in the authors' code.
+Reading a weight returns the sum, so that the output is an ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class LowRank(nn.Module):
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float, count: int = 1) -> None:
+        """Create the matrices for a weight ``[count * rows, columns]``; :meth:`draw` fills A."""
         super().__init__()
         rows, columns = weight.shape
         rows_of_each = rows // count
@@ -36,7 +37,7 @@ class LowRank(nn.Module):
         self.b = nn.Parameter(weight.new_zeros((count, rows_of_each, rank)))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw A as ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
+        """Draw A in the way ``nn.Linear`` draws its weight: uniform within 1 / sqrt(columns)."""
         columns = self.a.shape[-1]
         bound = 1 / math.sqrt(columns)
         drawn = torch.empty(self.a.shape)
@@ -51,13 +52,14 @@ class LowRank(nn.Module):
 
 
 class LowRankProjections(LowRank):
-    """Low-rank matrices for the queries, the keys and the values of a bank, whose rows lie interleaved in one matrix.
+    """Low-rank matrices for the queries, keys and values of a bank, whose rows are interleaved in one matrix.
 
-    If heads share keys and values, these have fewer rows than the queries. Then B is ``[rows, rank]``, with the rows of
-    queries, keys and values one after another.
+    A bank holds the weights of the heads of one site. If heads share keys and values, these have fewer rows than the
+    queries. Then B is ``[rows, rank]``, with the rows of queries, keys and values one after another.
     """
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
+        """Create three A, and three B of equal size, or one B if keys have fewer rows than queries."""
         super().__init__(weight, rank, alpha, count=3)
         self.packing = packing
         if packing.keys is not None:
@@ -65,7 +67,7 @@ class LowRankProjections(LowRank):
             self.b = nn.Parameter(weight.new_zeros((rows, rank)))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight of queries, keys and values plus the scaled product of the matrices of each."""
+        """Return the weight of queries, keys and values, plus the scaled product of the matrices of each."""
         b_of_projections: Iterable[Tensor] = self.b
         if self.packing.keys is not None:
             b_of_projections = self.b.split(self.packing.rows)
@@ -89,7 +91,7 @@ class LoRA:
         self.alpha = alpha
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put matrices on the heads, see :class:`hydractl.training.adapters.Adapter`; the seed draws A."""
+        """Put matrices on the heads; see :class:`hydractl.training.adapters.Adapter`. The seed draws A."""
         generator = torch.Generator().manual_seed(seed)
 
         def put(bank: nn.Module, name: str, matrices: LowRank) -> None:

@@ -1,7 +1,7 @@
-"""Masks on the neurons of MLPs, one for each member, which all train the same weights.
+"""Masks on the neurons of MLPs, one for each member. All members train the same weights.
 
-A neuron that a member's mask leaves out adds nothing to the output of its MLP. So a member is an ordinary checkpoint,
-in which the columns of these neurons are zero in the last layer of each MLP.
+A neuron that a member's mask leaves out adds nothing to the output of its MLP. So a member is an ordinary checkpoint in
+which the columns of these neurons are zero in the last layer of each MLP.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hydractl.training.members import Together
 
 @dataclass(frozen=True)
 class Masksembles:
-    """The maker of the network.
+    """Makes a network with masks.
 
     Attributes:
         members: the number of masks.
-        scale: about how many times as many neurons as a mask keeps the masks are drawn from; 1 for equal masks.
+        scale: the masks are drawn from about this many times as many neurons as a mask keeps; 1 for equal masks.
     """
 
     members: int
@@ -38,7 +38,7 @@ class Masksembles:
         return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Return the network with masks, see :class:`hydractl.training.members.MemberMaker`."""
+        """Return the network with masks; see :class:`hydractl.training.members.MemberMaker`."""
         generator = torch.Generator().manual_seed(seed)
         (model,) = models
         layers = last_layers_of_mlps(model)
@@ -51,25 +51,36 @@ class Masksembles:
 
 
 def draw_masks(members: int, neurons: int, scale: float, generator: torch.Generator) -> Tensor:
-    """Draw masks, bool ``[M, neurons]``, that keep about the same number of neurons each, and every neuron in one.
+    """Draw masks, bool ``[M, neurons]``. Each keeps about the same number of neurons; each neuron is kept by some mask.
 
-    The neurons of each mask are drawn among ``scale`` times as many; what nobody has drawn is left out. The number of
-    what is left is random, so some are taken away or given to a mask, to have as many as the layer has.
+    Every mask draws its neurons from more candidates than the layer has neurons; candidates that no mask has drawn are
+    left out. How many are left is random, so the result is then cut, or filled up, to the neurons of the layer.
+
+    Args:
+        members: the number of masks.
+        neurons: the number of neurons of the layer.
+        scale: the number of candidates is this many times the number of neurons that each mask keeps.
+        generator: draws the masks.
     """
+    # A candidate is kept by a mask with probability 1 / scale, and by any of them with probability share_of_union.
+    # Choose `neurons_of_mask` so that the candidates kept by any mask are about as many as the layer has neurons.
     share_of_union = 1 - (1 - 1 / scale) ** members
-    kept = max(1, round(neurons / (scale * share_of_union)))
-    candidates = max(neurons, round(kept * scale))
+    neurons_of_mask = max(1, round(neurons / (scale * share_of_union)))
+
+    # Each mask draws `neurons_of_mask` of the candidates.
+    candidates = max(neurons, round(neurons_of_mask * scale))
     masks = torch.zeros(members, candidates, dtype=torch.bool)
     for mask in masks:
-        drawn = torch.randperm(candidates, generator=generator)[:kept]
+        drawn = torch.randperm(candidates, generator=generator)[:neurons_of_mask]
         mask[drawn] = True
 
-    # The columns that some mask keeps, at first those that several keep, as many as the layer has neurons.
-    shares = masks.sum(dim=0)
-    order = torch.argsort(shares, descending=True, stable=True)
+    # Take as many candidates as the layer has neurons, first those that most masks keep, in their original order.
+    times_kept = masks.sum(dim=0)
+    order = torch.argsort(times_kept, descending=True, stable=True)
     chosen = order[:neurons].sort().values
     masks = masks[:, chosen]
-    # Each neuron that is left for nobody goes to the mask that keeps the fewest.
+
+    # A neuron that no mask keeps is given to the mask that keeps the fewest.
     for neuron in (~masks.any(dim=0)).nonzero()[:, 0]:
         poorest = int(masks.sum(dim=1).argmin())
         masks[poorest, neuron] = True
@@ -77,44 +88,45 @@ def draw_masks(members: int, neurons: int, scale: float, generator: torch.Genera
 
 
 def last_layers_of_mlps(model: HydraModel) -> dict[str, Any]:
-    """Return the last linear layer of the MLP of each block, which reads its neurons, by path."""
+    """Return the last linear layer of the MLP of each block, whose inputs are the MLP's neurons, by path."""
     layers = {}
     for block in model.block_paths:
         for path, module in model.networks[0].get_submodule(block).named_modules():
             full_path = f"{block}.{path}"
             if is_linear(module) and model.family.part(f"{full_path}.weight", model.sites) == "mlp":
                 last_of_block = (full_path, module)
-                layers[block] = last_of_block
+                layers[block] = last_of_block  # a later layer of the block replaces an earlier one
     return dict(layers.values())
 
 
 def _axis(layer: nn.Module) -> int:
-    """Return the dimension of a layer's weight that stands for its inputs; some libraries store it transposed."""
+    """Return the dimension of a layer's weight that belongs to its inputs; some libraries store weights transposed."""
     if isinstance(layer, nn.Linear):
         return 1
     return 0
 
 
 def _neurons(layer: Any) -> int:
-    """Return the number of inputs of a layer."""
+    """Return the number of inputs of a layer, which are the neurons of the MLP."""
     count: int = layer.weight.shape[_axis(layer)]
     return count
 
 
 class MaskedMlps(Together):
-    """A network that masks the neurons of its MLPs: in training those of each sample, else those of one member.
+    """A network that masks the neurons of its MLPs: in training by the member of each sample, else by one member.
 
     Args:
-        model: of one member; hooks are put on it.
-        masks: ``[M, neurons]`` by the path of the last layer of an MLP.
+        model: a model with one member, on which hooks are put.
+        masks: masks ``[M, neurons]``, by the path of the last layer of an MLP.
     """
 
     def __init__(self, model: HydraModel, masks: dict[str, Tensor]) -> None:
+        """Register a hook on the last layer of each MLP, which masks the neurons that enter it."""
         (first_mask, *_) = masks.values()
         super().__init__([model], len(first_mask))
         self._masks = masks
         self._axes = {}
-        self._member_of_row: Tensor | None = None  # [B], of the last training batch
+        self._member_of_row: Tensor | None = None  # [B] in training; None outside: then `_member` runs all samples
         self._member = 0
         for path, mask in masks.items():
             layer = model.networks[0].get_submodule(path)
@@ -122,22 +134,26 @@ class MaskedMlps(Together):
             layer.register_forward_pre_hook(self._masking(mask))
 
     def _masking(self, mask: Tensor) -> Any:
-        """Return a hook that masks the inputs ``[B, ..., neurons]`` of a layer."""
+        """Return a hook that masks the inputs ``[B, ..., neurons]`` of a layer, by the members that run now."""
 
         def masked(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            """Return the inputs of the layer, the first of them masked."""
             x = inputs[0]
+
+            # Outside training: one mask for all samples, [neurons].
             if self._member_of_row is None:
-                of_rows = mask[self._member]
+                mask_of_rows = mask[self._member]
+            # In training: the mask of each sample's member, [B, neurons] -> [B, 1, ..., 1, neurons].
             else:
-                by_row = mask[self._member_of_row]  # [B, neurons]
-                between = [1] * (x.dim() - 2)
-                of_rows = by_row.view(len(by_row), *between, by_row.shape[1])
-            return (x * of_rows.to(x), *inputs[1:])
+                mask_by_row = mask[self._member_of_row]
+                ones_between = [1] * (x.dim() - 2)
+                mask_of_rows = mask_by_row.view(len(mask_by_row), *ones_between, mask_by_row.shape[1])
+            return (x * mask_of_rows.to(x), *inputs[1:])
 
         return masked
 
     def member_logits(self, inputs: Any) -> Tensor:
-        """Return logits ``[M, B, classes]``: each member runs on all samples."""
+        """Return the logits of all members, ``[M, B, classes]``: each member runs on all samples."""
         self._member_of_row = None
         logits = []
         for member in range(self.members):
@@ -146,21 +162,21 @@ class MaskedMlps(Together):
         return torch.cat(logits)
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits ``[1, B, classes]`` and labels ``[1, B]``: each sample is that of one member, in turns."""
+        """Return logits ``[1, B, classes]`` and labels ``[1, B]``; the members take turns, one for each sample."""
         rows = torch.arange(len(labels))
-        self._member_of_row = (
-            rows % self.members
-        )  # kept, as blocks that are checkpointed run again in the backward pass
+
+        # Keep it after this call: checkpointed blocks run again in the backward pass.
+        self._member_of_row = rows % self.members
         logits = self.each[0].member_logits(inputs)
         return logits, labels[None]
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """Return the mean over the batch."""
+        """Return the mean loss over the batch."""
         sum_over_members = super().loss(logits, labels, smoothing)
         return sum_over_members / self.members
 
     def stock_tensors(self, member: int) -> dict[str, Tensor]:
-        """Return the weights of an ordinary model: those of all, with zeros for the neurons that the member lacks."""
+        """Return the weights of an ordinary model: the common weights, with zeros for neurons that the member lacks."""
         tensors = dict(super().stock_tensors(0))
         for path, mask in self._masks.items():
             name = f"{path}.weight"

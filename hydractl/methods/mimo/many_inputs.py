@@ -1,9 +1,9 @@
-"""The network of MIMO: M inputs at once, M answers.
+"""The network of MIMO: it takes M inputs at once and returns M answers.
 
-In training the M inputs are different samples; in tests they are M times the same one. Each input has its own patch
+In training, the M inputs are different samples; in tests, all M are the same sample. Each input has its own patch
 embedding (together they are one convolution of M * C channels) or its own table of words, and the network continues
-with the sum of the embeddings. For M equal inputs that is a single embedding with the sum of the weights. So each
-member is written as an ordinary checkpoint, and the members share all but the classifier.
+with the sum of the embeddings. For M equal inputs, the sum is a single embedding with the sum of the weights. So each
+member is written as an ordinary checkpoint, and the members share all weights but the classifier.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hydractl.training.members import Together
 
 @dataclass(frozen=True)
 class Mimo:
-    """The maker of the network, which also deals the samples of a batch to its inputs.
+    """Makes the network, and deals the samples of a batch to its inputs.
 
     Attributes:
-        members: the number of inputs and of answers.
+        members: the number of inputs, and of answers.
         equal: the share of rows whose inputs are all the same sample (rho).
         repeats: how often each sample of a batch occurs.
     """
@@ -45,21 +45,23 @@ class Mimo:
         return self.repeats
 
     def deal(self, samples: int) -> Tensor:
-        """Draw the samples of each input, as their places in the batch: int64 ``[M, samples * repeats]``.
+        """Draw the samples of each input, as indices in the batch: int64 ``[M, samples * repeats]``.
 
-        Each sample occurs ``repeats`` times, in an order that torch's generator shuffles. The inputs differ in a first
-        part of the rows, which is shuffled again for each of them, and agree in the others.
+        Each sample occurs ``repeats`` times, in an order that torch's generator shuffles. In the first part of the
+        rows, 1 - ``equal`` of them, the inputs differ: these rows are shuffled again for each input. In the other rows
+        all inputs are the same sample.
         """
+        # One row of samples for all inputs, then the rows in which they differ and those in which they are equal.
         rows = samples * self.repeats
         shuffled = torch.randperm(rows) % samples
         differing_rows = int(rows * (1 - self.equal))
-        differing = shuffled[:differing_rows]
-        equal = shuffled[differing_rows:]
+        differing_samples = shuffled[:differing_rows]
+        equal_samples = shuffled[differing_rows:]
 
         inputs = []
         for _ in range(self.members):
-            shuffled_again = differing[torch.randperm(differing_rows)]
-            inputs.append(torch.cat([shuffled_again, equal]))
+            shuffled_again = differing_samples[torch.randperm(differing_rows)]
+            inputs.append(torch.cat([shuffled_again, equal_samples]))
         return torch.stack(inputs)
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
@@ -67,52 +69,59 @@ class Mimo:
         return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Return the network of many inputs, see :class:`hydractl.training.members.MemberMaker`."""
+        """Return the network of many inputs; see :class:`hydractl.training.members.MemberMaker`."""
         drawn = draw_members(source, self.members, seed)
         from_scratch = source.drawn_by is not None
         return ManyInputs(models[0], drawn, self, scratch=from_scratch)
 
 
 class ManyInputs(OneBody):
-    """A model that takes M inputs in training, and otherwise one input as any other model.
+    """A model that takes M inputs in training, and otherwise one input like any other model.
 
-    The weights of the embeddings are drawn by the library and divided by the root of M. For a pretrained model their
-    mean over inputs is replaced by one Mth of the pretrained weights, so that M equal inputs give the same sum of
-    embeddings as the one input did before.
+    The weights of the embeddings are drawn as the library draws them, and divided by the root of M. For a pretrained
+    model, their mean over inputs is then replaced by one Mth of the pretrained weights: M equal inputs give the same
+    sum of embeddings as the one input did before.
 
     Args:
-        model, drawn: as of :class:`OneBody`.
+        model, drawn: as in :class:`OneBody`.
         options: deals the samples of a batch to the inputs.
         scratch: whether the weights of the model are random, not pretrained.
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]], options: Mimo, *, scratch: bool) -> None:
+        """Replace the first layer of the model, in place, by one that embeds M inputs and sums their embeddings."""
         super().__init__(model, drawn)
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"
 
-        # The weights of the embeddings.
+        # Draw the embedding weights of all inputs; shift their mean to one Mth of the pretrained weights, if any.
         drawn_weights = [tensors[self._stem] for tensors in drawn]
         weights = torch.stack(drawn_weights) / self.members**0.5  # [M, d, C, p, p] or [M, words, d]
         if not scratch:
             pretrained = model.networks[0].get_parameter(self._stem).detach().cpu()
             weights = weights - weights.mean(0) + pretrained / self.members
 
-        # The layer that embeds and sums.
+        # Let the first layer embed M inputs and sum their embeddings. The inputs reach it by the attribute `dealt`, as
+        # the layers between here and there pass on a single input.
         layer = replace_parameter(model, self._stem, weights)
         layer.dealt = None  # the inputs of the current batch, set by answers() and read by _embedded()
         layer.forward = partial(_embedded, layer)
         self._layer = [layer]  # in a list, so that it is not registered as a second submodule
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Deal a batch to the inputs.
+        """Deal a batch of samples to the M inputs, and run the network on them.
 
-        Returns logits ``[M, B * repeats, classes]`` and the labels ``[M, B * repeats]`` that they are compared with.
+        Returns:
+            Logits ``[M, B * repeats, classes]``, and the labels ``[M, B * repeats]`` to compare them with.
         """
+        # For each input, the samples that it takes, by their indices in the batch.
         rows_of_inputs = self.options.deal(labels.shape[0])  # [M, B * repeats]
         rows_of_inputs = rows_of_inputs.to(labels.device)
+
+        # The first layer reads all inputs from `dealt`. The rest of the network sees one input: for images any of them,
+        # for texts one that has the tokens (and masks) of all.
         layer = self._layer[0]
-        body: Any  # the input of the network: its first layer replaces it by the dealt ones
+        body: Any
         if isinstance(inputs, Tensor):
             layer.dealt = [inputs[rows] for rows in rows_of_inputs]
             body = layer.dealt[0]
@@ -126,7 +135,7 @@ class ManyInputs(OneBody):
             layer.dealt = None
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """Return the sum over members of the mean over the batch, as in the authors' code."""
+        """Return the mean loss over the batch, summed over members, as in the authors' code."""
         mean_over_members = super().loss(logits, labels, smoothing)
         return self.members * mean_over_members
 
@@ -139,7 +148,7 @@ class ManyInputs(OneBody):
 
 
 def _rows_of_text(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """Return some rows of the tensors of a text batch."""
+    """Return some rows of all tensors of a text batch."""
     text = {}
     for name, value in inputs.items():
         text[name] = value[rows]
@@ -147,11 +156,12 @@ def _rows_of_text(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tenso
 
 
 def unite_texts(texts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors of texts that are read at once: their masks and whatever else belongs to their tokens.
+    """Return the token tensors, e.g. masks, of several texts that the network reads at once.
 
-    There is a token wherever at least one text has one, and its values are those of the first text that has it. The
-    words of the texts are embedded separately.
+    The result has a token wherever at least one text has one, with the values of the first text that has it. The words
+    themselves are embedded for each text separately.
     """
+    # Begin with the last text, and overwrite it with the tokens of the texts before, so that the first text wins.
     united = dict(texts[-1])
     for text in reversed(texts[:-1]):
         all_there = torch.ones_like(text["input_ids"])
@@ -162,7 +172,7 @@ def unite_texts(texts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _stem_path(model: HydraModel) -> str:
-    """Return the path of the one layer that inputs enter first.
+    """Return the path of the single layer that reads the inputs: a table of words, or a convolution to patches.
 
     Raises:
         UsageError: the model has no such layer, or several.
@@ -190,17 +200,19 @@ def _stem_path(model: HydraModel) -> str:
 
 
 def _embedded(layer: Any, x: Tensor) -> Tensor:
-    """Return the sum of the embeddings of the dealt inputs; if none were dealt, of M copies of x.
+    """Return the sum of the embeddings of the dealt inputs; if none were dealt, of M times the same input x.
 
     Args:
-        layer: an embedding or a convolution with the weights ``[M, ...]`` of all inputs.
-        x: the input of the network.
+        layer: an embedding or a convolution that has the weights ``[M, ...]`` of all inputs; ``layer.dealt`` has the
+            dealt inputs, or None.
+        x: the input that the network was called with.
     """
     weight: Tensor = layer.weight
     inputs = layer.dealt
     if inputs is None:
         inputs = [x] * weight.shape[0]
 
+    # Texts: embed each input with its own table, and add up.
     if isinstance(layer, nn.Embedding):
         embeddings = []
         for words, table in zip(inputs, weight.unbind(), strict=True):
@@ -208,6 +220,7 @@ def _embedded(layer: Any, x: Tensor) -> Tensor:
             embeddings.append(embedding)
         return torch.stack(embeddings).sum(0)
 
+    # Images: one convolution over the channels of all inputs adds up by itself.
     channels = torch.cat(inputs, 1)  # [B, M * C, H, W]
     kernels = weight.transpose(0, 1).flatten(1, 2)  # [M, d, C, p, p] -> [d, M * C, p, p]
     return F.conv2d(channels, kernels, layer.bias, layer.stride, layer.padding, layer.dilation)

@@ -1,10 +1,10 @@
 """The narrow networks of Packed-Ensembles, drawn or cut out of the wide one.
 
 A packed network is alpha times as wide as the model, and its layers are cut into M groups that exchange nothing. Its
-embedding, norms and classifier are cut likewise, so it consists of M networks of alpha / M times the width. Its loss is
-the sum of their losses, so each is trained as it would be alone. Within a member gamma cuts each linear layer of the
-blocks into further groups, but not the embedding and the classifier, as in the authors' code. The zeros between groups
-are stored.
+embedding, norms and classifier are cut in the same way, so it consists of M networks of alpha / M times the width. Its
+loss is the sum of their losses, so each is trained as if it were alone. Within a member, gamma cuts each linear layer
+of the blocks into further groups, but not the embedding and the classifier, as in the authors' code. The zeros between
+groups are stored.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from hydractl.training.members import Together
 
 @dataclass(frozen=True)
 class Packed:
-    """The maker of the narrow networks of Packed-Ensembles.
+    """Makes the narrow networks of Packed-Ensembles.
 
     Attributes:
         members: the number of networks.
-        alpha: the width of all of them together, as a multiple of that of the model.
-        gamma: the number of groups within each.
+        alpha: the width of all of them together, as a multiple of the width of the model.
+        gamma: the number of groups within each network.
     """
 
     members: int
@@ -49,16 +49,18 @@ class Packed:
         return self.members
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return the narrow members, see :class:`hydractl.training.members.MemberMaker`.
+        """Return the narrow members; see :class:`hydractl.training.members.MemberMaker`.
 
-        If the weights of the model are random, so are theirs, drawn with the seed and those after it. Else they are
-        parts of the model's weights (:func:`part_of`).
+        If the weights of the model are random, those of the members are drawn with the seed and the seeds after it.
+        Otherwise they are cut out of the model's weights (:func:`part_of`).
         """
         narrow = self._narrowed(source)
         if source.drawn_by is not None:
             tensors_of_members = draw_members(narrow, self.members, seed)
         else:
             tensors_of_members = self._cut(source, narrow)
+
+        # Cut each member into groups, and declare the zeros between them.
         if self.gamma > 1:
             for tensors in tensors_of_members:
                 _zero_between_groups(tensors, narrow, self.gamma)
@@ -70,17 +72,22 @@ class Packed:
         return tuple(members)
 
     def _with_groups(self, narrow: Source, tensors: dict[str, Tensor]) -> Description:
-        """Return the description of a member with groups, which declares zeros so that trainings leave them zero."""
+        """Return the description of a member with groups; it declares the zeros so that trainings leave them zero."""
         nonzero = nonzero_parameters(DictTensors(tensors))
         sparse = {"groups": self.gamma, "params_nonzero": nonzero}
         return replace(narrow.description, extra={"sparse": sparse})
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Join the members, see :class:`hydractl.training.members.MemberMaker`."""
+        """Join the members into the model that is trained; see :class:`hydractl.training.members.MemberMaker`."""
         return Together(models, self.members)
 
     def _cut(self, source: Source, narrow: Source) -> list[dict[str, Tensor]]:
-        """Cut the weights of each member out of the wide model."""
+        """Cut the weights of each member out of the wide model, and return the tensors of each member by name.
+
+        Args:
+            source: the wide model.
+            narrow: a model with the configuration of a member, from which only shapes are taken.
+        """
         wide = {}
         for name in source.tensors.names():
             wide[name] = source.tensors.read(name)
@@ -89,28 +96,33 @@ class Packed:
 
         tensors_of_members = []
         for member in range(self.members):
-            start = Fraction(member, self.members)
+            start = Fraction(member, self.members)  # member i begins at i / M of the width
             tensors = part_of(wide, source, shapes, narrow.sites, start)
             tensors_of_members.append(tensors)
         return tensors_of_members
 
     def _narrowed(self, source: Source) -> Source:
-        """Return the model with the width of a member, but still with its wide tensors.
+        """Return the model with the configuration of a member, but still with the wide tensors.
 
         Raises:
-            UsageError: a member of this width is not possible.
+            UsageError: a member of this width is not possible: the model has lost heads, its architecture has no
+                narrow form, or ALPHA / M or GAMMA does not divide its sizes.
         """
         name = source.name
         description = source.description
         share = self.alpha / self.members
         if not description.mask.is_full:
             raise UsageError(f"--ensemble packed: {name} has lost heads", hint="pack the dense model")
+
+        # The configuration of a member; None if the family cannot make one.
         config = source.family.narrowed(description.config, share)
         if config is None:
             raise UsageError(
                 f"--ensemble packed: a {description.arch} of {share} of the width is unknown",
                 hint="packed are the ViTs of timm and the encoders of transformers whose layers all have the width",
             )
+
+        # Every size must be exactly the wanted share of the wide size, so a size that is not whole is an error.
         wide_sizes = _sizes(source, description.config)
         wanted_sizes = [size * share for size in wide_sizes]
         sizes = _sizes(source, config)
@@ -120,6 +132,8 @@ class Packed:
                 f"--ensemble packed: {share} of {heads} heads, a width of {width} or MLPs of {mlp} is no whole number",
                 hint="choose M and ALPHA so that ALPHA / M of each is one",
             )
+
+        # Groups must divide every size.
         uneven = [size for size in sizes if size % self.gamma]
         if uneven:
             raise UsageError(
@@ -134,15 +148,21 @@ class Packed:
 def _sizes(source: Source, config: LibraryConfig) -> list[int]:
     """Return the heads and the width of each site, then the rows and columns of each matrix of the MLPs.
 
+    Args:
+        source: the wide model, whose family knows the layout.
+        config: the configuration of the model whose sizes are returned, e.g. of a narrow one.
+
     Raises:
-        UsageError: the MLPs have layers of several inner sizes. One may hold two layers side by side, of which
-            neighbouring rows are no part.
+        UsageError: the MLPs have layers of several inner sizes. A layer may then hold two layers side by side, from
+            which neighbouring rows cannot be cut.
     """
     sites = source.family.sites(config)
     sizes = []
     for site in sites:
         sizes.append(site.heads)
         sizes.append(site.d_model)
+
+    # Rows and columns of the MLPs' matrices. One of the two is always the width, the other an inner size.
     sides: list[int] = []
     for name, tensor in source.family.build(config).state_dict().items():
         if _is_mlp_matrix(name, tensor, source):
@@ -161,22 +181,28 @@ def part_of(
 ) -> dict[str, Tensor]:
     """Cut the weights of a narrow model out of a wide one: neighbouring heads, channels and neurons.
 
-    The first one is at the share ``start`` of the whole; behind the last one of the whole comes its first. This is a
-    rule of hydractl, as the paper trains from scratch. The narrow model does not compute what the wide one computes.
+    The cut begins at the share ``start`` of each size, and continues at the beginning when it reaches the end. This is
+    a rule of hydractl, as the paper trains from scratch. The narrow model does not compute what the wide one computes.
 
     Args:
-        wide: the tensors of the wide model.
+        wide: the tensors of the wide model, by name.
         source: the wide model.
         shapes: tensors of the narrow model, of which only the shapes are used.
-        sites: the sites of the narrow model.
-        start: the share of the whole where the part begins, at least 0 and below 1.
+        sites: the sites (attention blocks) of the narrow model.
+        start: the share of each size where the cut begins, at least 0 and below 1.
+
+    Returns:
+        The tensors of the narrow model, by name.
     """
     family = source.family
     tensors: dict[str, Tensor] = {}
+
+    # Outside attention: cut each tensor to its narrow shape.
     for name, like in shapes.items():
         if family.part(name, sites) != "attention":
             tensors[name] = _cut_to(wide[name], like, start)
 
+    # In attention: read the heads of each site, cut each kind of weights, and write them in the library's layout.
     for wide_site, site in zip(source.sites, sites, strict=True):
         wide_heads = family.read(wide, wide_site)
         heads_like = family.read(shapes, site)
@@ -189,14 +215,15 @@ def part_of(
 
 
 def _cut_to(tensor: Tensor, like: Tensor, start: Fraction) -> Tensor:
-    """Cut a tensor to the shape of another one.
+    """Cut a tensor to the shape of ``like``.
 
-    Along each dimension the part begins at the share ``start`` and continues at the beginning if it reaches the end.
+    Along each dimension the cut begins at the share ``start`` and continues at the beginning if it reaches the end.
     """
     sizes = zip(tensor.shape, like.shape, strict=True)
     for dim, (size, narrow_size) in enumerate(sizes):
         if narrow_size == size:
             continue
+        # Neighbouring indices from `first` on, modulo the size.
         first = int(size * start)
         indices = (torch.arange(narrow_size) + first) % size
         tensor = tensor.index_select(dim, indices)
@@ -204,7 +231,7 @@ def _cut_to(tensor: Tensor, like: Tensor, start: Fraction) -> Tensor:
 
 
 def _tensor_fields(weights: HeadWeights) -> dict[str, Tensor]:
-    """Return the fields of weights that are tensors, by the names of the fields."""
+    """Return the fields of weights that are tensors, by field name."""
     tensors = {}
     for field in fields(weights):
         value = getattr(weights, field.name)
@@ -214,7 +241,7 @@ def _tensor_fields(weights: HeadWeights) -> dict[str, Tensor]:
 
 
 def _with_fields(weights: HeadWeights, tensors: Mapping[str, Tensor]) -> HeadWeights:
-    """Return weights with other tensors in some of their fields, by the names of the fields."""
+    """Return weights with some of their tensor fields replaced, given by field name."""
     return replace(weights, **tensors)  # type: ignore[arg-type]  # only fields of tensors are named
 
 
@@ -224,25 +251,38 @@ def _with_fields(weights: HeadWeights, tensors: Mapping[str, Tensor]) -> HeadWei
 def _zero_between_groups(tensors: dict[str, Tensor], source: Source, gamma: int) -> None:
     """Set the weights between groups to zero, in place.
 
-    In attention they connect heads with channels, in MLPs neurons with channels.
+    Heads, channels and neurons are each cut into ``gamma`` groups of neighbours. A weight is kept only if it connects
+    a head (in attention) or a neuron (in an MLP) with a channel of the same group.
+
+    Args:
+        tensors: the tensors of a member, by name; its entries are replaced.
+        source: a model with the configuration of the member.
+        gamma: the number of groups.
     """
+    # The matrices of the MLPs.
     for name, tensor in tensors.items():
         if _is_mlp_matrix(name, tensor, source):
             rows, columns = tensor.shape
             tensors[name] = tensor * _same_group(rows, columns, gamma)
 
+    # The weights of the heads, site by site; a site is an attention block.
     for site in source.family.sites(source.description.config):
         heads = source.family.read(tensors, site)
-        grouped: dict[str, Tensor] = {}
+        zeroed: dict[str, Tensor] = {}
         for field, tensor in _tensor_fields(heads).items():
-            grouped[field] = _zero_between_heads(field, tensor, gamma)
-        source.family.write(tensors, site, _with_fields(heads, grouped))
+            zeroed[field] = _zero_between_heads(field, tensor, gamma)
+        source.family.write(tensors, site, _with_fields(heads, zeroed))
 
 
 def _zero_between_heads(field: str, tensor: Tensor, gamma: int) -> Tensor:
-    """Return a tensor of :class:`HeadWeights` with zeros between groups of heads and channels.
+    """Return a tensor of :class:`HeadWeights` with zeros where a head and a channel belong to different groups.
 
-    A tensor with fewer than 3 dimensions, such as a bias, connects nothing and is returned as it is.
+    A tensor with fewer than 3 dimensions, e.g. a bias, connects nothing and is returned unchanged.
+
+    Args:
+        field: the name of the tensor's field; ``o`` is the output projection.
+        tensor: one tensor of the heads of a site.
+        gamma: the number of groups.
     """
     if tensor.dim() < 3:
         return tensor
@@ -256,7 +296,7 @@ def _zero_between_heads(field: str, tensor: Tensor, gamma: int) -> Tensor:
 
 
 def _same_group(rows: int, columns: int, gamma: int) -> Tensor:
-    """Return whether a row and a column belong to one group, bool ``[rows, columns]``."""
+    """Return whether a row and a column belong to the same of ``gamma`` groups, bool ``[rows, columns]``."""
     row_numbers = torch.arange(rows)
     column_numbers = torch.arange(columns)
     group_of_row = row_numbers * gamma // rows
@@ -265,7 +305,7 @@ def _same_group(rows: int, columns: int, gamma: int) -> Tensor:
 
 
 def _is_mlp_matrix(name: str, tensor: Tensor, source: Source) -> bool:
-    """Return whether a tensor is the weight of a linear layer of an MLP."""
+    """Return whether a tensor is the weight matrix of a linear layer of an MLP."""
     if tensor.dim() != 2:
         return False
     part = source.family.part(name, source.sites)

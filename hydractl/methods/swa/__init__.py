@@ -24,7 +24,7 @@ class AveragingOptions(CourseMethodOptions):
     def conflicts(self, request: FinetuneRequest) -> list[str]:
         """Return a sentence for each option that conflicts with this method.
 
-        One is a cosine without a floor: it leaves no learning rate while weights are collected.
+        One of them is a cosine without a floor: the learning rate would be zero while weights are collected.
         """
         problems = super().conflicts(request)
         ends_at_zero = request.schedule == "cosine" and request.has_default("lr_floor")
@@ -64,7 +64,7 @@ class SwaOptions(AveragingOptions):
         return options
 
 
-# 20 weights of the second half of a training: as many as the rank of SWAG.
+# Average 20 weights of the second half of a training, as many as the rank of SWAG.
 _OF_A_STUDY = ByTraining(SwaOptions(0.5, 20), {"schedule": "constant"})
 
 METHOD = Method(

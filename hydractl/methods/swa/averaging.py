@@ -1,4 +1,4 @@
-"""The course of a training whose last weights are averaged, and the Gaussian of these weights."""
+"""The course of a training whose last weights are averaged, and the Gaussian around their average (SWAG)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AverageOptions:
     """Options of averaging the weights over the last part of a training.
 
     Attributes:
-        start: the share of the steps before that part.
+        start: the share of the steps before that part, e.g. 0.5.
         count: the number of weights to average; None for one for each epoch that is left.
         members: the number of members that SWAG draws around the average; 0 if the average itself is the result.
         rank: the rank of the low-rank half of the Gaussian of SWAG.
@@ -35,7 +35,7 @@ class AverageOptions:
     rank: int = 20
 
     def begin(self, length: Length, schedule: ScheduleOptions) -> Averaging:
-        """Return the course of a training, see :class:`hydractl.training.course.CourseOptions`."""
+        """Return the course of a training; see :class:`hydractl.training.course.CourseOptions`."""
         return Averaging(length, schedule, self)
 
 
@@ -54,6 +54,7 @@ class Averaging(Course):
     keeps_epoch = False
 
     def __init__(self, length: Length, schedule: ScheduleOptions, options: AverageOptions) -> None:
+        """Begin with no weights collected, and check that there will be enough."""
         super().__init__(length, schedule)
         self.options = options
         rank = 0
@@ -64,13 +65,15 @@ class Averaging(Course):
         self._check_count()
 
     def _check_count(self) -> None:
-        """Raise UsageError if weights cannot be collected as often as asked for, or not often enough."""
+        """Raise UsageError if there are too few steps to collect weights as often as asked for, or too few weights."""
         steps_left = self.length.total - self.start
         kind = "swag" if self.options.members else "swa"
         if self.count > steps_left:
             hint = "train longer, or give a smaller START or N"
             message = f"--ensemble {kind} is to collect weights {self.count} times in {steps_left} steps"
             raise UsageError(message, hint=hint)
+
+        # An average needs two weights, a Gaussian as many as its rank.
         if self.options.members:
             least = self.options.rank
             purpose = f"a Gaussian of rank {least}"
@@ -92,14 +95,14 @@ class Averaging(Course):
 
     @property
     def count(self) -> int:
-        """The number of times that weights are collected: as asked for, else once for every epoch that is left."""
+        """The number of times that weights are collected: as asked for, or once for every epoch that is left."""
         if self.options.count:
             return self.options.count
         steps_left = self.length.total - self.start
         return steps_left // self.length.per_epoch
 
     def share_of_peak(self, step: int) -> float:
-        """Return the learning rate as a share of its peak.
+        """Return the learning rate of a step as a share of its peak.
 
         The rate reaches its floor when collecting starts, and stays there. Source: Izmailov et al., section 3.1, with a
         constant rate.
@@ -115,7 +118,7 @@ class Averaging(Course):
         return rate_share(step, self.start, warmup, shape, floor)
 
     def planned(self) -> list[dict[str, int]]:
-        """Return the numbers of the members that will be drawn."""
+        """Return the number of each member that will be drawn."""
         plan = []
         for number in range(1, self.options.members + 1):
             plan.append({"draw": number})
@@ -127,6 +130,8 @@ class Averaging(Course):
         steps_in_all = self.length.total - self.start
         if steps_made <= 0:
             return False
+
+        # Collect if the number of collections that are due rises with this step.
         times_by_now = steps_made * self.count // steps_in_all
         times_before = (steps_made - 1) * self.count // steps_in_all
         return times_by_now > times_before
@@ -136,7 +141,7 @@ class Averaging(Course):
         self.moments.add(weights)
 
     def finish(self, seed: int) -> Weights:
-        """Draw the members, which :meth:`left_models` returns, and return the average."""
+        """Draw the members, which :meth:`left_models` returns later, and return the average of the weights."""
         draws = self.moments.draws(self.options.members, seed)
         self.drawn = list(draws)
         return self.moments.mean
@@ -150,7 +155,7 @@ class Averaging(Course):
         return models
 
     def facts(self) -> dict[str, int]:
-        """Return the number of weights in the average."""
+        """Return the number of averaged weights, for the provenance."""
         return {"averaged": self.moments.count}
 
     def progress(self) -> dict[str, int]:
@@ -158,7 +163,7 @@ class Averaging(Course):
         return {"averaged": self.moments.count}
 
     def tensors(self) -> Weights:
-        """Return the moments of the weights collected so far, by names of their own."""
+        """Return the moments of the weights collected so far, by names that start with ``average.``."""
         tensors = {}
         for name, tensor in self.moments.tensors().items():
             tensors[f"average.{name}"] = tensor
@@ -172,14 +177,14 @@ class Averaging(Course):
 
 
 class Moments:
-    """The moments of the weights that were collected, on the CPU, in float64.
+    """The moments of the collected weights, on the CPU, in float64.
 
-    The variance is accumulated by Welford's algorithm. The paper subtracts the squared mean from the mean of the
-    squares instead; variances of weights are so small that nothing would be left of them after rounding.
+    The variance is accumulated by Welford's algorithm. The paper instead subtracts the squared mean from the mean of
+    the squares; variances of weights are so small that rounding would leave nothing of them.
 
     Attributes:
-        rank: the number of deviations that are kept; 0 to keep the mean alone, which is enough for SWA.
-        count: the number of weights collected.
+        rank: the number of deviations that are kept; 0 to keep only the mean, which is enough for SWA.
+        count: the number of collected weights.
         mean: the mean of the weights, by name.
         squares: the sums of squared deviations from the mean, by name; empty without a rank.
         deviations: the last ``rank`` collected weights, each minus the mean at its time, in the dtype of the weights.
@@ -193,27 +198,32 @@ class Moments:
         self.deviations: list[Weights] = []
 
     def add(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Collect weights, given by name. Source: Maddox et al., algorithm 1."""
+        """Add the weights of one step, given by name, to the moments. Source: Maddox et al., algorithm 1."""
         self.count += 1
-        deviation: Weights = {}
+        deviation: Weights = {}  # from the new mean, by name
         for name, weight in weights:
+            # Update the mean in place: old mean + (value - old mean) / count.
             value = weight.to("cpu", torch.float64)
             mean = self.mean.setdefault(name, torch.zeros_like(value))
-            from_mean_before = value - mean
-            mean += from_mean_before / self.count
+            from_old_mean = value - mean
+            mean += from_old_mean / self.count
+
+            # Welford: the sum of squares grows by (deviation from the old mean) * (deviation from the new mean).
             if self.rank:
-                from_mean = value - mean
+                from_new_mean = value - mean
                 squares = self.squares.setdefault(name, torch.zeros_like(value))
-                squares.addcmul_(from_mean_before, from_mean)
-                deviation[name] = from_mean.to(weight.dtype)
+                squares.addcmul_(from_old_mean, from_new_mean)
+                deviation[name] = from_new_mean.to(weight.dtype)
+
+        # Keep only the last `rank` deviations.
         if self.rank:
             self.deviations.append(deviation)
             self.deviations = self.deviations[-self.rank :]
 
     def draws(self, members: int, seed: int) -> Iterator[Weights]:
-        """Yield weights drawn from the Gaussian of SWAG.
+        """Yield ``members`` weights drawn from the Gaussian of SWAG.
 
-        It is N(mean, (diag + D Dᵀ / (K - 1)) / 2), where diag has the variances and the columns of D are the K
+        The Gaussian is N(mean, (diag + D Dᵀ / (K - 1)) / 2): diag has the variances, and the columns of D are the K
         deviations. Source: Maddox et al., equation 1.
         """
         generator = torch.Generator().manual_seed(seed)
@@ -221,11 +231,18 @@ class Moments:
             yield self._draw(generator)
 
     def _draw(self, generator: torch.Generator) -> Weights:
-        """Draw the weights of one member, in the dtype of the collected weights."""
-        low_rank_noise = torch.randn(self.rank, generator=generator, dtype=torch.float64)
-        factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))  # [K], one for each deviation
+        """Draw the weights of one member from the Gaussian of SWAG, in the dtype of the collected weights.
+
+        They are the mean plus two kinds of noise, each with half the variance: independent noise for each weight, and a
+        random combination of the K = ``rank`` kept deviations, which is the same for all weights of the member.
+        """
+        # One factor for each deviation: the sum of factor * deviation has covariance D Dᵀ / (2 (K - 1)).
+        low_rank_noise = torch.randn(self.rank, generator=generator, dtype=torch.float64)  # [K]
+        factors = low_rank_noise / math.sqrt(2 * (self.rank - 1))
+
+        # Sort the names, since after a resume the dictionary has another order, and draws depend on the order.
         drawn = {}
-        for name in sorted(self.mean):  # after resuming, the dictionary has the order of a file
+        for name in sorted(self.mean):
             mean = self.mean[name]
             diagonal_noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
             std = (self.squares[name] / (2 * self.count)).sqrt()  # the root of half the variance
@@ -239,21 +256,21 @@ class Moments:
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def tensors(self) -> Weights:
-        """Return all moments, by names of their own."""
-        parts = {"mean": self.mean, "squares": self.squares}
+        """Return all moments by names such as ``mean.NAME`` and ``deviation.0.NAME``."""
+        weights_by_prefix = {"mean": self.mean, "squares": self.squares}
         for index, deviation in enumerate(self.deviations):
-            parts[f"deviation.{index}"] = deviation
+            weights_by_prefix[f"deviation.{index}"] = deviation
         tensors = {}
-        for part, weights in parts.items():
+        for prefix, weights in weights_by_prefix.items():
             for name, tensor in weights.items():
-                tensors[f"{part}.{name}"] = tensor
+                tensors[f"{prefix}.{name}"] = tensor
         return tensors
 
     def load(self, count: int, tensors: Mapping[str, Tensor]) -> None:
         """Restore the moments of ``count`` weights from what :meth:`tensors` returned."""
 
         def part(prefix: str) -> Weights:
-            """Return the tensors whose names begin with a prefix, by the rest of their names."""
+            """Return the tensors whose names begin with a prefix, by their names without it."""
             weights = {}
             for name, tensor in tensors.items():
                 if name.startswith(prefix):
