@@ -474,7 +474,7 @@ def check_counts(config: Any, name: str) -> None:
 
 
 def _check_layers(model: Any) -> None:
-    """Raise an error if the attention in any tower is not as its layout says, e.g. in another version of transformers."""
+    """Raise an error if the attention in any tower differs from its layout, e.g. in another transformers version."""
     name = type(model).__name__
     for tower in towers_of(model):
         check_encoder(name, tower.base, tower.layout)
