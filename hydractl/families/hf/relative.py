@@ -299,8 +299,8 @@ def run_relative_layer(layer: Any, state: State) -> State:
     return State(output, state.context)
 
 
-# The next two functions do what transformers' layers do. Those layers multiply by parameters, which an ensemble replaces
-# by modules, and torch.compile cannot trace a module in the place of a parameter.
+# The next two functions do what transformers' layers do. Those layers multiply by parameters, which an ensemble
+# replaces by modules, and torch.compile cannot trace a module in the place of a parameter.
 
 
 def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
