@@ -301,7 +301,7 @@ class OpenClip(ModelFamily):
         return {"text": by_class}
 
     def layout(self, site: Site) -> AttentionLayout:
-        """Return the names of the tensors of a site; for a tower of another library, the family of that library knows."""
+        """Return the names of the tensors of a site; the family of timm or transformers knows those of its towers."""
         if is_of_transformers(site.path):
             return LAYOUT.heads
         if site.path.startswith(TRUNK):
@@ -319,7 +319,7 @@ class OpenClip(ModelFamily):
         return super().part(name, sites)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Return the dropout rates of the attention weights and of the output, which are 0 in open_clip's own models."""
+        """Return the dropout rates of the attention weights and of the output; they are 0 in open_clip's own models."""
         if site.path.startswith(TRUNK):
             return timm.FAMILY.dropouts(model, site)
         if is_of_transformers(site.path):
@@ -330,7 +330,7 @@ class OpenClip(ModelFamily):
         return attention.attn_drop.p, attention.out_drop.p
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace the attention module of a site; for a tower of another library, as the family of that library does."""
+        """Replace the attention module of a site; in a tower of another library, that library's family does it."""
         if site.path.startswith(TRUNK):
             site_in_trunk = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
             timm.FAMILY.install(model.visual.trunk, site_in_trunk, attention)  # type: ignore[union-attr,arg-type]

@@ -323,7 +323,8 @@ def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
 
     Args:
         text: token ids, ``[..., L]``.
-        pool: ``argmax`` (the token with the highest id, which ends the text) or ``eos`` (the first one with id ``eos``).
+        pool: ``argmax`` (the token with the highest id, which ends the text) or ``eos`` (the first token with the id
+            ``eos``).
         eos: the id of the token for the pooling ``eos``; None is an id that no token has.
     """
     if pool == "argmax":
