@@ -23,8 +23,8 @@ TOLERANCE = 1e-4
 """The tolerance of all comparisons.
 
 Logits and probabilities may differ by this times max(1, largest absolute logit). An OOD score may differ by this times
-max(1, absolute score). A flag or a class in a prediction set may differ only if the value that decides it is so close to
-its threshold.
+max(1, absolute score). A flag or a class in a prediction set may differ only if the value that decides it is within the
+same distance of its threshold.
 """
 
 

@@ -168,7 +168,7 @@ class _Reference:
     """Everything against which the exported files of a model are checked.
 
     Attributes:
-        model: the model; tracing has already used up its networks, so only its settings are used.
+        model: the model; once it has been traced, only its settings can be used.
         image_format: how graphs preprocess images in uint8; None if graphs take preprocessed inputs.
         expected: several inputs, each with the model's outputs for them.
         data: data on which files with rounded weights are measured, or None.
