@@ -1,4 +1,4 @@
-"""The row of one model in ``eval.json``: how it is made, which keys it may have, and the sentences that explain them."""
+"""The row of one model in ``eval.json``: how it is made, which keys it may have, and the sentences that explain it."""
 
 from __future__ import annotations
 
