@@ -25,7 +25,7 @@ class MemberOutputs(NamedTuple):
 
 
 class BatchPlace(NamedTuple):
-    """Identifies a batch, to seed random numbers for it: the fingerprint of the data set, and the index of its start."""
+    """Identifies a batch, to seed random numbers: the fingerprint of its data set, and its first sample's index."""
 
     dataset: str
     first: int
