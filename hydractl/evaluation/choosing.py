@@ -28,7 +28,7 @@ NEAR_TIE = 0.005
 
 @dataclass(frozen=True)
 class ComparedScore:
-    """The AUROC of one OOD score on each OOD validation set by name, and the unweighted mean; None if it is constant."""
+    """The AUROCs of one OOD score by OOD validation set, and their unweighted mean; None for a constant score."""
 
     mean: float | None
     by_set: Mapping[str, float]

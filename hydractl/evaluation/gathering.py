@@ -172,7 +172,7 @@ def _scores_joined_in_order(
 
 
 def _joined_in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
-    """Join the arrays of all batches along the last dimension (samples), and sort them; return None if they are None."""
+    """Join the arrays of all batches along the last dimension (samples), and sort them; None stays None."""
     if parts[0] is None:
         return None
     joined = np.concatenate(parts, axis=-1)

@@ -47,7 +47,7 @@ class EvalSet(SetEntry):
         return len(self.ids)
 
     def to_json(self) -> DataEntry:
-        """Return the record of the set under ``data`` in an answer; optional entries are left out if they say nothing."""
+        """Return the record of the set under ``data`` in an answer; optional entries are left out if they are empty."""
         entry: DataEntry = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
         # The list of the OpenOOD benchmark, if the ID set is one.
         if self.role == ID:
@@ -368,7 +368,7 @@ def _given_sets(sets: Sequence[EvalSet]) -> list[GivenSet]:
 
 
 def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
-    """Return whether two sets have the same samples; without samples, whether the fingerprints of the sets are equal."""
+    """Return whether two sets have the same samples; without samples, their fingerprints are compared."""
     if dataset.dataset is None or other.dataset is None:
         return dataset.fingerprint == other.fingerprint
     return dataset.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
@@ -497,7 +497,7 @@ def _fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
 
 
 def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
-    """Return the entries that record the data to which a command fits something, see :mod:`hydractl.files.fingerprints`.
+    """Return the entries that record to which data a command fits something, see :mod:`hydractl.files.fingerprints`.
 
     Args:
         sets: all data sets of the command.
