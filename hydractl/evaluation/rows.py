@@ -118,7 +118,12 @@ def _lacks_words(score: str, fit: FitOptions) -> bool:
 
 
 def row_scores(model: Model, options: EvalOptions) -> RowScores:
-    """Return the OOD scores of a row: those that the options ask for and its model can have."""
+    """Return the OOD scores of a row: those that the options ask for and its model can have.
+
+    Args:
+        model: the model of the row.
+        options: the options of the command.
+    """
     # Scores on features that the model can have: stored ones, or with training data all that suit the model.
     possible_scores: Sequence[str] = model.on_features
     has_features = isinstance(model, RunningModel) and model.mc_dropout is None

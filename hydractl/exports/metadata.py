@@ -136,7 +136,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _check_weights_beside(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -> None:
-    """Raise an error if a file with its weights in a second file has not its original weights beside it.
+    """Raise an error if the weights of an exported file are in a second file, and this is not the original one.
 
     Args:
         metadata: the metadata of the file; at :data:`DATA_SHA256` they have the digest of the second file, if the

@@ -532,7 +532,10 @@ def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
 
 @cached_by_config
 def _meta_model(config: LibraryConfig) -> Any:
-    """Build a model on the meta device from its configuration, check it and fill its buffers."""
+    """Build a model on the meta device from its configuration, check it and fill its buffers.
+
+    The result is cached, so copy it before changing it.
+    """
     with on_meta_device():
         model = _create_model(config)
     check_timm_model(model)

@@ -339,7 +339,10 @@ def _config_of(name: str) -> LibraryConfig:
 
 @cached_by_config
 def _meta_model(config: LibraryConfig) -> Any:
-    """Build a model on the meta device from its configuration, after checking the sizes."""
+    """Build a model on the meta device from its configuration, after checking the sizes.
+
+    The result is cached, so copy it before changing it.
+    """
     _Sizes.of_config(config)
     with refused_as("torchvision cannot build its VisionTransformer"), on_meta_device():
         return VisionTransformer(**config).eval()

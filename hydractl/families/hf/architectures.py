@@ -306,6 +306,8 @@ def without_traces(config: LibraryConfig) -> dict[str, object]:
 def meta_model(config: LibraryConfig) -> Any:
     """Build transformers' model from its configuration, in eval mode, with parameters on the meta device, real buffers.
 
+    The result is cached, so copy it before changing it.
+
     Raises:
         InputError: if the heads of the model cannot be separated, or transformers cannot build it.
     """

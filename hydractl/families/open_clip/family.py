@@ -331,6 +331,7 @@ class OpenClip(ModelFamily):
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace the attention module of a site; in a tower of another library, that library's family does it."""
+        # An image tower that is a timm model. The family timm expects paths relative to it.
         if site.path.startswith(TRUNK):
             site_in_trunk = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
             timm.FAMILY.install(model.visual.trunk, site_in_trunk, attention)  # type: ignore[union-attr,arg-type]
@@ -338,6 +339,7 @@ class OpenClip(ModelFamily):
         if is_of_transformers(site.path):
             hf.put_in_place(model, site.path, LAYOUT, attention)
             return
+        # One of open_clip's own towers.
         block = model.get_submodule(site.path.removesuffix(".attn"))
         if isinstance(block, ResidualAttentionBlock):  # this block calls its attention like nn.MultiheadAttention
             super().install(model, site, MultiheadStandIn(attention))

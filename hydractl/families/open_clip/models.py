@@ -104,6 +104,8 @@ def text_tower(model: Any) -> TextTower:
 def skeleton(config: LibraryConfig) -> Any:
     """Build a model from its configuration, with parameters on the meta device and real buffers.
 
+    The result is cached, so copy it before changing it.
+
     Raises:
         InputError: if open_clip cannot build the model, or it is not supported.
     """
