@@ -56,11 +56,12 @@ def triton_config(model_path: Path, name: str, max_batch: int) -> str:
     import onnx
 
     model = onnx.load_model(model_path, load_external_data=False)
-    batch = _first_dimension_name(model.graph.input[0])
-    if batch is None:
+    # The name of the batch dimension, which comes first in every input. A fixed size has no name.
+    batch_name = _first_dimension_name(model.graph.input[0])
+    if batch_name is None:
         raise HydraError(f"{model_path} takes no batch of any size, which Triton needs")
     inputs = [_triton_tensor(value) for value in model.graph.input]
-    outputs = [_triton_tensor(value) for value in model.graph.output if _first_dimension_name(value) == batch]
+    outputs = [_triton_tensor(value) for value in model.graph.output if _first_dimension_name(value) == batch_name]
     labels = labels_of(model_path)
 
     lines = [

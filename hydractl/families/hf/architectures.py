@@ -425,12 +425,16 @@ def _check_config(config: Any, name: str) -> None:
         encoders = [config]
     for encoder in encoders:
         check_counts(encoder, name)
+
     problems = []
+    # The task. These values of `problem_type` mean regression, or several classes for one sample.
     is_other_task = config.problem_type in ("regression", "multi_label_classification")
     if config.num_labels < 2 or is_other_task:
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
+    # Settings that turn an encoder such as BERT into a decoder.
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         problems.append("it is a decoder")
+    # Relative positions of older BERTs change the scores of attention.
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
         problems.append(f"its positions are {shown(config.position_embedding_type)}, not absolute")
     if problems:

@@ -89,6 +89,7 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
     if is_body:
         config["architectures"] = [name]
         config["num_labels"] = 0
+    # A classifier without this entry has one class for each name.
     if "num_labels" not in config:
         labels = published.get("id2label")
         if isinstance(labels, Mapping):
