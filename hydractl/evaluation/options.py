@@ -42,7 +42,7 @@ class DataOptions:
         train: the SPEC of the training data to which OOD scores are fitted, or None.
         limit: the most samples to use from each set; None means all.
         seed: the seed with which these samples are drawn from a set that is sorted by class.
-        on_bad: what to do with samples that cannot be read, e.g. ``stop`` or ``skip``.
+        on_bad: what to do with samples that cannot be read, ``error`` or ``skip``.
         label_map: a JSON file with an object from class names in the data to class names of the model, or None.
         corruptions, severities: the corruptions of the test data to measure, each at every severity.
         photographs: the folder of photographs for the corruption frost, or None.
