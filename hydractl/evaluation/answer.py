@@ -51,17 +51,17 @@ def row_of(
     """
     # The first tested set is the in-distribution (ID) set, all others are OOD sets.
     tested_sets = tested(sets)
-    inside_set = tested_sets[0]
-    outside_sets = tested_sets[1:]
-    inside = gathered[inside_set.name].samples
-    outside = {}
+    id_set = tested_sets[0]
+    ood_sets = tested_sets[1:]
+    id_samples = gathered[id_set.name].samples
+    ood_samples = {}
     groups = {}
-    for dataset in outside_sets:
-        outside[dataset.name] = gathered[dataset.name].samples
+    for dataset in ood_sets:
+        ood_samples[dataset.name] = gathered[dataset.name].samples
         groups[dataset.name] = dataset.group
 
     # The metrics on the ID set, of OOD detection, and of each member alone. "scores" has the other OOD scores.
-    blocks = row_blocks(inside, outside, groups)
+    blocks = row_blocks(id_samples, ood_samples, groups)
     detection: DetectionBlocks = {
         "ood": blocks["ood"],
         "near_avg": blocks["near_avg"],
@@ -74,7 +74,7 @@ def row_of(
     scores = {name: OodDetection.from_json(block) for name, block in blocks_of_other_scores.items()}
     diversity = {name: MemberDiversity.from_json(block) for name, block in blocks["diversity"].items()}
     members = []
-    for member_samples in gathered[inside_set.name].members:
+    for member_samples in gathered[id_set.name].members:
         member_metrics = id_block(member_samples)
         members.append(SampleMetrics.from_json(member_metrics))
 
@@ -93,12 +93,12 @@ def row_of(
         diversity=diversity,
         scores=scores,
         members=members,
-        curves=EvalCurves.from_json(curves.curves(inside, outside)),
+        curves=EvalCurves.from_json(curves.curves(id_samples, ood_samples)),
         heads=model.heads,
         cost=model.cost,
         training=model.training,
         calibration=fitted.calibration_record(),
-        threshold=_measured_threshold(fitted, inside, outside),
+        threshold=_measured_threshold(fitted, id_samples, ood_samples),
         corruptions=by_corruption,
         corruption_avg=_means_over_corruptions(by_corruption),
     )

@@ -106,12 +106,12 @@ def _check_tensors(path: Path, header: Header, members: int, samples: int) -> No
         InputError: with the name of the first such tensor.
     """
     # The dtype and the number of dimensions of each tensor. The first dimension is always that of the samples.
-    expected: dict[str, tuple[str, int]] = {"rows": ("I64", 1)}
+    dtype_and_dimensions: dict[str, tuple[str, int]] = {"rows": ("I64", 1)}
     for member in range(members):
-        expected[f"features.{member}"] = ("F32", 2)
-        expected[f"highest.{member}"] = ("F64", 1)
+        dtype_and_dimensions[f"features.{member}"] = ("F32", 2)
+        dtype_and_dimensions[f"highest.{member}"] = ("F64", 1)
 
-    for name, (dtype, dimensions) in expected.items():
+    for name, (dtype, dimensions) in dtype_and_dimensions.items():
         info = header.tensors.get(name)
         is_as_expected = (
             info is not None and info.dtype == dtype and len(info.shape) == dimensions and info.shape[0] == samples

@@ -146,9 +146,9 @@ class _RowFitting:
         requested = self._options.temperature_of(self._model.name)
         # Without the option: the calibration in the model's file, if there is one.
         if requested is None:
-            stored = self._model.stored
-            has_calibration = stored.calibration is not None
-            return RowFit(stored.calibration, stored.fitted_on, stored=has_calibration)
+            stored_fit = self._model.stored
+            has_calibration = stored_fit.calibration is not None
+            return RowFit(stored_fit.calibration, stored_fit.fitted_on, stored=has_calibration)
         if requested == "none":
             return RowFit()
         # A number is the temperature itself.
@@ -193,15 +193,15 @@ class _RowFitting:
 
     def _stored_threshold(self) -> ThresholdEntry | None:
         """Return the threshold in the model's file; None if it is for another OOD score or another calibration."""
-        stored = self._model.stored.threshold
-        if stored is None:
+        stored_threshold = self._model.stored.threshold
+        if stored_threshold is None:
             return None
-        if stored["score"] != self._score:
+        if stored_threshold["score"] != self._score:
             return None
         is_recalibrated = self._options.temperature_of(self._model.name) is not None
         if is_recalibrated:
             return None
-        return stored
+        return stored_threshold
 
     def _validation_scores(self, rule: ThresholdRule, calibration: Calibration | None) -> Floats:
         """Return the OOD scores of the validation samples from which a rule chooses a threshold, ``[N]``.

@@ -136,11 +136,11 @@ def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64])
         parts: the samples of each batch.
         order: for each sample of the result, its index among the joined samples of all batches.
     """
-    batch_sizes = [len(part) for part in parts]
+    batch_sizes = [len(batch_samples) for batch_samples in parts]
     attributes: dict[str, Any] = {}
     for attribute in fields(Samples):
         name = attribute.name
-        values_by_batch = [getattr(part, name) for part in parts]
+        values_by_batch = [getattr(batch_samples, name) for batch_samples in parts]
         if name == "pair_mi":  # a mean over all samples, not one value for each
             attributes[name] = _mean_over_samples(values_by_batch, batch_sizes)
         elif name == "scores":  # a dict of values by the name of the score

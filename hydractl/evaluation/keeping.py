@@ -44,7 +44,7 @@ class KeptRow:
         It includes the calibration, threshold and OOD score that were stored in the model's own file.
         """
         model = self.model
-        stored = model.stored
+        stored_fit = model.stored
 
         # The data to which OOD scores on features were fitted.
         fitted_on = None
@@ -53,11 +53,11 @@ class KeptRow:
 
         # What was stored in the model's file.
         threshold = None
-        if stored.threshold is not None:
-            threshold = ThresholdRecord.from_json(stored.threshold)
+        if stored_fit.threshold is not None:
+            threshold = ThresholdRecord.from_json(stored_fit.threshold)
         ood_score = None
-        if stored.score is not None:
-            ood_score = StoredScoreRecord(score=stored.score)
+        if stored_fit.score is not None:
+            ood_score = StoredScoreRecord(score=stored_fit.score)
 
         # The name comes from a file name, which may have bytes that are not valid UTF-8.
         name_bytes = model.name.encode("utf-8", "backslashreplace")
@@ -69,7 +69,7 @@ class KeptRow:
             training=model.training,
             cost=model.cost,
             decisive=model.decisive(),
-            calibration=_calibration_record(stored),
+            calibration=_calibration_record(stored_fit),
             threshold=threshold,
             ood_score=ood_score,
             feature_scores=self.feature_scores or None,
@@ -160,11 +160,11 @@ def _finished_file(row: KeptRow, output: Output) -> PredictionsWriter | None:
     if not is_predictions(output.target):
         return None
     finished = row.writer(output.target, resume=True)
-    missing = []
+    missing_by_set = []
     for index in range(len(row.sets)):
         rows_without_logits = np.flatnonzero(finished.missing(index))
-        missing.append(rows_without_logits)
-    if _note_as_skipped(row.sets, missing):
+        missing_by_set.append(rows_without_logits)
+    if _note_as_skipped(row.sets, missing_by_set):
         return finished
     finished.close()
     return None

@@ -100,7 +100,7 @@ class Measuring:
         if output is not None and self._options.keep_logits:
             writer = self._open_writer(model, output, seen)
         try:
-            row, inside = self._measure(model, writer, seen, features_file)
+            row, id_predictions = self._measure(model, writer, seen, features_file)
         finally:
             model.release()
             if writer is not None:
@@ -110,7 +110,7 @@ class Measuring:
         if output is None:
             return row
         if writer is None:  # the output has one line for each sample instead of logits
-            self._write_lines(model, inside, output)
+            self._write_lines(model, id_predictions, output)
             return row
         was_finished_before = writer.path == output.target  # an earlier run had already completed the file
         if not was_finished_before:
@@ -135,9 +135,9 @@ class Measuring:
         fitted_on: dict[str, object] = {}
         if self._training is not None:
             fitted_on = {**self._training.to_json(), "knn_k": self._options.fit.knn_k}
-        words = words_for(scores.on_features, self._options.fit)
-        if words:
-            fitted_on["negative_words"] = digest_of_words(words)
+        negative_words = words_for(scores.on_features, self._options.fit)
+        if negative_words:
+            fitted_on["negative_words"] = digest_of_words(negative_words)
 
         kept_row = KeptRow(
             model, self._sets, seen, feature_scores=scores.on_features, scores_fitted_on=fitted_on or None
@@ -189,14 +189,14 @@ class Measuring:
         on_tests = self._gather_tests(model, fitted, scores, read)
         gathered = on_tests.gathered
         id_set = test_sets[0]
-        inside = gathered[id_set.name]
+        id_predictions = gathered[id_set.name]
 
         # For a cascade: the share of samples in each set that ran all members.
         shares = {name: went_on.share for name, went_on in on_tests.went_on.items()}
         for name, share in shares.items():
             self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
 
-        self.warnings += row_doubts(model, inside.samples, fitted, on_tests.counts, test_sets)
+        self.warnings += row_doubts(model, id_predictions.samples, fitted, on_tests.counts, test_sets)
         self._warn_of_signed_features(model)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
@@ -230,7 +230,7 @@ class Measuring:
             row = _with_cascade(row, model.cascade, shares)
         if self._options.bootstrap:
             row = self._with_intervals(row, test_sets, gathered)
-        return row, inside
+        return row, id_predictions
 
     def _row_scores(self, model: LogitsProvider) -> RowScores:
         """Return the OOD scores of a row, and add a warning about those that are constant for a single member.

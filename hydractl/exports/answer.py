@@ -71,13 +71,13 @@ class GraphAnswer(nn.Module):
         for fitted_by_score in detector.members:
             numbers = {}
             arrays = nn.Module()
-            for part, values in fitted_by_score[score].items():
-                if part in names_of_numbers:
-                    numbers[part] = values
+            for statistic, values in fitted_by_score[score].items():
+                if statistic in names_of_numbers:
+                    numbers[statistic] = values
                 else:
                     # As in a checkpoint, float64 becomes float32 if that loses nothing. _fitted_to_member() converts
                     # the buffers back.
-                    arrays.register_buffer(_buffer_name(part), narrowed(values))
+                    arrays.register_buffer(_buffer_name(statistic), narrowed(values))
             self._numbers.append(numbers)
             self._fitted.append(arrays)
 
@@ -132,8 +132,8 @@ class GraphAnswer(nn.Module):
         statistics: dict[str, object] = dict(self._numbers[member])
         arrays = self._fitted[member]
         for buffer, values in arrays.named_buffers():
-            part = _part_of_buffer(buffer)
-            statistics[part] = values.double()
+            statistic = _part_of_buffer(buffer)
+            statistics[statistic] = values.double()
         return statistics
 
 

@@ -64,13 +64,13 @@ class _Differences:
         Raises:
             HydraError: if the outputs have other names or shapes, or (for an exact file) differ too much.
         """
-        wanted = expectation.outputs
+        model_outputs = expectation.outputs
         size = _size_in_words(expectation.inputs)
-        self._check_shapes(wanted, outputs, size)
+        self._check_shapes(model_outputs, outputs, size)
 
         # Every graph has these two outputs.
-        probability_difference = self._checked_difference(PROBABILITIES, wanted, outputs, size)
-        logit_difference = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
+        probability_difference = self._checked_difference(PROBABILITIES, model_outputs, outputs, size)
+        logit_difference = self._checked_difference(MEMBER_LOGITS, model_outputs, outputs, size)
         self.probabilities = max(self.probabilities, probability_difference)
         self.member_logits = max(self.member_logits, logit_difference)
 
@@ -78,9 +78,9 @@ class _Differences:
         if OOD_SCORE in outputs:
             self._add_scores(expectation, outputs[OOD_SCORE], size)
         if IS_OOD in outputs:
-            self._add_flags(wanted, outputs[IS_OOD], size)
+            self._add_flags(model_outputs, outputs[IS_OOD], size)
         if CONFORMAL_SET in outputs:
-            self._add_sets(wanted, outputs[CONFORMAL_SET], size)
+            self._add_sets(model_outputs, outputs[CONFORMAL_SET], size)
 
     def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
         """Return the largest absolute difference of one output.

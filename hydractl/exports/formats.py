@@ -167,10 +167,11 @@ class Onnx:
 
     def require(self) -> None:
         # torch needs onnx and onnxscript to write a file, and the check needs onnxruntime to run it.
-        missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
-        if missing:
+        missing_libraries = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+        if missing_libraries:
             raise UsageError(
-                f"ONNX files need {', '.join(missing)}, not installed here", hint="pip install 'hydractl[deploy]'"
+                f"ONNX files need {', '.join(missing_libraries)}, not installed here",
+                hint="pip install 'hydractl[deploy]'",
             )
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:

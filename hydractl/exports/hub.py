@@ -172,9 +172,9 @@ def _names_of_shards(folder: Path) -> set[str]:
 
 def _lies_in(file: Path, folder: Path) -> bool:
     """Return whether a file is really in a folder, after following all links."""
-    root = os.path.realpath(folder)
-    target = os.path.realpath(file)
-    return os.path.commonpath([target, root]) == root
+    real_folder = os.path.realpath(folder)
+    real_file = os.path.realpath(file)
+    return os.path.commonpath([real_file, real_folder]) == real_folder
 
 
 def upload(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, list[str]]:

@@ -130,9 +130,9 @@ def _files_outside(model: ModelProto, path: Path) -> list[str]:
     problems = []
     for tensor in _messages_of_type(model, "TensorProto"):
         keys = {entry.key for entry in tensor.external_data}
-        unknown = keys - set(_KEYS)
-        if unknown:
-            problems.append(f"weights with {shown(min(unknown))}")
+        unknown_keys = keys - set(_KEYS)
+        if unknown_keys:
+            problems.append(f"weights with {shown(min(unknown_keys))}")
     for location in sorted(_names_of_weight_files(model)):
         problem = _location_problem(location, path)
         if problem is not None:

@@ -477,9 +477,9 @@ def check_program(document: Any) -> None:
         Refused: with the first value that hydractl does not export, or the first missing part.
     """
     _PROGRAM(document)
-    missing = [key for key in _REQUIRED if key not in document]
-    if missing:
-        raise Refused(f"a graph without {missing[0]}")
+    missing_keys = [key for key in _REQUIRED if key not in document]
+    if missing_keys:
+        raise Refused(f"a graph without {missing_keys[0]}")
 
 
 _NUMBER_FORMATS = {1: "uint8", 5: "int64", 7: "float32", 8: "float64", 12: "bool"}

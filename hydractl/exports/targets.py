@@ -238,11 +238,11 @@ class Claim:
         longest = model.family.longest_text(model.description.preprocess)
 
         # Compute the model's own answers first, because tracing changes the model so that it cannot run any more.
-        expected = expectations(model, longest, seed, image_format)
+        expected_outputs = expectations(model, longest, seed, image_format)
         answers = []
         if data is not None:
             answers = data.measure(model, log)
-        reference = _Reference(model, image_format, expected, data, answers)
+        reference = _Reference(model, image_format, expected_outputs, data, answers)
 
         graph = traced(model, longest, image_format)
         metadata = metadata_of(model.description, origins, macs, graph.shapes())

@@ -285,13 +285,14 @@ def _only_checkpoint(name: str, hub_name: HubName) -> str | None:
     checkpoints = sorted(file for file in files if file.endswith(".st"))
     if not checkpoints:
         raise InputError(f"{hub_name.repo} holds neither a published model (config.json) nor a checkpoint (.st)")
-    first = checkpoints[0]
+    first_checkpoint = checkpoints[0]
     if len(checkpoints) > 1:
-        listed = ", ".join(checkpoints[:5])
+        listed_checkpoints = ", ".join(checkpoints[:5])
         raise InputError(
-            f"{hub_name.repo} holds {len(checkpoints)} checkpoints: {listed}", hint=f"name one: hf:{name}/{first}"
+            f"{hub_name.repo} holds {len(checkpoints)} checkpoints: {listed_checkpoints}",
+            hint=f"name one: hf:{name}/{first_checkpoint}",
         )
-    return first
+    return first_checkpoint
 
 
 def _files_on_hub(hub_name: HubName) -> list[str]:

@@ -810,21 +810,21 @@ def _as_list(names: Mapping[str, object], classes: int) -> list[object] | None:
 
 def _hint_at_tags(name: str) -> str:
     """Return a hint with the names of published weights of the same architecture."""
-    base, _, _ = name.partition(".")
-    tags = timm.list_pretrained(f"{base}.*")
+    architecture, _, _ = name.partition(".")
+    tags = timm.list_pretrained(f"{architecture}.*")
     first_tags = ", ".join(tags[:5])
     return f"published: {first_tags}"
 
 
 def _hint_at_similar_names(name: str) -> str:
     """Return a hint with names of architectures that are similar to an unknown name."""
-    base = name.split(".")[0]
-    known = timm.list_models(["vit_*", "deit*"])
-    near = [model_name for model_name in known if model_name.startswith(base)][:3]
-    if not near:
-        near = difflib.get_close_matches(base, known)
-    if near:
-        return f"near names: {', '.join(near)}"
+    architecture = name.split(".")[0]
+    known_names = timm.list_models(["vit_*", "deit*"])
+    similar_names = [model_name for model_name in known_names if model_name.startswith(architecture)][:3]
+    if not similar_names:
+        similar_names = difflib.get_close_matches(architecture, known_names)
+    if similar_names:
+        return f"near names: {', '.join(similar_names)}"
     return "list them with: python -c 'import timm; print(timm.list_models())'"
 
 

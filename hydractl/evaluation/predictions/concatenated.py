@@ -224,16 +224,16 @@ def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[i
         models: the records of the models in its files.
         members: the number of members in each file.
     """
-    first = models[0]
+    first_model = models[0]
     heads_of_models = [model.heads or [] for model in models]
     costs_of_models = [model.cost or CostRecord() for model in models]
     return replace(
-        first,
+        first_model,
         sha256=_all_digests(models),
         heads=_heads_of_all_members(heads_of_models),
         training=_all_trainings(models, members),
         cost=_total_cost(costs_of_models),
-        decisive=replace(first.decisive, probe=_probe_of_all(models)),
+        decisive=replace(first_model.decisive, probe=_probe_of_all(models)),
         # These were chosen for the predictions of a single model.
         calibration=None,
         threshold=None,

@@ -364,16 +364,16 @@ class PredictionsWriter:
         """Return the OOD scores on features of some samples by name, ``[members, len(rows)]`` each."""
         by_score = {}
         for score in self._scores:
-            stored = self._read_samples(score_tensor(index, score), rows)  # [members, len(rows), 1]
-            by_score[score] = stored[:, :, 0]
+            values = self._read_samples(score_tensor(index, score), rows)  # [members, len(rows), 1]
+            by_score[score] = values[:, :, 0]
         return by_score
 
     def _read_samples(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
         """Return the values of any samples in a tensor, ``[members, len(rows), columns]``, in the order of ``rows``."""
         values_of_samples = []
         for row in rows:
-            first = int(row)
-            single_sample = range(first, first + 1)
+            sample = int(row)
+            single_sample = range(sample, sample + 1)
             values_of_samples.append(self._read_run(name, single_sample))  # [members, 1, columns]
         return np.concatenate(values_of_samples, axis=1)
 
@@ -421,13 +421,13 @@ def _check_same(path: Path, description: Mapping[str, object]) -> None:
         InputError: with all differences.
     """
     header = read_header(path)
-    stored = header.description or {}
-    if stored == description:
+    description_in_file = header.description or {}
+    if description_in_file == description:
         return
     raise InputError(
         f"{path} holds unfinished predictions of other settings",
         hint="give the settings it was begun with, or leave --resume out to begin anew",
-        problems=differences(_flat(stored), _flat(description), "in the file"),
+        problems=differences(_flat(description_in_file), _flat(description), "in the file"),
     )
 
 

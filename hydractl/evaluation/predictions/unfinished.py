@@ -151,10 +151,10 @@ class UnfinishedPredictions:
             InputError: with all differences in the settings.
         """
         record = self._parsed_object(line, 1, ("schema", "fingerprint"))
-        stored = record["fingerprint"]
-        if record["schema"] != SCHEMA or not isinstance(stored, dict):
+        stored_fingerprint = record["fingerprint"]
+        if record["schema"] != SCHEMA or not isinstance(stored_fingerprint, dict):
             raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
-        problems = differences(stored, fingerprint, "in the file")
+        problems = differences(stored_fingerprint, fingerprint, "in the file")
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)

@@ -54,12 +54,14 @@ class PredictedModel(LogitsProvider):
 
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets in the file, the in-distribution (ID) set first."""
-        test_sets = [stored for stored in self._predictions.sets if stored.role in (ID, OOD, CORRUPTION)]
-        test_sets.sort(key=lambda stored: stored.role != ID)  # a stable sort: the other sets stay in their order
+        test_sets = [stored_set for stored_set in self._predictions.sets if stored_set.role in (ID, OOD, CORRUPTION)]
+        test_sets.sort(
+            key=lambda stored_set: stored_set.role != ID
+        )  # a stable sort: the other sets stay in their order
 
         sets = []
-        for stored in test_sets:
-            entry = {**vars(stored), "seen": 0}  # already_seen() returns the stored number
+        for stored_set in test_sets:
+            entry = {**vars(stored_set), "seen": 0}  # already_seen() returns the stored number
             sets.append(EvalSet(**entry, spec=self._predictions.origin))
         return sets
 
@@ -71,7 +73,7 @@ class PredictedModel(LogitsProvider):
                 continue
             missing_names.append(dataset.name)
         if missing_names:
-            names_in_file = ", ".join(stored.name for stored in self._predictions.sets)
+            names_in_file = ", ".join(stored_set.name for stored_set in self._predictions.sets)
             raise InputError(
                 f"{self._predictions.origin} has no predictions of {', '.join(missing_names)}",
                 hint=f"it has {names_in_file}; a set with other samples, labels or order is another set",
@@ -91,13 +93,13 @@ class PredictedModel(LogitsProvider):
             InputError: with all differences.
         """
         model = self._predictions.model.to_json()
-        stored = {key: model.get(key) for key in wanted}
-        if stored == wanted:
+        stored_entries = {key: model.get(key) for key in wanted}
+        if stored_entries == wanted:
             return
         raise InputError(
             f"--reuse {self._predictions.origin} has predictions of other settings",
             hint="give the settings that it was made with, or leave it out",
-            problems=differences(stored, wanted, "in the file"),
+            problems=differences(stored_entries, wanted, "in the file"),
         )
 
     def already_seen(self, dataset: EvalSet) -> int:
@@ -113,10 +115,10 @@ class PredictedModel(LogitsProvider):
         If there are several, the one with the same name is returned, otherwise the first.
         """
         indices_with_same_samples = []
-        for index, stored in enumerate(self._predictions.sets):
-            if stored.fingerprint != dataset.fingerprint:
+        for index, stored_set in enumerate(self._predictions.sets):
+            if stored_set.fingerprint != dataset.fingerprint:
                 continue
-            if stored.name == dataset.name:
+            if stored_set.name == dataset.name:
                 return index
             indices_with_same_samples.append(index)
         return next(iter(indices_with_same_samples), None)

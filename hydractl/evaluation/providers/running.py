@@ -79,10 +79,10 @@ class RunningModel(LogitsProvider):
         # What the headers of its files say, without reading weights. Everything that all files have in common is taken
         # from the first.
         descriptions = [source.description for source in self.argument.sources]
-        first = descriptions[0]
+        first_description = descriptions[0]
         self.name = argument.name
         self.labels, self.classes = answering.classes_of(self.argument)
-        self.reads = first.reads
+        self.reads = first_description.reads
         members_per_pass = sum(len(description.masks) for description in descriptions)
         self.members = answering.passes * members_per_pass
         self.mc_dropout = answering.mc_dropout
@@ -92,11 +92,11 @@ class RunningModel(LogitsProvider):
         self.cost = self._cost()
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
-        self.conventions = _conventions(first)
+        self.conventions = _conventions(first_description)
 
         # What was fitted for it before. It is used only if the model answers in the same way now.
         self.stored = self._stored_fit(fit)
-        self.cascade = self._usable_cascade(first)
+        self.cascade = self._usable_cascade(first_description)
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
 
@@ -268,8 +268,8 @@ class RunningModel(LogitsProvider):
         with torch.inference_mode():
             for batch in self._batches_as_read(dataset, rows):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
-                place = BatchPlace(dataset.fingerprint, batch.indices[0])
-                logits, scores = self._answering.outputs(inputs, place, self.detector)
+                batch_place = BatchPlace(dataset.fingerprint, batch.indices[0])
+                logits, scores = self._answering.outputs(inputs, batch_place, self.detector)
                 logits_on_cpu = logits.to("cpu", dtype_of_logits)
                 yield LogitsBatch(batch.indices, logits_on_cpu.numpy(), scores)
 
@@ -363,9 +363,9 @@ class RunningModel(LogitsProvider):
         if data is not None:
             fitted_on = {**data.to_json(), "knn_k": neighbours}
             labels = data.labels
-        words = words_for(names, self._fit)
-        if words:
-            fitted_on["negative_words"] = digest_of_words(words)
+        negative_words = words_for(names, self._fit)
+        if negative_words:
+            fitted_on["negative_words"] = digest_of_words(negative_words)
 
         # Probes still have the features of the training data, so the model need not run again.
         detector_of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
@@ -375,7 +375,7 @@ class RunningModel(LogitsProvider):
         models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(models, data, kept)
-            return fit_detector(names, models, features, labels, neighbours, fitted_on, words)
+            return fit_detector(names, models, features, labels, neighbours, fitted_on, negative_words)
 
     def _training_features(
         self, models: Sequence[HydraModel], data: EvalSet | None, file: FeaturesFile | None

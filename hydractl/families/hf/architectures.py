@@ -63,8 +63,8 @@ def _head(model: Any, base: Any, state: State) -> Tensor:
 def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
     """Classify the first token after one more linear layer with ReLU and dropout."""
     class_token = state.hidden[:, 0]
-    first = model.pre_classifier(class_token)
-    dropped = model.dropout(torch.relu(first))
+    hidden_features = model.pre_classifier(class_token)
+    dropped = model.dropout(torch.relu(hidden_features))
     return model.classifier(dropped)
 
 

@@ -163,13 +163,13 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     else:
         mean = [0.0] * channels
         std = [1.0] * channels
-    how, shorter_side = _way_of_resizing(settings, height, width)
+    resize, shorter_side = _way_of_resizing(settings, height, width)
     return ImageFormat(
         size=(channels, height, width),
         mean=tuple(number / scale for number in mean),
         std=tuple(number / scale for number in std),
         interpolation=_INTERPOLATION[settings.get("resample", 2)],
-        resize=how,
+        resize=resize,
         shorter_side=shorter_side,
     )
 

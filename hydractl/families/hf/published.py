@@ -120,15 +120,15 @@ def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[
     loaded_model, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
 
     # Compare the names that were read with those of the model.
-    expected = set(model.state_dict())
-    missing = set(report["missing_keys"])
-    unexpected = set(report["unexpected_keys"])
+    expected_names = set(model.state_dict())
+    missing_names = set(report["missing_keys"])
+    unexpected_names = set(report["unexpected_keys"])
     left_out: list[str] = []
     if is_body:
         # transformers loads a body as a classifier, and reports the classifier's tensors as missing.
-        missing &= expected
-        left_out = sorted(name for name in unexpected if re.match(_OTHER_TASKS, name))
-    problems = _loading_problems(missing, unexpected - set(left_out), report)
+        missing_names &= expected_names
+        left_out = sorted(name for name in unexpected_names if re.match(_OTHER_TASKS, name))
+    problems = _loading_problems(missing_names, unexpected_names - set(left_out), report)
     if problems:
         raise InputError(
             f"{folder} does not hold the weights of {type(model).__name__}",
@@ -138,7 +138,7 @@ def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[
     # transformers loaded everything in one dtype. Give each tensor the dtype that it has in the file.
     tensors = {}
     for name, tensor in loaded_model.state_dict().items():
-        if name not in expected:
+        if name not in expected_names:
             continue
         if len(dtypes_in_file) == 1:
             dtype = torch_dtype(next(iter(infos.values())))

@@ -167,8 +167,8 @@ def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[s
     has_vocabulary = all((folder / name).exists() for name in vocabulary_files)
     has_json = (folder / "tokenizer.json").exists()
     if not has_json and not has_vocabulary:
-        listed = " and ".join(vocabulary_files) or "another vocabulary"
-        problems.append(f"there is no tokenizer.json, nor {listed}")
+        listed_files = " and ".join(vocabulary_files) or "another vocabulary"
+        problems.append(f"there is no tokenizer.json, nor {listed_files}")
 
     if not tokenizer.is_fast:
         problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
@@ -423,11 +423,11 @@ def _check_files(folder: Path) -> None:
             _check_ids({"model": {"vocab": document}}, origin)
         else:
             _check_ids(document, origin)
-        unknown: set[str] = set()
+        unknown_settings: set[str] = set()
         for token in _tokens_in(document, is_map=name == "special_tokens_map.json"):
-            unknown |= token.keys() - _TOKEN_KEYS
-        if unknown:
-            problems = [shown(key) for key in sorted(unknown)]
+            unknown_settings |= token.keys() - _TOKEN_KEYS
+        if unknown_settings:
+            problems = [shown(key) for key in sorted(unknown_settings)]
             raise InputError(f"{origin} has tokens with unknown settings", problems=problems)
 
 

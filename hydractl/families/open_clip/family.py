@@ -487,9 +487,9 @@ def _known_config(arch: str) -> dict[str, object]:
     Raises:
         InputError: if the name is unknown; the hint has up to 5 similar names.
     """
-    known = open_clip.list_models()
-    if arch not in known:
-        name_by_lower = {name.lower(): name for name in known}
+    known_names = open_clip.list_models()
+    if arch not in known_names:
+        name_by_lower = {name.lower(): name for name in known_names}
         close_matches = difflib.get_close_matches(arch.lower(), name_by_lower, 5)
         similar_names = [name_by_lower[match] for match in close_matches]
         hint = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
@@ -557,8 +557,8 @@ def _with_settings(config: LibraryConfig, options: Mapping[str, object], name: s
 def _arch_of(config: LibraryConfig) -> str:
     """Return open_clip's name of the architecture with this configuration; if it has none, the name of the class."""
     complete = _with_defaults(config)
-    for name, known in _known_architectures().items():
-        if known == complete:
+    for name, known_config in _known_architectures().items():
+        if known_config == complete:
             return name
     return "CustomTextCLIP" if config.get("custom_text") else "CLIP"
 

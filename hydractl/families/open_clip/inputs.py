@@ -128,9 +128,9 @@ def _problems_of_images(preprocess: Preprocessing) -> list[str]:
     # Without these the checks below make no sense.
     if preprocess.get("kind") != "image":
         return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
-    missing = [key for key in _FIELDS if key not in preprocess]
-    if missing:
-        return [f"it lacks {', '.join(missing)}"]
+    missing_keys = [key for key in _FIELDS if key not in preprocess]
+    if missing_keys:
+        return [f"it lacks {', '.join(missing_keys)}"]
 
     problems = []
     for key, choices in _CHOICES.items():
