@@ -55,9 +55,8 @@ class PredictedModel(LogitsProvider):
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets in the file, the in-distribution (ID) set first."""
         test_sets = [stored_set for stored_set in self._predictions.sets if stored_set.role in (ID, OOD, CORRUPTION)]
-        test_sets.sort(
-            key=lambda stored_set: stored_set.role != ID
-        )  # a stable sort: the other sets stay in their order
+        # The sort is stable, so all other sets stay in their order.
+        test_sets.sort(key=lambda stored_set: stored_set.role != ID)
 
         sets = []
         for stored_set in test_sets:
