@@ -1,1 +1,1 @@
-"""Rows of models by data sets: what ``hydractl eval`` measures."""
+"""The evaluation behind ``hydractl eval``: one row of metrics for each model, measured on several data sets."""

@@ -1,4 +1,4 @@
-"""The row of one model as ``eval.json`` holds it, the keys it may have, and the sentences that explain them."""
+"""The row of one model in ``eval.json``: how it is made, which keys it may have, and the sentences that explain it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hydractl.metrics.rows import DetectionBlocks, id_block, row_blocks, row_key
 from hydractl.metrics.samples import Samples
 
 _KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptions", "seen")
-"""The objects of a row whose keys are names of data sets and groups, which no sentence explains."""
+"""The objects in a row whose keys are names of data sets or groups, for which there are no sentences."""
 
 
 def row_of(
@@ -40,28 +40,28 @@ def row_of(
     fitted: RowFit,
     score: str,
 ) -> EvalRow:
-    """Return the row with everything that is measured of every model; the caller adds what only some commands measure.
+    """Return the row of a model with all metrics that every model has; the caller adds optional ones, e.g. intervals.
 
     Args:
         model: the model of the row.
-        sets: the data sets.
-        gathered: the samples of the measured data sets, by the name of the set.
-        fitted: the calibration and the threshold that the model was measured with.
+        sets: all data sets of the command.
+        gathered: the predictions on each measured data set, by the name of the set.
+        fitted: the calibration and threshold with which the model was measured.
         score: the name of the leading OOD score.
     """
-    # The ID set comes first among the tested sets; all others are OOD.
+    # The first tested set is the in-distribution (ID) set, all others are OOD sets.
     tested_sets = tested(sets)
-    inside_set = tested_sets[0]
-    outside_sets = tested_sets[1:]
-    inside = gathered[inside_set.name].samples
-    outside = {}
+    id_set = tested_sets[0]
+    ood_sets = tested_sets[1:]
+    id_samples = gathered[id_set.name].samples
+    ood_samples = {}
     groups = {}
-    for dataset in outside_sets:
-        outside[dataset.name] = gathered[dataset.name].samples
+    for dataset in ood_sets:
+        ood_samples[dataset.name] = gathered[dataset.name].samples
         groups[dataset.name] = dataset.group
 
-    # The metrics of the ID set, of OOD detection and of the members.
-    blocks = row_blocks(inside, outside, groups)
+    # The metrics on the ID set, of OOD detection, and of each member alone. "scores" has the other OOD scores.
+    blocks = row_blocks(id_samples, ood_samples, groups)
     detection: DetectionBlocks = {
         "ood": blocks["ood"],
         "near_avg": blocks["near_avg"],
@@ -70,15 +70,15 @@ def row_of(
     }
     if "errors" in blocks:
         detection["errors"] = blocks["errors"]
-    scores_beside = blocks.get("scores", {})
-    scores = {name: OodDetection.from_json(block) for name, block in scores_beside.items()}
+    blocks_of_other_scores = blocks.get("scores", {})
+    scores = {name: OodDetection.from_json(block) for name, block in blocks_of_other_scores.items()}
     diversity = {name: MemberDiversity.from_json(block) for name, block in blocks["diversity"].items()}
     members = []
-    for member_samples in gathered[inside_set.name].members:
+    for member_samples in gathered[id_set.name].members:
         member_metrics = id_block(member_samples)
         members.append(SampleMetrics.from_json(member_metrics))
 
-    # The metrics of the corrupted copies of the ID set.
+    # The metrics on corrupted copies of the ID set.
     corrupted = []
     for dataset in of_role(sets, CORRUPTION):
         corrupted.append((dataset, gathered[dataset.name].samples))
@@ -93,21 +93,26 @@ def row_of(
         diversity=diversity,
         scores=scores,
         members=members,
-        curves=EvalCurves.from_json(curves.curves(inside, outside)),
+        curves=EvalCurves.from_json(curves.curves(id_samples, ood_samples)),
         heads=model.heads,
         cost=model.cost,
         training=model.training,
         calibration=fitted.calibration_record(),
-        threshold=_measured_threshold(fitted, inside, outside),
+        threshold=_measured_threshold(fitted, id_samples, ood_samples),
         corruptions=by_corruption,
         corruption_avg=_means_over_corruptions(by_corruption),
     )
 
 
 def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, Samples]) -> MeasuredThreshold | None:
-    """Return the threshold of a row and the shares of samples it flags.
+    """Return the threshold of a row with the shares of samples that it flags.
 
-    None if no threshold was fitted, or if the samples have no OOD score.
+    None means that there is no threshold, or that the samples have no OOD score.
+
+    Args:
+        fitted: the threshold of the row.
+        inside: the predictions on the ID set.
+        outside: the predictions on each OOD set, by the name of the set.
     """
     if fitted.threshold is None:
         return None
@@ -122,30 +127,30 @@ def _measured_threshold(fitted: RowFit, inside: Samples, outside: Mapping[str, S
 
 
 _OF_ERRORS = re.compile(r"(ci\.|difference\.)?(scores\.[^.]+\.)?errors\.")
-"""The start of the dotted key of a metric of wrong answers, of its interval, or of its difference."""
+"""The beginning of the dotted key of a metric on wrong answers, of its interval, or of its difference."""
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
-"""Metrics by corruption, and below that by severity."""
+"""Metrics by corruption and then by severity."""
 
 
 def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> ByCorruption:
-    """Return the metrics that are declared ``by_severity``, for each corruption and severity.
+    """Return metrics for each corruption and severity: the number of samples, and all metrics with ``by_severity``.
 
-    Without labels, only the number of samples is there.
+    If the sets have no labels, only the number of samples is given.
 
     Args:
-        measured: the corrupted data sets, named ``CORRUPTION/SEVERITY``, and their samples.
+        measured: the corrupted data sets, each with a name ``CORRUPTION/SEVERITY``, and the predictions on them.
     """
     by_corruption: dict[str, dict[str, SeverityMetrics]] = {}
     for dataset, samples in measured:
         corruption, severity = _corruption_and_severity(dataset)
-        block = id_block(samples)
-        metrics_here = {}
+        all_metrics = id_block(samples)
+        metrics_by_severity = {}
         for key in _keys_by_severity():
-            if key in block:
-                metrics_here[key] = block[key]
+            if key in all_metrics:
+                metrics_by_severity[key] = all_metrics[key]
         severities = by_corruption.setdefault(corruption, {})
-        severities[severity] = SeverityMetrics(n=block["n"], metrics=metrics_here)
+        severities[severity] = SeverityMetrics(n=all_metrics["n"], metrics=metrics_by_severity)
     return by_corruption
 
 
@@ -156,7 +161,7 @@ def _corruption_and_severity(dataset: EvalSet) -> tuple[str, str]:
 
 
 def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMetrics]:
-    """Return, for each severity, the mean over corruptions of each metric that all corruptions have."""
+    """Return the means over all corruptions, for each severity and each metric that every corruption has."""
     means: dict[str, SeverityMetrics] = {}
     if not by_corruption:
         return means
@@ -168,11 +173,11 @@ def _means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMe
         mean_metrics = {}
         for key in _keys_by_severity():
             values: list[Any] = []
-            for corruption_values in metrics_by_corruption:
-                if key in corruption_values:
-                    values.append(corruption_values[key])
-            all_have_it = len(values) == len(metrics_by_corruption)
-            if all_have_it:
+            for metrics_of_corruption in metrics_by_corruption:
+                if key in metrics_of_corruption:
+                    values.append(metrics_of_corruption[key])
+            every_corruption_has_it = len(values) == len(metrics_by_corruption)
+            if every_corruption_has_it:
                 mean_metrics[key] = math.fsum(values) / len(values)
         means[severity] = SeverityMetrics(metrics=mean_metrics)
     return means
@@ -188,7 +193,7 @@ def _keys_by_severity() -> list[str]:
 
 
 class SetRecords(NamedTuple):
-    """The data sets that were run, as the answer lists them; validation data only if something was chosen on them."""
+    """The records of the data sets that were used, by their roles; unused validation data are left out."""
 
     test: Mapping[str, DataSetRecord]
     val: DataSetRecord | None
@@ -200,27 +205,28 @@ def records_of_sets(sets: Sequence[EvalSet], options: EvalOptions, *, all_used: 
     """Return the records of the data sets by their roles.
 
     Args:
-        sets: the data sets.
-        options: say what is chosen on them.
-        all_used: whether all of them serve a choice that the options do not tell of.
+        sets: all data sets of the command.
+        options: the options of the command; they decide which validation sets are used.
+        all_used: whether all sets are used, whatever the options say.
     """
-    used = list(sets)
+    used_sets = list(sets)
     if not all_used:
         unused_roles = {dataset.role for dataset in unused_sets(sets, options)}
-        used = [dataset for dataset in sets if dataset.role not in unused_roles]
+        used_sets = [dataset for dataset in sets if dataset.role not in unused_roles]
 
-    validation = _records_by_name(of_role(used, VAL))
-    training = _records_by_name(of_role(used, TRAIN))
+    # There is at most one validation set and one training set.
+    validation = _records_by_name(of_role(used_sets, VAL))
+    training = _records_by_name(of_role(used_sets, TRAIN))
     return SetRecords(
-        test=_records_by_name(tested(used)),
+        test=_records_by_name(tested(used_sets)),
         val=validation.get("val"),
-        ood_val=_records_by_name(of_role(used, OOD_VAL)),
+        ood_val=_records_by_name(of_role(used_sets, OOD_VAL)),
         train=training.get("train"),
     )
 
 
 def _records_by_name(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
-    """Return the records of data sets, by the name of the set."""
+    """Return the record of each data set, by its name."""
     records = {}
     for dataset in sets:
         as_json = dataset.to_json()
@@ -232,9 +238,14 @@ def _records_by_name(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
 
 
 def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[LogitsProvider]) -> list[str]:
-    """Return the dotted keys of all numbers that at least one row has under these options.
+    """Return the dotted keys of all numbers that at least one row will have, e.g. ``id.accuracy``.
 
-    They are the keys that ``--require`` accepts.
+    These are the keys that ``--require`` accepts.
+
+    Args:
+        options: the options of the command.
+        sets: all data sets of the command, the ID set first.
+        models: the models of all rows.
     """
     test_names = [dataset.name for dataset in tested(sets)]
     ood_names = test_names[1:]
@@ -247,7 +258,7 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
     keys.append("calibration.temperature")
     keys += _corruption_keys(of_role(sets, CORRUPTION))
 
-    # An option or a kind of model adds these.
+    # Some rows have these, depending on options and models.
     some_cascade = any(model.cascade is not None for model in models)
     if some_cascade:
         keys.append("cascade.share.id")
@@ -259,6 +270,7 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
     if options.bootstrap:
         keys += _interval_keys(metric_keys)
 
+    # Without labels of the ID data many metrics cannot be measured.
     id_set = sets[0]
     if id_set.labels is None:
         keys = [key for key in keys if not _needs_labels(key)]
@@ -266,44 +278,54 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet], models: Sequence[L
 
 
 def _corruption_keys(sets: Sequence[EvalSet]) -> list[str]:
-    """Return the keys of corrupted sets and of their means, each once."""
+    """Return the keys for corrupted data sets and for the means over corruptions, without repetitions.
+
+    Examples are ``corruptions.fog.3.accuracy`` and ``corruption_avg.3.accuracy``.
+
+    Args:
+        sets: the corrupted data sets, each with a name ``CORRUPTION/SEVERITY``.
+    """
     metric_keys = _keys_by_severity()
     keys = []
     for dataset in sets:
         corruption, severity = _corruption_and_severity(dataset)
         keys.append(f"corruptions.{corruption}.{severity}.n")
         keys += [f"corruptions.{corruption}.{severity}.{key}" for key in metric_keys]
-        keys += [f"corruption_avg.{severity}.{key}" for key in metric_keys]
-    without_repeats = dict.fromkeys(keys)
-    return list(without_repeats)
+        keys += [f"corruption_avg.{severity}.{key}" for key in metric_keys]  # again for each corruption
+    keys_once = dict.fromkeys(keys)
+    return list(keys_once)
 
 
 def _interval_keys(metric_keys: Sequence[str]) -> list[str]:
-    """Return the keys of the confidence intervals and paired differences; numbers of samples have none."""
-    measured = [key for key in metric_keys if not key.endswith(".n")]
+    """Return the keys of the confidence intervals and paired differences of metrics.
+
+    Args:
+        metric_keys: the keys of the metrics. Numbers of samples (``....n``) are skipped: they have no intervals.
+    """
+    keys_with_interval = [key for key in metric_keys if not key.endswith(".n")]
     keys = []
-    for key in measured:
+    for key in keys_with_interval:
         keys += [f"ci.{key}.0", f"ci.{key}.1"]
-    for key in measured:
+    for key in keys_with_interval:
         keys.append(f"difference.{key}.value")
-    for key in measured:
+    for key in keys_with_interval:
         keys += [f"difference.{key}.ci.0", f"difference.{key}.ci.1"]
     return keys
 
 
 def _needs_labels(key: str) -> bool:
-    """Return whether rows have this number only if the ID data are labelled."""
+    """Return whether a number can be measured only if the ID data have labels."""
     if key.endswith(".n"):
         return False
-    labelled = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
-    return key.startswith(labelled) or _OF_ERRORS.match(key) is not None
+    prefixes = ("id.", "ci.id.", "difference.id.", "conformal.", "corruption")
+    return key.startswith(prefixes) or _OF_ERRORS.match(key) is not None
 
 
 # --- conventions ------------------------------------------------------------------------------------------------------
 
 
 def sentences() -> dict[str, str]:
-    """Return the sentences on everything that a row may hold, by key, in the order in which documents list them."""
+    """Return one sentence for every key that a row may have, in the order in which documents list them."""
     return {
         "n": "Number of samples; of the OOD samples in a block of OOD metrics.",
         "probability": "p = mean over members of the softmax of each member's logits, in float64"
@@ -327,13 +349,13 @@ def sentences() -> dict[str, str]:
 
 
 def _sentences_on(kind: MetricKind) -> dict[str, str]:
-    """Return the conventions of all metrics of one kind, by the key of the metric."""
-    of_kind = metrics(kind)
-    return {metric.key: metric.convention for metric in of_kind}
+    """Return the sentence on each metric of one kind (e.g. ``ood``), by the key of the metric."""
+    metrics_of_kind = metrics(kind)
+    return {metric.key: metric.convention for metric in metrics_of_kind}
 
 
 def _sentence_on_errors() -> str:
-    """Return one text on all metrics of wrong answers, whose keys are those of other metrics too."""
+    """Return one text on all metrics of wrong answers; their keys are also keys of other metrics."""
     texts = [errors.CONVENTION]
     for key, sentence in _sentences_on("errors").items():
         texts.append(f"{key}: {sentence}")
@@ -341,42 +363,48 @@ def _sentence_on_errors() -> str:
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:
-    """Return one sentence on each thing that the rows hold, and on each OOD score.
+    """Return the object ``conventions`` of an answer: sentences that explain the numbers in the rows.
 
-    It also tells which row has which score, and how texts are cut and zero-shot models are prompted.
+    Args:
+        rows: all rows of the answer.
+        models: the models of the rows.
+
+    Returns:
+        A sentence for each key that some row has, a sentence for each OOD score (``ood_scores``), the leading OOD score
+        (``ood_score``), and by the name of the model its ``max_length`` and ``prompt``.
     """
-    # A sentence on every key that some row has.
-    present = {"probability"}
+    # A sentence for every key that has a value in some row.
+    keys_in_rows = {"probability"}
     for row in rows:
-        present.update(_keys_with_value(row.to_json()))
+        keys_in_rows.update(_keys_with_value(row.to_json()))
     explained: dict[str, object] = {}
     for key, sentence in sentences().items():
-        if key in present:
+        if key in keys_in_rows:
             explained[key] = sentence
 
-    # The OOD scores; the leading one is told row by row only if rows differ in it.
+    # The OOD scores. The leading score is one name, or one for each row if rows differ.
     explained["ood_scores"] = _sentences_on_scores(rows)
-    leading = rows[0].ood_score
-    explained["ood_score"] = leading
-    if any(row.ood_score != leading for row in rows):
+    leading_score = rows[0].ood_score
+    explained["ood_score"] = leading_score
+    if any(row.ood_score != leading_score for row in rows):
         explained["ood_score"] = {row.name: row.ood_score for row in rows}
 
-    # What is particular to a model.
-    by_model: dict[str, dict[str, object]] = {}
+    # Settings of single models.
+    settings_by_model: dict[str, dict[str, object]] = {}
     for model in models:
         for key, value in model.conventions.items():
-            by_model.setdefault(key, {})[model.name] = value
-    return {**explained, **by_model}
+            settings_by_model.setdefault(key, {})[model.name] = value
+    return {**explained, **settings_by_model}
 
 
 def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
-    """Return the sentence on each OOD score: first the leading scores, then those reported beside them."""
-    used = [row.ood_score for row in rows if row.ood_score is not None]
+    """Return the sentence on each OOD score in the rows: first the leading scores, then the others."""
+    score_names = [row.ood_score for row in rows if row.ood_score is not None]
     for row in rows:
-        used += row.scores
+        score_names += row.scores
 
     explained = {}
-    for score in used:
+    for score in score_names:
         if score in SCORES:
             explained[score] = SCORES[score].convention
         else:
@@ -385,7 +413,7 @@ def _sentences_on_scores(rows: Sequence[EvalRow]) -> dict[str, str]:
 
 
 def _keys_with_value(block: Mapping[str, object]) -> Iterator[str]:
-    """Yield the keys of everything that has a value, at any depth; names of data sets are no keys."""
+    """Yield the keys of all entries that have a value, at any depth; names of data sets are skipped."""
     for key, value in block.items():
         if not _has_value(value):
             continue
@@ -395,26 +423,32 @@ def _keys_with_value(block: Mapping[str, object]) -> Iterator[str]:
 
 
 def _inner_blocks(key: str, value: Any) -> list[Mapping[str, object]]:
-    """Return the objects within the value of a key whose own keys name metrics and fields."""
-    if key == "errors":  # its sentence is on all of them
+    """Return the objects in a value whose keys are names of metrics or fields.
+
+    Args:
+        key: the key of the value; it decides whether the keys inside are names of data sets.
+        value: the value: an object, a list of objects, or anything else.
+    """
+    if key == "errors":  # one sentence explains all metrics in this object
         return []
-    parts = [value]
+    items = [value]
     if isinstance(value, list):
-        parts = value
-    blocks = [part for part in parts if isinstance(part, Mapping)]
+        items = value
+    blocks = [item for item in items if isinstance(item, Mapping)]
     if key not in _KEYED_BY_DATA:
         return blocks
 
-    by_data: list[Any] = []
+    # The keys of these objects are names of data sets. Skip them and return the objects one level below.
+    values_by_data: list[Any] = []
     for block in blocks:
-        by_data += block.values()
-    return [part for part in by_data if isinstance(part, Mapping)]
+        values_by_data += block.values()
+    return [item for item in values_by_data if isinstance(item, Mapping)]
 
 
 def _has_value(value: Any) -> bool:
-    """Return whether there is anything but None in a value; an empty list holds nothing."""
+    """Return whether a value has anything but None in it, at any depth; an empty list or object does not."""
     if isinstance(value, Mapping):
-        return any(_has_value(part) for part in value.values())
+        return any(_has_value(item) for item in value.values())
     if isinstance(value, list):
         return bool(value)
     return value is not None

@@ -1,4 +1,4 @@
-"""The checkpoint of ``calibrate``: that of a model, with what was fitted for it in its description."""
+"""Writes the checkpoint of ``calibrate``: a copy of a model's checkpoint with everything that was fitted for it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ def write_calibrated(
     """Write the checkpoint of a model with its calibration, threshold, prediction sets, OOD score and reference.
 
     Args:
-        model: the model, which is one checkpoint.
+        model: the model; it must be one checkpoint.
         fitted: the calibration, threshold and prediction sets that were fitted for it.
-        score: the OOD score that was chosen for it; None where none was asked for.
-        reference: the samples that inputs are compared with; None for those of the model's own file, which stay where
-            their scores, flags and classes do.
-        sets: all data sets of the command, whose samples it has now seen where something was fitted to them.
-        note: a sentence about how the model was chosen, for its provenance.
-        output: where it goes.
+        score: the OOD score that was chosen for it; None if none was asked for.
+        reference: the new reference for watching; None to keep the one in the model's file, if it is still valid.
+        sets: all data sets of the command; samples to which something was fitted are recorded as seen.
+        note: a sentence for the provenance about how the model was chosen, or None.
+        output: the new file.
 
     Returns:
-        The reference that the checkpoint holds.
+        The reference in the new checkpoint, or None.
     """
     (source,) = model.argument.sources
     description = source.description
     tensors: TensorSource = with_tensors(source.tensors, beside(source.tensors, POSTERIOR))
 
-    # What was chosen before is replaced, entry by entry; all other entries stay.
+    # Copy all entries except those that `calibrate` chooses, and then write the new ones.
     extra = {key: value for key, value in description.extra.items() if key not in CHOSEN_BY_CALIBRATE}
     calibration = fitted.calibration_record()
     if calibration is not None:
@@ -58,6 +57,8 @@ def write_calibrated(
     conformal = _kept_conformal(model, fitted)
     if conformal is not None:
         extra["conformal"] = asdict(conformal)
+
+    # The OOD score. The fitted statistics of a score on features are stored as tensors.
     if score is not None:
         entry: StoredScoreEntry = {"score": score}
         detector = model.detector
@@ -66,12 +67,13 @@ def write_calibrated(
             tensors = with_tensors(tensors, detector.tensors(score))
         extra["ood_score"] = entry
 
-    # A reference holds scores, flags and classes: that of the file stays only where none of these changes.
+    # The reference consists of scores, flags and predicted classes. An old one is valid only if none of these changes.
     if reference is not None:
         extra["reference"] = reference.to_json()
     elif "reference" in description.extra and _decides_as_before(description.extra, extra):
         extra["reference"] = description.extra["reference"]
 
+    # The description of the new checkpoint.
     provenance = {**description.provenance, "bases": source.lineage}
     if note is not None:
         provenance["note"] = note
@@ -82,10 +84,10 @@ def write_calibrated(
 
 
 def _kept_conformal(model: RunningModel, fitted: RowFit) -> Conformal | None:
-    """Return the prediction sets that a checkpoint holds after it was calibrated.
+    """Return the fit of prediction sets for the new checkpoint; None if there is none.
 
-    They are those that were fitted now; else those of the model's file, as long as its probabilities stay the same:
-    its calibration is kept, or there is none before and after.
+    It is the one that was fitted now. Otherwise it is the one in the model's file, if the probabilities stay the same,
+    i.e. if the file's calibration is kept, or there is no calibration before and after.
     """
     if fitted.conformal is not None:
         return fitted.conformal
@@ -98,11 +100,11 @@ def _kept_conformal(model: RunningModel, fitted: RowFit) -> Conformal | None:
 
 
 def _decides_as_before(before: Mapping[str, Any], extra: Mapping[str, Any]) -> bool:
-    """Return whether scores, flags and classes are those of a checkpoint before it was calibrated again.
+    """Return whether a checkpoint still gives the same scores, flags and classes after it was calibrated again.
 
     Args:
-        before: what its description held.
-        extra: what its description holds now.
+        before: the entries of its old description.
+        extra: the entries of its new description.
     """
     if before.get("calibration") != extra.get("calibration"):
         return False
@@ -114,7 +116,7 @@ def _decides_as_before(before: Mapping[str, Any], extra: Mapping[str, Any]) -> b
 
 
 def _fitted_on(extra: Mapping[str, Any]) -> Any:
-    """Return the training data that the stored OOD score is fitted to; None where it is fitted to none."""
+    """Return the record of the training data to which the stored OOD score was fitted; None if there are none."""
     entry = extra.get("ood_score")
     if not isinstance(entry, Mapping):
         return None

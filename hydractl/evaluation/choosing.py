@@ -1,4 +1,4 @@
-"""What ``calibrate`` chooses of one model on validation data: an OOD score, a temperature, a threshold, a qhat."""
+"""What ``calibrate`` chooses for one model on validation data: an OOD score, a temperature, a threshold, a qhat."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.samples import Samples
 
 NEAR_TIE = 0.005
-"""Scores whose mean AUROCs differ by less than this count as equally good: the one that is named first is taken."""
+"""Scores whose mean AUROCs differ by less than this count as equally good; the first one in the options is chosen."""
 
 
 @dataclass(frozen=True)
 class ComparedScore:
-    """The AUROC of one OOD score on each OOD validation set, and their unweighted mean; None for a constant score."""
+    """The AUROCs of one OOD score by OOD validation set, and their unweighted mean; None for a constant score."""
 
     mean: float | None
     by_set: Mapping[str, float]
@@ -40,10 +40,10 @@ class Choice:
 
     Attributes:
         fitted: the calibration, threshold and prediction sets.
-        score: the leading OOD score.
-        compared: the comparison of the scores, by name; empty if there was only one.
-        near_ties: further scores that are as good as the leading one.
-        warnings: the warnings of scores that are constant on the training data.
+        score: the chosen OOD score.
+        compared: the AUROCs of all scores that were compared, by name; empty if there was only one score.
+        near_ties: other scores that are about as good as the chosen one.
+        warnings: sentences about scores that are constant on the training data, or do not suit the features.
     """
 
     fitted: RowFit
@@ -56,44 +56,44 @@ class Choice:
 def choose_for(
     model: RunningModel, sets: Sequence[EvalSet], options: EvalOptions, features: FeaturesFile | None, log: Log
 ) -> Choice:
-    """Choose everything that the options ask for, on validation data alone.
+    """Choose everything that the options ask for, using only validation data.
 
-    The temperature comes first, as scores are compared on calibrated samples; then the score; and last the threshold,
-    which is a value of that score.
+    The order is: first the temperature, because scores are compared with calibrated predictions; then the OOD score;
+    then the threshold of this score and the prediction sets.
 
     Args:
         model: the model.
-        sets: the validation sets, and the training data of scores on features.
-        options: what is asked for.
-        features: the file that keeps the features of the training data; None to keep none.
+        sets: the validation sets, and the training data for scores on features.
+        options: the options of the command.
+        features: a file for the features of the training data; None means no file.
         log: shows the progress.
 
     Raises:
         InputError: if all scores are constant for the model, or a set has no sample that can be read.
     """
-    # The scores on features are fitted to the training data.
+    # Fit the scores on features to the training data. This also sets the detector of the model.
     scores = row_scores(model, options)
     warnings: list[str] = []
     if scores.on_features:
         warnings = _fit_scores(model, scores, sets, options.fit, features)
 
-    # A single score leaves nothing to compare.
-    validation = [dataset for dataset in sets if dataset.role != TRAIN]
-    read = _KeptReading(Reading(model, validation, None, log))
+    # With a single score there is nothing to compare.
+    validation_sets = [dataset for dataset in sets if dataset.role != TRAIN]
+    read = _KeptReading(Reading(model, validation_sets, None, log))
     if not scores.beside:
         fitted = fit_on_validation(model, sets, options.fit, scores, read)
         return Choice(fitted, scores.leading, warnings=[*warnings, *_signed_features(model, [scores.leading])])
 
-    # Calibration, score, threshold.
+    # Calibrate, compare the scores with calibrated predictions, and fit the rest for the best score.
     calibration = _fitted_calibration(model, sets, options.fit, scores, read)
     compared = _compare_scores(model, sets, scores, calibration, read)
-    chosen, *near_ties = _as_good_as_the_best(compared, model.name)
-    fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen), read)
-    return Choice(fitted, chosen, compared, near_ties, [*warnings, *_signed_features(model, scores.beside)])
+    chosen_score, *near_ties = _as_good_as_the_best(compared, model.name)
+    fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen_score), read)
+    return Choice(fitted, chosen_score, compared, near_ties, [*warnings, *_signed_features(model, scores.beside)])
 
 
 def _signed_features(model: RunningModel, scores: Sequence[str]) -> list[str]:
-    """Return the warning of those of some scores that were made for features that are not negative, if some are."""
+    """Return a list with a warning if some of the scores expect non-negative features, and features are negative."""
     if model.detector is None:
         return []
     doubtful = [name for name in model.detector.doubtful if name in scores]
@@ -105,16 +105,16 @@ def _signed_features(model: RunningModel, scores: Sequence[str]) -> list[str]:
 def _fit_scores(
     model: RunningModel, scores: RowScores, sets: Sequence[EvalSet], options: FitOptions, features: FeaturesFile | None
 ) -> list[str]:
-    """Fit the OOD scores on features to the training data, if there are any; they become the model's detector.
+    """Fit the OOD scores on features to the training data, if there are any, and set the model's detector.
 
     Returns:
-        A warning of each score that is constant on the training data.
+        A warning for each score that is constant on the training data.
     """
     training = next(iter(of_role(sets, TRAIN)), None)
     model.fit_scores(scores.on_features, training, options.knn_k, features)
     if model.detector is None:
         return []
-    # A bank of fewer samples is chosen from training data alone; one that the checkpoint holds stays as it is.
+    # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
     if training is not None and options.knn_bank is not None:
         model.detector = model.detector.with_bank(options.knn_bank)
     return [f"{model.name}: {name} is constant on the training data" for name in model.detector.constant]
@@ -123,10 +123,10 @@ def _fit_scores(
 def _fitted_calibration(
     model: RunningModel, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: LogitsReader
 ) -> Calibration | None:
-    """Return the calibration that is fitted on the validation data; None if none is asked for."""
-    without_threshold = replace(options, threshold=None)  # which depends on the score, and is chosen later
-    leading_alone = RowScores(scores.leading)
-    fitted = fit_on_validation(model, sets, without_threshold, leading_alone, read)
+    """Return the calibration for the model; None if the options ask for none."""
+    options_without_threshold = replace(options, threshold=None)  # the threshold is chosen later, for the best score
+    only_leading_score = RowScores(scores.leading)
+    fitted = fit_on_validation(model, sets, options_without_threshold, only_leading_score, read)
     return fitted.calibration
 
 
@@ -137,49 +137,67 @@ def _compare_scores(
     calibration: Calibration | None,
     read: LogitsReader,
 ) -> dict[str, ComparedScore]:
-    """Return how well each score separates the OOD validation sets from the validation data, by its name.
+    """Return how well each OOD score separates the OOD validation sets from the ID validation set.
 
-    The scores stand in the order in which they were asked for; one that is constant for the model has no AUROC.
+    Args:
+        model: the model.
+        sets: all data sets of the command.
+        scores: the scores to compare, as ``beside``.
+        calibration: the calibration of the predictions, or None.
+        read: returns the logits of a data set.
+
+    Returns:
+        The AUROCs of each score by its name, in the order of the options; a constant score has none.
     """
 
     def samples_of_set(dataset: EvalSet) -> Samples:
         gathered = gather(read(dataset), dataset, model.name, scores=scores, calibration=calibration, pairs=False)
         return gathered.samples
 
-    (validation_set,) = of_role(sets, VAL)  # scores are compared only where --val is given
-    inside = samples_of_set(validation_set)
-    outside = {dataset.name: samples_of_set(dataset) for dataset in of_role(sets, OOD_VAL)}
+    (validation_set,) = of_role(sets, VAL)  # the settings require --val to compare scores
+    id_samples = samples_of_set(validation_set)
+    ood_samples = {dataset.name: samples_of_set(dataset) for dataset in of_role(sets, OOD_VAL)}
     compared = {}
     for name in scores.beside:
         if says_nothing(name, model.members):
             compared[name] = ComparedScore(None, {})
         else:
-            compared[name] = _auroc_on_each_set(name, inside, outside)
+            compared[name] = _auroc_on_each_set(name, id_samples, ood_samples)
     return compared
 
 
 def _auroc_on_each_set(name: str, inside: Samples, outside: Mapping[str, Samples]) -> ComparedScore:
-    """Return the AUROC of one score on each OOD validation set, and their mean; sets without scores are left out."""
-    inside_scores = inside.scores[name]
-    by_set = {}
+    """Return the AUROC of one OOD score on each OOD validation set, and the mean of these AUROCs.
+
+    Args:
+        name: the name of the score.
+        inside: the predictions on the ID validation set, with the score.
+        outside: the predictions on each OOD validation set, by the name of the set. Sets without scores are left out.
+    """
+    id_scores = inside.scores[name]
+    auroc_by_set = {}
     for set_name, samples in outside.items():
-        outside_scores = samples.scores[name]
-        if inside_scores is None or outside_scores is None:
+        ood_scores = samples.scores[name]
+        if id_scores is None or ood_scores is None:
             continue
-        curve = curve_of(inside_scores, outside_scores)
+        curve = curve_of(id_scores, ood_scores)
         if curve is not None:
-            by_set[set_name] = auroc(curve)
+            auroc_by_set[set_name] = auroc(curve)
     mean = None
-    if by_set:
-        mean = sum(by_set.values()) / len(by_set)
-    return ComparedScore(mean, by_set)
+    if auroc_by_set:
+        mean = sum(auroc_by_set.values()) / len(auroc_by_set)
+    return ComparedScore(mean, auroc_by_set)
 
 
 def _as_good_as_the_best(compared: Mapping[str, ComparedScore], model: str) -> list[str]:
-    """Return the scores whose mean AUROC is less than :data:`NEAR_TIE` below the best, in the order given.
+    """Return the names of the scores whose mean AUROC is less than :data:`NEAR_TIE` below the best, in their order.
+
+    Args:
+        compared: the AUROCs of all scores, by name.
+        model: the name of the model, for the message.
 
     Raises:
-        InputError: if all are constant.
+        InputError: if all scores are constant.
     """
     means = {}
     for name, score in compared.items():
@@ -192,7 +210,7 @@ def _as_good_as_the_best(compared: Mapping[str, ComparedScore], model: str) -> l
 
 
 class _KeptReading:
-    """A reader that keeps all logits it has read, so that the model runs once on each set."""
+    """A reader of logits that stores everything it has read, so that the model runs only once on each data set."""
 
     def __init__(self, read: LogitsReader) -> None:
         self._read = read

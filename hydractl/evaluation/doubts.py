@@ -1,4 +1,4 @@
-"""What is odd about the data and the results of an evaluation: one sentence each, for its warnings."""
+"""Finds implausible data and results of an evaluation; each doubt is a sentence for its warnings."""
 
 from __future__ import annotations
 
@@ -20,26 +20,32 @@ from hydractl.metrics.samples import Samples
 
 
 class Counted(Protocol):
-    """The counts of prediction sets (:class:`hydractl.metrics.conformal.SetCounts`)."""
+    """The counts of prediction sets, see :class:`hydractl.metrics.conformal.SetCounts`."""
 
     fitted: Conformal
 
     @property
     def mean_size(self) -> float | None:
-        """Classes in a set; None without samples."""
+        """The mean number of classes in a set; None if there are no samples."""
 
 
 def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions) -> list[str]:
-    """Return a sentence on all that is odd about names of classes and the data sets, before anything runs."""
+    """Return the doubts about class names and data sets that can be found before anything runs.
+
+    Args:
+        models: the models of all rows.
+        sets: all data sets of the command.
+        options: the options of the command.
+    """
     doubts = _renamed_classes(models)
 
-    # The samples of each set; those that are made of another set's samples are looked at there.
+    # Implausible samples. Sets made from the samples of another set are skipped, because that set is checked.
     for dataset in sets:
         is_made_of_others = dataset.role == CORRUPTION or isinstance(dataset.dataset, PseudoOod)
         if dataset.dataset is not None and not is_made_of_others:
             doubts += sample_doubts(dataset.dataset)
 
-    # Validation data that a model was trained on.
+    # Validation data on which a model was trained.
     chosen_on = _sets_chosen_on(sets, options)
     for model in models:
         for dataset in chosen_on:
@@ -53,7 +59,7 @@ def eval_data_doubts(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], 
 
 
 def _renamed_classes(models: Sequence[LogitsProvider]) -> list[str]:
-    """Return the sentences on names of classes that were changed when the models were opened, each once."""
+    """Return the sentences about class names that were changed when models were opened, without repetitions."""
     sentences: list[str] = []
     for model in models:
         if not isinstance(model, RunningModel):
@@ -65,55 +71,58 @@ def _renamed_classes(models: Sequence[LogitsProvider]) -> list[str]:
 
 
 def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """Return the validation sets that something is chosen on."""
+    """Return the validation sets on which something is chosen."""
     fits_on_validation = options.fit.needs_val or options.fit.needs_ood_val
-    if options.keep_logits and not fits_on_validation:  # they are only kept in the predictions file
+    if options.keep_logits and not fits_on_validation:  # validation sets only go into the predictions file
         return []
-    unused = [dataset.name for dataset in unused_sets(sets, options)]
+    unused_names = [dataset.name for dataset in unused_sets(sets, options)]
     validation_sets = of_role(sets, VAL) + of_role(sets, OOD_VAL)
-    return [dataset for dataset in validation_sets if dataset.name not in unused]
+    return [dataset for dataset in validation_sets if dataset.name not in unused_names]
 
 
 def row_doubts(
     model: LogitsProvider, inside: Samples, fitted: RowFit, counts: Counted | None, sets: Sequence[EvalSet]
 ) -> list[str]:
-    """Return a sentence on all that is odd about what was measured of one row.
+    """Return the doubts about the results of one row.
 
     Args:
-        model: the row.
+        model: the model of the row.
         inside: its predictions on the ID test data.
-        fitted: what was fitted for it, and the predictions on the validation data.
+        fitted: everything that was fitted for it, with its predictions on the validation data.
         counts: the counts of its prediction sets; None if there are none.
-        sets: the data sets, the ID test data first.
+        sets: the test sets, the ID set first.
     """
     id_option = option_of(sets[0])
-    doubts: list[str | None] = []  # None for what was looked at and is not odd
+    doubts: list[str | None] = []  # None for a check that found nothing
 
-    # The accuracy on test data is expected to be that of the training, and the accuracy on validation data that on
-    # test data, or that of the training where the test data have no labels.
-    of_training = _recorded_accuracy(model)
-    expected_on_val = of_training
+    # The accuracy on the ID test data should be close to the one that the training recorded.
+    training_accuracy = _recorded_accuracy(model)
+    expected_on_val = training_accuracy
     if inside.labels is not None:
-        doubts.append(_id_doubt(model, inside, id_option, of_training))
-        accuracy = inside.mean("correct")
-        expected_on_val = ExpectedAccuracy(accuracy, samples=len(inside), where=f"that on {id_option}")
+        doubts.append(_id_doubt(model, inside, id_option, training_accuracy))
+        test_accuracy = inside.mean("correct")
+        expected_on_val = ExpectedAccuracy(test_accuracy, samples=len(inside), where=f"that on {id_option}")
+
+    # The accuracy on the validation data should be close to that on the test data, or without labels of the test data
+    # to the one that the training recorded.
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
         doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected_on_val)
         if doubt is not None:
             doubts.append(f"--val: {doubt}")
 
+    # Prediction sets with nearly all classes say nothing.
     if counts is not None:
         doubts.append(full_sets_doubt(counts.fitted, counts.mean_size, model.classes))
     return [f"{model.name}: {doubt}" for doubt in doubts if doubt is not None]
 
 
 def signed_features(name: str, scores: Sequence[str]) -> str:
-    """Return the warning that scores made for features that are not negative were taken of others.
+    """Return the warning about OOD scores that expect non-negative features, although some features are negative.
 
     Args:
-        name: of the row.
-        scores: their names.
+        name: the name of the row.
+        scores: the names of the scores.
     """
     listed = " and ".join(scores)
     verb = "was" if len(scores) == 1 else "were"
@@ -124,9 +133,15 @@ def signed_features(name: str, scores: Sequence[str]) -> str:
 
 
 def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: ExpectedAccuracy | None) -> str | None:
-    """Return a sentence on what is odd about the ID test data, or None.
+    """Return the doubt about the accuracy or the NLL on the ID test data; None if both are plausible.
 
-    Only the accuracy is told where both are odd: where it is wrong, so are the probabilities.
+    If both are implausible, only the accuracy is reported, because a wrong accuracy implies wrong probabilities.
+
+    Args:
+        model: the model of the row.
+        inside: its predictions on the ID test data, with labels.
+        option: the option that named the data, for the sentence.
+        recorded: the accuracy that the training recorded, or None.
     """
     assert inside.labels is not None and inside.label_log_probs is not None
     doubt = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
@@ -139,8 +154,8 @@ def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: Exp
 
 
 def _recorded_accuracy(model: LogitsProvider) -> ExpectedAccuracy | None:
-    """Return the lowest accuracy that a training of one of the members recorded; None where none did."""
-    if model.probe is not None:  # the classifier that was trained is not the one that is measured
+    """Return the lowest accuracy that the trainings of the members recorded; None if none recorded one."""
+    if model.probe is not None:  # a probe is measured, not the classifier that was trained
         return None
     accuracies_and_samples = kept_accuracies(model.training)
     if not accuracies_and_samples:

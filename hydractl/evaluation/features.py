@@ -1,4 +1,4 @@
-"""The features that members make of training data, in a file: OOD scores are fitted to them without another pass."""
+"""A file with the members' features of training data, so that OOD scores can be fitted without running the model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _HINT = "give the settings that it was made with, or name another file with --fe
 
 
 class FeaturesFile:
-    """The features of one row on training data: read where the file is there, else to be written.
+    """A file with the features of one row on training data: an existing one to read, or a new one to write.
 
     Args:
-        target: the file that is there, or the claim on one that is not.
+        target: the path of an existing file, or the output of a new one.
     """
 
     def __init__(self, target: Path | Output) -> None:
@@ -36,15 +36,16 @@ class FeaturesFile:
             self.path = target
 
     def read(self, made_with: Mapping[str, object], members: int, samples: int) -> TrainingFeatures | None:
-        """Return the features that the file holds; None where it is still to be written.
+        """Read the features from an existing file; return None if the file is a new one.
 
         Args:
-            made_with: what decides the features, each by its name.
+            made_with: the settings that decide the features (model, data and so on), by name. They must equal those in
+                the file.
             members: the number of members of the row.
-            samples: the number of samples of the training data.
+            samples: the number of samples in the training data.
 
         Raises:
-            InputError: it is of another model, other data or other settings, or broken.
+            InputError: if the file was made with another model, other data or other settings, or is broken.
         """
         if self._output is not None:
             return None
@@ -56,32 +57,34 @@ class FeaturesFile:
         if problems:
             text = f"--features {self.path} has features of another model, other data or other settings"
             raise InputError(text, hint=_HINT, problems=problems)
+
         _check_tensors(self.path, header, members, samples)
         tensors = FileTensors(self.path, header)
-        features = []
-        highest = []
+        features = []  # of each member
+        highest_logits = []  # of each member
         for member in range(members):
             features_of_member = tensors.read(f"features.{member}")  # [N, D]
-            highest_of_member = tensors.read(f"highest.{member}")  # [N], the highest logit of each sample
+            highest_of_member = tensors.read(f"highest.{member}")  # [N]: the highest logit of each sample
             features.append(features_of_member.numpy())
-            highest.append(highest_of_member.numpy())
+            highest_logits.append(highest_of_member.numpy())
         rows = tensors.read("rows").numpy()
-        return TrainingFeatures(rows, features, highest)
+        return TrainingFeatures(rows, features, highest_logits)
 
     def write(self, training: TrainingFeatures, made_with: Mapping[str, object]) -> None:
-        """Write the file: the features and highest logits of all samples, and in its header what decides them.
+        """Write the features and the highest logits of all samples; :meth:`read` must have returned None before.
 
         Args:
-            training: the features.
-            made_with: what decides them, each by its name, which :meth:`read` compares.
+            training: the features of all members.
+            made_with: the settings that decide the features, by name; they go into the header, where :meth:`read`
+                compares them.
         """
         assert self._output is not None  # read() has returned None
-        tensors = {"rows": torch.from_numpy(training.rows)}
+        tensors = {"rows": torch.from_numpy(training.rows)}  # [N]
         for member in range(len(training.features)):
-            features = training.features[member]
-            highest = training.highest[member]
+            features = training.features[member]  # [N, D]
+            highest_logits = training.highest[member]  # [N]
             tensors[f"features.{member}"] = torch.from_numpy(features)
-            tensors[f"highest.{member}"] = torch.from_numpy(highest)
+            tensors[f"highest.{member}"] = torch.from_numpy(highest_logits)
         document = {"schema": FEATURES_SCHEMA, **made_with}
 
         def write_file(handle: IO[bytes]) -> None:
@@ -91,21 +94,27 @@ class FeaturesFile:
 
 
 def _check_tensors(path: Path, header: Header, members: int, samples: int) -> None:
-    """Refuse a file without the tensors of so many members and samples.
+    """Raise an error if a tensor is missing in a file of features, or has another shape or dtype than needed.
+
+    Args:
+        path: the file, for the message.
+        header: its header.
+        members: the number of members of the row.
+        samples: the number of samples in the training data.
 
     Raises:
-        InputError: one is missing, or has another shape or format.
+        InputError: with the name of the first such tensor.
     """
-    # The format of each tensor and its number of dimensions, the first of which is the samples.
-    needed: dict[str, tuple[str, int]] = {"rows": ("I64", 1)}
+    # The dtype and the number of dimensions of each tensor. The first dimension is always that of the samples.
+    dtype_and_dimensions: dict[str, tuple[str, int]] = {"rows": ("I64", 1)}
     for member in range(members):
-        needed[f"features.{member}"] = ("F32", 2)
-        needed[f"highest.{member}"] = ("F64", 1)
+        dtype_and_dimensions[f"features.{member}"] = ("F32", 2)
+        dtype_and_dimensions[f"highest.{member}"] = ("F64", 1)
 
-    for name, (dtype, dimensions) in needed.items():
+    for name, (dtype, dimensions) in dtype_and_dimensions.items():
         info = header.tensors.get(name)
-        is_as_needed = (
+        is_as_expected = (
             info is not None and info.dtype == dtype and len(info.shape) == dimensions and info.shape[0] == samples
         )
-        if not is_as_needed:
+        if not is_as_expected:
             raise InputError(f"{path} is broken: its {name} are missing or of another shape", hint="remove it")

@@ -1,4 +1,4 @@
-"""What is fitted on validation data: a calibration, a threshold, the size of prediction sets."""
+"""Fits a calibration, a threshold and prediction sets on validation data."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hydractl.metrics.threshold import ThresholdEntry, ThresholdRule, choose_thr
 
 @dataclass(frozen=True)
 class RowFit:
-    """The calibration, threshold and prediction sets that one row is measured with.
+    """The calibration, threshold and prediction sets with which one row is measured; a field is None if not used.
 
     Attributes:
-        calibration: the calibration of the averaged prediction; None for none.
-        fitted_on: the validation set that the calibration was fitted on, as the row records it.
-        stored: whether the calibration is that of the checkpoint.
-        threshold: the threshold of the OOD score; None for none.
-        conformal: the fit that makes prediction sets; None for none.
-        validation: the uncalibrated predictions that all this was fitted to; None if nothing was fitted.
+        calibration: the calibration of the averaged prediction.
+        fitted_on: the record of the validation set to which the calibration was fitted.
+        stored: whether the calibration comes from the checkpoint.
+        threshold: the threshold of the OOD score.
+        conformal: the fit from which prediction sets are made.
+        validation: the uncalibrated predictions on the ID validation set; None if it was not needed.
     """
 
     calibration: Calibration | None = None
@@ -44,7 +44,7 @@ class RowFit:
     validation: Samples | None = None
 
     def calibration_record(self) -> CalibrationRecord | None:
-        """Return the calibration as the row records it; None without one."""
+        """Return the record of the calibration for the row; None if there is none."""
         if self.calibration is None:
             return None
         fitted_on = None
@@ -62,7 +62,7 @@ class RowFit:
 
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """Return the validation sets that are not used: nothing is fitted on them, and no predictions file keeps them."""
+    """Return the validation sets that are not used: nothing is fitted on them, and no predictions file stores them."""
     if options.keep_logits:
         return []
     unused = []
@@ -77,13 +77,13 @@ def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
 def fit_on_validation(
     model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, scores: RowScores, read: LogitsReader
 ) -> RowFit:
-    """Fit everything that the options ask for: the calibration first, as threshold and prediction sets depend on it.
+    """Fit the calibration, then the threshold and the prediction sets, which depend on it, as the options ask.
 
     Args:
         model: the model of the row.
-        sets: all data sets.
-        options: what is asked for.
-        scores: the OOD scores of the row; the threshold is a value of the leading one.
+        sets: all data sets of the command.
+        options: the options of fitting.
+        scores: the OOD scores of the row; the threshold is for the leading one.
         read: returns the logits of a data set.
     """
     fitting = _RowFitting(model, sets, options, scores.leading, read)
@@ -92,7 +92,7 @@ def fit_on_validation(
 
 @dataclass(frozen=True)
 class _Validation:
-    """The ID validation set: its logits ``[M, N, C]``, labels ``[N]``, and samples from uncalibrated logits."""
+    """The ID validation set: the set, its logits ``[M, N, C]``, labels ``[N]``, and uncalibrated predictions."""
 
     source: EvalSet
     logits: npt.NDArray[Any]
@@ -101,7 +101,7 @@ class _Validation:
 
 
 class _RowFitting:
-    """The fits of one row; the arguments are those of :func:`fit_on_validation`."""
+    """Fits everything for one row; the arguments are those of :func:`fit_on_validation`."""
 
     def __init__(
         self, model: LogitsProvider, sets: Sequence[EvalSet], options: FitOptions, score: str, read: LogitsReader
@@ -116,46 +116,48 @@ class _RowFitting:
             self._validation = self._read_validation()
 
     def fitted(self) -> RowFit:
-        """Return all the fits that the options ask for."""
-        calibrated = self._calibration_alone()
+        """Fit everything that the options ask for."""
+        only_calibration = self._calibration_alone()
         validation_samples = None
         if self._validation is not None:
             validation_samples = self._validation.samples
         return RowFit(
-            calibration=calibrated.calibration,
-            fitted_on=calibrated.fitted_on,
-            stored=calibrated.stored,
-            threshold=self._threshold_of_row(calibrated.calibration),
-            conformal=self._fit_conformal_sets(calibrated.calibration),
+            calibration=only_calibration.calibration,
+            fitted_on=only_calibration.fitted_on,
+            stored=only_calibration.stored,
+            threshold=self._threshold_of_row(only_calibration.calibration),
+            conformal=self._fit_conformal_sets(only_calibration.calibration),
             validation=validation_samples,
         )
 
     def _read_validation(self) -> _Validation:
-        """Return the ID validation set, whose logits are read now."""
+        """Read the logits of the ID validation set, and reduce them to uncalibrated predictions."""
         (val,) = of_role(self._sets, VAL)  # the settings require it
         scores = RowScores(self._score)
-        logits = Logits()
+        logits_sink = Logits()  # stores all logits while gather() reads them
         batches = self._read(val)
-        gathered = gather(batches, val, self._model.name, scores=scores, pairs=False, sinks=[logits])
+        gathered = gather(batches, val, self._model.name, scores=scores, pairs=False, sinks=[logits_sink])
         assert val.labels is not None  # opened with need_labels
-        labels = val.labels[gathered.rows]
-        return _Validation(val, logits.logits(), labels, gathered.samples)
+        labels = val.labels[gathered.rows]  # without samples that could not be read
+        return _Validation(val, logits_sink.logits(), labels, gathered.samples)
 
     def _calibration_alone(self) -> RowFit:
-        """Return the calibration alone: that of the file, none, the one that is given, or one that is fitted now."""
+        """Return a fit with only the calibration that the option ``--temperature`` asks for."""
         requested = self._options.temperature_of(self._model.name)
-        if requested is None:  # that of the file
-            stored = self._model.stored
-            has_calibration = stored.calibration is not None
-            return RowFit(stored.calibration, stored.fitted_on, stored=has_calibration)
+        # Without the option: the calibration in the model's file, if there is one.
+        if requested is None:
+            stored_fit = self._model.stored
+            has_calibration = stored_fit.calibration is not None
+            return RowFit(stored_fit.calibration, stored_fit.fitted_on, stored=has_calibration)
         if requested == "none":
             return RowFit()
+        # A number is the temperature itself.
         is_number = requested not in ("fit", "vector")
         if is_number:
             calibration = Calibration.of_temperature(float(requested))
             return RowFit(calibration)
 
-        # One that is fitted to log p of the averaged prediction.
+        # "fit" or "vector": fit to log p of the averaged prediction on the validation set.
         validation = self._validation
         assert validation is not None
         log_probs = pooled_log_probs(validation.logits)  # [N, C]
@@ -166,43 +168,47 @@ class _RowFitting:
         return RowFit(calibration, validation.source.to_json())
 
     def _threshold_of_row(self, calibration: Calibration | None) -> ThresholdEntry | None:
-        """Return the threshold: that of the file, the one that is given, or one that is chosen now.
+        """Return the threshold of the OOD score that the option ``--threshold`` asks for; None if there is none.
 
-        None if there is none, or if the score is constant for the model.
+        Args:
+            calibration: the calibration of the predictions from which a threshold is chosen.
         """
         requested = self._options.threshold
-        if requested is None:  # that of the file
+        # Without the option: the threshold in the model's file, if it is still valid.
+        if requested is None:
             return self._stored_threshold()
+        # A constant score (e.g. mutual information of a single member) has no useful threshold.
         if says_nothing(self._score, self._model.members):
             return None
+        # A number is the threshold itself.
         is_number = ":" not in requested
         if is_number:
             return {"score": self._score, "value": float(requested), "rule": "given"}
 
-        # One that is chosen by a rule, as ood:0.95.
+        # A rule such as ood:0.95: choose the threshold on validation data.
         rule = parse_rule(requested)
         scores = self._validation_scores(rule, calibration)
         value = choose_threshold(rule, scores)
         return {"score": self._score, "value": value, "rule": str(rule)}
 
     def _stored_threshold(self) -> ThresholdEntry | None:
-        """Return the threshold of the file; None if it is for another score, or for other probabilities."""
-        stored = self._model.stored.threshold
-        if stored is None:
+        """Return the threshold in the model's file; None if it is for another OOD score or another calibration."""
+        stored_threshold = self._model.stored.threshold
+        if stored_threshold is None:
             return None
-        if stored["score"] != self._score:
+        if stored_threshold["score"] != self._score:
             return None
         is_recalibrated = self._options.temperature_of(self._model.name) is not None
         if is_recalibrated:
             return None
-        return stored
+        return stored_threshold
 
     def _validation_scores(self, rule: ThresholdRule, calibration: Calibration | None) -> Floats:
-        """Return the OOD scores ``[N]`` of the validation samples on the side of a rule: all OOD ones, or the ID ones.
+        """Return the OOD scores of the validation samples from which a rule chooses a threshold, ``[N]``.
 
         Args:
-            rule: the rule.
-            calibration: the calibration of the predictions that are scored.
+            rule: the rule; its side says whether these are the samples of all OOD validation sets or of the ID one.
+            calibration: the calibration of the predictions.
         """
         samples_by_set = []
         if rule.side == "ood":
@@ -214,17 +220,17 @@ class _RowFitting:
         return np.concatenate(scores)
 
     def _calibrated_id_samples(self, calibration: Calibration | None) -> Samples:
-        """Return the ID validation samples, calibrated."""
+        """Return the calibrated predictions on the ID validation set."""
         validation = self._validation
         assert validation is not None
-        # Scores on features do not depend on the calibration: they are those that were read.
+        # Scores on features do not depend on the calibration, so take those of the uncalibrated predictions.
         feature_scores: dict[str, Floats] = {}
         if self._score in ON_FEATURES and validation.samples.score is not None:
             feature_scores[self._score] = validation.samples.score
         return samples_of(validation.logits, score=self._score, fitted_scores=feature_scores, calibration=calibration)
 
     def _calibrated_ood_samples(self, dataset: EvalSet, calibration: Calibration | None) -> Samples:
-        """Return the samples of one OOD validation set, calibrated."""
+        """Return the calibrated predictions on one OOD validation set, whose logits are read now."""
         scores = RowScores(self._score)
         gathered = gather(
             self._read(dataset), dataset, self._model.name, scores=scores, calibration=calibration, pairs=False
@@ -232,7 +238,7 @@ class _RowFitting:
         return gathered.samples
 
     def _fit_conformal_sets(self, calibration: Calibration | None) -> Conformal | None:
-        """Return the fit of prediction sets on the ID validation data; None if none are asked for."""
+        """Fit prediction sets on the ID validation set; return None if the options ask for none."""
         alpha = self._options.conformal
         if alpha is None:
             return None

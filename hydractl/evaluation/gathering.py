@@ -1,4 +1,4 @@
-"""The logits of one row, from the model or its predictions file, reduced batch by batch to what metrics take."""
+"""Reads the logits of one row from the model or a predictions file, and reduces them batch by batch for metrics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import Samples, samples_of
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
-"""Returns the logits of a data set, batch by batch."""
+"""A function that returns the logits of a data set, batch by batch."""
 
 LogitsSink = Callable[[Sequence[int], npt.NDArray[Any]], None]
-"""Takes the rows ``[B]`` and the logits ``[M, B, C]`` of each batch."""
+"""A function that receives the indices of the samples, ``[B]``, and the logits, ``[M, B, C]``, of each batch."""
 
 
 @dataclass
@@ -34,9 +34,9 @@ class Gathered:
     """The predictions of one model on one data set.
 
     Attributes:
-        samples: the samples with the averaged prediction, in the order of the data set.
-        rows: the numbers of these samples in the data set, ascending: all but those that could not be read.
-        members: the samples with the prediction of each member alone; empty for a single member.
+        samples: the averaged predictions for all samples that could be read, in the order of the data set.
+        rows: the indices of these samples in the data set, in ascending order.
+        members: the predictions of each member alone; empty if they were not asked for, or there is only one member.
     """
 
     samples: Samples
@@ -58,32 +58,32 @@ def gather(
     pairs: bool = True,
     sinks: Sequence[LogitsSink] = (),
 ) -> Gathered:
-    """Reduce the logits of a data set to samples, batch by batch.
+    """Reduce the logits of a data set to predictions, scores and so on for each sample, batch by batch.
 
     Args:
         batches: the batches; every sample that can be read is in one of them, in any order.
         dataset: the data set.
-        name: the name of the model in errors.
+        name: the name of the model, for errors.
         scores: the OOD scores to compute.
-        calibration: the calibration of the averaged prediction.
-        alone: whether each member is measured alone as well.
-        pairs: whether each two members are compared.
-        sinks: callables that take the logits of each batch too.
+        calibration: the calibration of the averaged prediction; None if there is none.
+        alone: whether to reduce the logits of each member separately as well.
+        pairs: whether to compare each pair of members.
+        sinks: functions that receive the logits of each batch as well.
 
     Raises:
-        InputError: if not a single sample could be read.
-        NonFiniteError: at the first batch with a logit that is not finite, naming a sample.
+        InputError: if no sample could be read.
+        NonFiniteError: if a logit is not finite; the message names the first such sample.
     """
-    # Reduce each batch as it comes.
+    # Reduce one batch after another, so that the logits of the whole set are never in memory.
     batch_rows: list[npt.NDArray[np.int64]] = []
     batch_samples: list[Samples] = []
-    batch_members: list[list[Samples]] = []  # by batch, then by member
+    batch_members: list[list[Samples]] = []  # for each batch, a list with the samples of each member
     for rows, logits, scores_of_members in batches:
         check_finite_batch(logits, rows, dataset, name)
         labels = None
         if dataset.labels is not None:
             labels = dataset.labels[list(rows)]  # [B]
-        # The score of an ensemble on features is the mean of its members' scores, [M, B] to [B].
+        # The score of an ensemble on features is the mean of its members' scores: [M, B] -> [B].
         mean_scores = {score: values.mean(axis=0) for score, values in scores_of_members.items()}
         samples = samples_of(
             logits,
@@ -105,7 +105,7 @@ def gather(
             f"{name} has no predictions of {option_of(dataset)}: none of its {len(dataset)} samples could be read"
         )
 
-    # Join the batches in the order of the data set.
+    # Join the batches, and sort the samples into the order of the data set.
     rows_as_read = np.concatenate(batch_rows)
     order = np.argsort(rows_as_read, kind="stable")
     all_samples = concatenated_samples(batch_samples, order)
@@ -116,49 +116,54 @@ def gather(
 
 
 def _members_alone(logits: npt.NDArray[Any], labels: npt.NDArray[np.int64] | None) -> list[Samples]:
-    """Return the samples of each member alone, from logits ``[M, B, C]``."""
-    alone = []
+    """Return the predictions of each member alone.
+
+    Args:
+        logits: ``[M, B, C]``.
+        labels: ``[B]``; None for unlabelled data.
+    """
+    samples_by_member = []
     for member in range(len(logits)):
-        member_logits = logits[member : member + 1]  # [1, B, C]
-        alone.append(samples_of(member_logits, labels))
-    return alone
+        member_logits = logits[member : member + 1]  # [1, B, C]: an ensemble of one member
+        samples_by_member.append(samples_of(member_logits, labels))
+    return samples_by_member
 
 
 def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:
-    """Return the samples of several batches, sorted into the order of the data set.
+    """Join the samples of several batches, and sort them into the order of the data set.
 
     Args:
         parts: the samples of each batch.
-        order: for each position in the data set, the position of its sample among those of all batches.
+        order: for each sample of the result, its index among the joined samples of all batches.
     """
-    sizes = [len(part) for part in parts]
+    batch_sizes = [len(batch_samples) for batch_samples in parts]
     attributes: dict[str, Any] = {}
     for attribute in fields(Samples):
         name = attribute.name
-        values = [getattr(part, name) for part in parts]
-        if name == "pair_mi":  # a mean over samples, not a value of each
-            attributes[name] = _mean_over_samples(values, sizes)
-        elif name == "scores":  # values by the name of the score
-            attributes[name] = _scores_joined_in_order(values, order)
-        elif name == "leading":  # the name of a score, the same in every part
-            attributes[name] = values[0]
+        values_by_batch = [getattr(batch_samples, name) for batch_samples in parts]
+        if name == "pair_mi":  # a mean over all samples, not one value for each
+            attributes[name] = _mean_over_samples(values_by_batch, batch_sizes)
+        elif name == "scores":  # a dict of values by the name of the score
+            attributes[name] = _scores_joined_in_order(values_by_batch, order)
+        elif name == "leading":  # the name of a score, equal in all batches
+            attributes[name] = values_by_batch[0]
         else:
-            attributes[name] = _joined_in_order(values, order)
+            attributes[name] = _joined_in_order(values_by_batch, order)
     return Samples(**attributes)
 
 
 def _mean_over_samples(means: Sequence[Floats], sizes: Sequence[int]) -> Floats:
-    """Return the mean over all samples from the means of the batches, which differ in size."""
+    """Return the mean over all samples, ``[K]``, from the mean ``[K]`` and the size of each batch."""
     weights = np.array(sizes)  # [batches]
-    weighted = np.stack(means) * weights[:, None]
-    totals = weighted.sum(axis=0)
+    weighted_means = np.stack(means) * weights[:, None]  # [batches, K]
+    totals = weighted_means.sum(axis=0)
     return np.asarray(totals / weights.sum())
 
 
 def _scores_joined_in_order(
     parts: Sequence[Mapping[str, Floats | None]], order: npt.NDArray[np.int64]
 ) -> dict[str, Any]:
-    """Return the OOD scores that are reported beside the leading one, by name, in the order of the data set."""
+    """Join the OOD scores of all batches, and sort them into the order of the data set; return them by name."""
     scores = {}
     for name in parts[0]:
         batch_scores = [part[name] for part in parts]
@@ -167,29 +172,35 @@ def _scores_joined_in_order(
 
 
 def _joined_in_order(parts: Sequence[Any], order: npt.NDArray[np.int64]) -> Any:
-    """Return arrays of batches, whose last dimension is the samples, joined in an order; None if they are None."""
+    """Join the arrays of all batches along the last dimension (samples), and sort them; None stays None."""
     if parts[0] is None:
         return None
-    as_read = np.concatenate(parts, axis=-1)
-    return as_read[..., order]
+    joined = np.concatenate(parts, axis=-1)
+    return joined[..., order]
 
 
 def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], dataset: EvalSet, name: str) -> None:
-    """Check that all logits ``[M, B, C]`` of a batch are finite.
+    """Raise an error if a logit of a batch is NaN or infinite.
+
+    Args:
+        logits: ``[M, B, C]``.
+        rows: the indices of the samples in the data set.
+        dataset: the data set.
+        name: the name of the model, for the message.
 
     Raises:
-        NonFiniteError: naming the first sample whose logits are not.
+        NonFiniteError: with the number of such samples and the id of the first.
     """
-    # A finite sum proves that every logit is finite, and is quick. One that is not proves nothing: it may overflow.
+    # If the sum is finite, then all logits are. This is quick. The reverse is not true, because the sum may overflow.
     if np.isfinite(logits.sum()):
         return
-    bad = ~np.isfinite(logits).all(axis=(0, 2))  # [B]
-    if not bad.any():
+    is_bad = ~np.isfinite(logits).all(axis=(0, 2))  # [B]
+    if not is_bad.any():
         return
-    first_bad = list(rows)[int(bad.argmax())]
+    first_bad_row = list(rows)[int(is_bad.argmax())]
     raise NonFiniteError(
-        f"{name} gives NaN or infinite logits for {int(bad.sum())} samples of one batch, "
-        f"the first is {dataset.ids[int(first_bad)]}",
+        f"{name} gives NaN or infinite logits for {int(is_bad.sum())} samples of one batch, "
+        f"the first is {dataset.ids[int(first_bad_row)]}",
         hint="run with --dtype float32, or check the checkpoint's weights",
     )
 
@@ -198,19 +209,19 @@ def check_finite_batch(logits: npt.NDArray[Any], rows: Sequence[int], dataset: E
 
 
 class Logits:
-    """A sink that keeps all logits, for validation data, which are few."""
+    """A sink that stores all logits; used for validation data, which are few."""
 
     def __init__(self) -> None:
         self._rows: list[npt.NDArray[np.int64]] = []
         self._logits: list[npt.NDArray[Any]] = []
 
     def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
-        """Keep one batch."""
+        """Store one batch."""
         self._rows.append(np.asarray(rows, dtype=np.int64))
         self._logits.append(logits)
 
     def logits(self) -> npt.NDArray[Any]:
-        """Return the logits ``[M, N, C]``, in the order of the data set."""
+        """Return all stored logits, ``[M, N, C]``, in the order of the data set."""
         rows_as_read = np.concatenate(self._rows)
         logits_as_read = np.concatenate(self._logits, axis=1)
         order = np.argsort(rows_as_read, kind="stable")
@@ -218,9 +229,9 @@ class Logits:
 
 
 class WentOn:
-    """A sink that counts the samples that did not stop at the first member of a cascade.
+    """A sink that counts the samples for which a cascade ran all members.
 
-    For a sample that stops, all members have the logits of the first one.
+    For a sample that stops at the first member, the logits of all members equal those of the first.
     """
 
     def __init__(self) -> None:
@@ -229,14 +240,14 @@ class WentOn:
 
     def __call__(self, rows: Sequence[int], logits: npt.NDArray[Any]) -> None:
         """Count the samples of one batch, with logits ``[M, B, C]``."""
-        first_logits = logits[:1]
+        first_logits = logits[:1]  # [1, B, C]
         went_on = (logits != first_logits).any(axis=(0, 2))  # [B]
         self._samples += len(rows)
         self._went_on += int(went_on.sum())
 
     @property
     def share(self) -> float:
-        """The share of all samples that went on."""
+        """The share of all samples that ran all members."""
         return self._went_on / self._samples
 
 
@@ -244,11 +255,11 @@ class WentOn:
 
 
 class _ResumedSet(NamedTuple):
-    """The state of a data set in a predictions file that a stopped run has left.
+    """The state of a data set in the predictions file of a stopped run.
 
     Attributes:
-        kept: the batches that the file holds completely.
-        left: the samples of the other batches, which have to run.
+        kept: the batches that are complete in the file, as lists of sample indices.
+        left: the indices of the samples in all other batches, which have to run.
     """
 
     kept: list[list[int]]
@@ -256,12 +267,13 @@ class _ResumedSet(NamedTuple):
 
 
 class Reading:
-    """A :data:`LogitsReader` of one row that shows progress and fills the predictions file, if one is kept.
+    """A :data:`LogitsReader` for one row that shows progress, and writes logits to a predictions file if there is one.
 
     Args:
         model: the model of the row.
         sets: the data sets of the command, in the order of the predictions file.
-        writer: the predictions file to fill, None for none; logits that it holds already are read from it.
+        writer: the predictions file, or None. Logits that it already has are read from it, all others are written to
+            it.
         log: shows the progress.
     """
 
@@ -275,12 +287,12 @@ class Reading:
         self._read: set[int] = set()
 
     def unread(self) -> list[EvalSet]:
-        """Return the sets that nothing has read yet."""
-        left = []
+        """Return the data sets that were not read yet."""
+        unread_sets = []
         for index, dataset in enumerate(self._sets):
             if index not in self._read:
-                left.append(dataset)
-        return left
+                unread_sets.append(dataset)
+        return unread_sets
 
     def __call__(self, dataset: EvalSet) -> LogitsBatches:
         self._read.add(self._sets.index(dataset))
@@ -291,48 +303,54 @@ class Reading:
                 progress.advance(len(batch.rows))
 
     def _batches(self, dataset: EvalSet) -> LogitsBatches:
-        """Return the logits from the predictions file to fill, else from stored ones, else from the model."""
+        """Return the logits of a data set from the predictions file, from reusable predictions, or from the model."""
         if self._writer is not None:
             return self._kept_then_computed(dataset, self._writer)
-        stored = self._model.reusable_predictions(dataset)
-        if stored is not None:
-            return stored.batches(dataset)
+        predictions = self._model.reusable_predictions(dataset)
+        if predictions is not None:
+            return predictions.batches(dataset)
         return self._model.batches(dataset)
 
     def _kept_then_computed(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
-        """Yield the logits that the predictions file holds already, then those that are computed and written now."""
+        """Yield the logits that are already in the predictions file, then compute, write and yield all others."""
         index = self._sets.index(dataset)
-        left: list[int] | None = None  # all samples
+        rows_to_run: list[int] | None = None  # means all samples
         if writer.resumed:
-            kept, left = self._split_for_resuming(writer, index, dataset)
-            for kept_rows in kept:
-                kept_logits = writer.read(index, kept_rows)
-                kept_scores = writer.read_scores(index, kept_rows)
-                yield LogitsBatch(kept_rows, kept_logits, kept_scores)
-            if not left:
+            complete_batches, rows_to_run = self._split_for_resuming(writer, index, dataset)
+            for batch_rows in complete_batches:
+                stored_logits = writer.read(index, batch_rows)
+                stored_scores = writer.read_scores(index, batch_rows)
+                yield LogitsBatch(batch_rows, stored_logits, stored_scores)
+            if not rows_to_run:
                 return
-        for rows, logits, scores in self._model.batches(dataset, left):
+        for rows, logits, scores in self._model.batches(dataset, rows_to_run):
             writer.write(index, rows, logits, scores)
             yield LogitsBatch(rows, logits, scores)
 
     def _split_for_resuming(self, writer: PredictionsWriter, index: int, dataset: EvalSet) -> _ResumedSet:
-        """Return the batches of a set that the file holds, and the samples that are left to run.
+        """Split a data set into batches that are complete in the predictions file, and samples that have to run.
 
-        The batches are those of the unbroken run, without the samples that are known to be unreadable. Where any sample
-        of a batch has no logits, the whole batch runs again, so that every logit has the bits of the unbroken run.
+        The batches are those of a run without interruption, without samples that are known to be unreadable. If any
+        sample of a batch has no logits, the whole batch runs again. Logits can depend on the other samples of a batch
+        in the last bits, so this gives exactly the logits of a run without interruption.
+
+        Args:
+            writer: the predictions file.
+            index: the index of the data set in the file.
+            dataset: the data set.
         """
         assert isinstance(self._model, RunningModel) and dataset.dataset is not None
         batch_size = self._model.options.batch_size
-        order = longest_first(dataset.dataset)
-        missing = writer.missing(index)  # [N]
+        order = longest_first(dataset.dataset)  # the order in which samples run
+        is_missing = writer.missing(index)  # [N]
         skipped = dataset.dataset.skipped or {}
-        kept: list[list[int]] = []
-        left: list[int] = []
+        complete_batches: list[list[int]] = []
+        rows_to_run: list[int] = []
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            rows = [row for row in batch if row not in skipped]
-            if missing[rows].any():
-                left += rows
-            elif rows:
-                kept.append(rows)
-        return _ResumedSet(kept, left)
+            readable_rows = [row for row in batch if row not in skipped]
+            if is_missing[readable_rows].any():
+                rows_to_run += readable_rows
+            elif readable_rows:
+                complete_batches.append(readable_rows)
+        return _ResumedSet(complete_batches, rows_to_run)

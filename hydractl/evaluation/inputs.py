@@ -1,4 +1,4 @@
-"""The batches of a data set as a model reads them; in a study kept in memory for the rows that read the same."""
+"""Reads a data set in batches for a model; a study can keep the batches in memory for other models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from hydractl.jsonio import canonical_json
 
 @dataclass
 class _KeptBatches:
-    """Sets that were read in full, as batches, by what they were read as.
+    """Data sets that were read completely.
 
     Attributes:
-        room: bytes that are left; a set that needs more is read again each time.
+        room: the number of bytes that may still be kept; a set that needs more is read again each time.
+        sets: the batches of each set, by a text that describes the set and how it was read.
     """
 
     room: int
@@ -29,12 +30,16 @@ class _KeptBatches:
 
 
 _KEPT: ContextVar[_KeptBatches | None] = ContextVar("_KEPT", default=None)
-"""What :func:`keeping_batches` keeps; a context of its own in every thread."""
+"""The batches that :func:`keeping_batches` keeps, separately in every thread; None outside of it."""
 
 
 @contextmanager
 def keeping_batches(most_bytes: int) -> Iterator[None]:
-    """While this lasts, sets that were read in full are kept in memory, the first ones that take so many bytes."""
+    """Keep data sets in memory while the block lasts, once they were read completely.
+
+    Args:
+        most_bytes: the most bytes to keep; sets that do not fit any more are not kept.
+    """
     token = _KEPT.set(_KeptBatches(most_bytes))
     try:
         yield
@@ -51,50 +56,51 @@ def read_batches(
     workers: int = 0,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Yield the batches of a data set, from memory where a model that reads the same has read them in full.
+    """Yield the batches of a data set, from memory if they were already read in the same way.
 
     Args:
-        dataset: the set.
-        collate: makes the inputs of the model of a list of samples.
-        preprocess: what decides ``collate``, with the family that it is of.
-        batch_size: how many samples a batch has.
-        workers: how many processes read samples.
-        rows: the samples, in this order; None for all. Only batches of all samples are kept.
+        dataset: the data set.
+        collate: a function from a list of samples to the inputs of the model.
+        preprocess: the settings that decide ``collate``, including the family of the model.
+        batch_size: the number of samples in a batch.
+        workers: the number of processes that read samples.
+        rows: the indices of the samples to read, in this order; None means all samples. Only complete sets are kept.
     """
-    assert dataset.dataset is not None  # a model that runs needs --test
-    read_now = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows)
-    kept = _KEPT.get()
-    if kept is None or rows is not None:
-        yield from read_now
+    assert dataset.dataset is not None  # the settings require --test for a model that runs
+    new_batches = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows)
+    memory = _KEPT.get()
+    if memory is None or rows is not None:
+        yield from new_batches
         return
 
-    # Whatever is the same in all of these has the same batches.
-    read_as = canonical_json({"set": dataset.fingerprint, "preprocess": dict(preprocess), "batch_size": batch_size})
-    if read_as in kept.sets:
-        yield from kept.sets[read_as]
+    # Two models get the same batches if all of these are equal.
+    key = canonical_json({"set": dataset.fingerprint, "preprocess": dict(preprocess), "batch_size": batch_size})
+    if key in memory.sets:
+        yield from memory.sets[key]
         return
 
-    # They are collected while they are read, as long as there is room for all.
-    read: list[Batch] = []
-    size = 0
-    for batch in read_now:
+    # Collect the batches while they are read. If they become too large, collect none of them.
+    collected: list[Batch] = []
+    collected_bytes = 0
+    for batch in new_batches:
         yield batch
-        size += _size_in_bytes(batch.inputs)
-        if size <= kept.room:
-            read.append(batch)
+        collected_bytes += _size_in_bytes(batch.inputs)
+        if collected_bytes <= memory.room:
+            collected.append(batch)
         else:
-            read.clear()
+            collected.clear()
 
-    # Samples are missing where --on-bad left them out, or where there was no room.
-    collected_samples = sum(len(batch.indices) for batch in read)
+    # Keep the batches only if no sample is missing. Samples are missing if --on-bad skipped them, or if the batches
+    # became too large.
+    collected_samples = sum(len(batch.indices) for batch in collected)
     if collected_samples == len(dataset):
-        kept.sets[read_as] = read
-        kept.room -= size
+        memory.sets[key] = collected
+        memory.room -= collected_bytes
 
 
 def _size_in_bytes(inputs: Any) -> int:
-    """Return how many bytes the inputs of a batch take: one tensor, or several by name."""
-    parts = [inputs]
+    """Return the size of the inputs of a batch in bytes; they are one tensor, or several by name."""
+    tensors = [inputs]
     if isinstance(inputs, Mapping):
-        parts = list(inputs.values())
-    return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
+        tensors = list(inputs.values())
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))

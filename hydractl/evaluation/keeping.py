@@ -1,4 +1,4 @@
-"""The predictions file of a row that is measured: begun, or gone on with, and what its header says."""
+"""Opens the predictions file of a row that is measured: a new one, or that of a stopped run; and makes its header."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from hydractl.log import Log
 
 @dataclass(frozen=True)
 class KeptRow:
-    """What is kept of one row.
+    """Everything about one row that its predictions file needs.
 
     Attributes:
-        model: the row.
+        model: the model of the row.
         sets: the data sets, in the order of the file.
-        seen: how many samples of each set it has seen, by the name of the set.
-        feature_scores: names of the OOD scores on features that are kept beside the logits.
-        scores_fitted_on: the training data and the words that these are fitted to, as the header holds them; None
-            without.
+        seen: the number of samples that the model has seen, by the name of the data set.
+        feature_scores: the names of the OOD scores on features that are stored beside the logits.
+        scores_fitted_on: the record of the training data and words to which these scores are fitted, or None.
     """
 
     model: RunningModel
@@ -40,19 +39,28 @@ class KeptRow:
     scores_fitted_on: Mapping[str, object] | None = None
 
     def header(self) -> PredictedModelRecord:
-        """Return what the header of the predictions file says of the model, with the fit that its own file holds."""
+        """Return the record of the model in the header of the predictions file.
+
+        It includes the calibration, threshold and OOD score that were stored in the model's own file.
+        """
         model = self.model
-        stored = model.stored
+        stored_fit = model.stored
+
+        # The data to which OOD scores on features were fitted.
         fitted_on = None
         if self.feature_scores and self.scores_fitted_on is not None:
             fitted_on = ScoreDataRecord.from_json(self.scores_fitted_on)
+
+        # What was stored in the model's file.
         threshold = None
-        if stored.threshold is not None:
-            threshold = ThresholdRecord.from_json(stored.threshold)
+        if stored_fit.threshold is not None:
+            threshold = ThresholdRecord.from_json(stored_fit.threshold)
         ood_score = None
-        if stored.score is not None:
-            ood_score = StoredScoreRecord(score=stored.score)
-        name_bytes = model.name.encode("utf-8", "backslashreplace")  # the name of a file may be no UTF-8
+        if stored_fit.score is not None:
+            ood_score = StoredScoreRecord(score=stored_fit.score)
+
+        # The name comes from a file name, which may have bytes that are not valid UTF-8.
+        name_bytes = model.name.encode("utf-8", "backslashreplace")
         return PredictedModelRecord(
             name=name_bytes.decode("utf-8"),
             sha256=model.sha256,
@@ -61,7 +69,7 @@ class KeptRow:
             training=model.training,
             cost=model.cost,
             decisive=model.decisive(),
-            calibration=_calibration_record(stored),
+            calibration=_calibration_record(stored_fit),
             threshold=threshold,
             ood_score=ood_score,
             feature_scores=self.feature_scores or None,
@@ -69,18 +77,23 @@ class KeptRow:
         )
 
     def writer(self, path: Path, resume: bool) -> PredictionsWriter:
-        """Return the predictions file at a path for writing: a new one, or with ``resume`` the one that is there."""
-        sets = []
+        """Open the predictions file at a path for writing.
+
+        Args:
+            path: the file.
+            resume: whether to continue an existing file; otherwise a new one is begun.
+        """
+        sets_with_seen = []
         for dataset in self.sets:
             seen = self.seen.get(dataset.name, 0)
-            sets.append(replace(dataset, seen=seen))
+            sets_with_seen.append(replace(dataset, seen=seen))
         kind = "F32"
         if self.model.options.dtype == "float64":
             kind = "F64"
         return PredictionsWriter(
             path,
             self.header().to_json(),
-            sets,
+            sets_with_seen,
             members=self.model.members,
             classes=self.model.classes,
             kind=kind,
@@ -90,7 +103,7 @@ class KeptRow:
 
 
 def _calibration_record(stored: StoredFit) -> CalibrationRecord | None:
-    """Return the calibration that the model's own file holds; None without one."""
+    """Return the record of the calibration in the model's own file; None if there is none."""
     if stored.calibration is None:
         return None
     document: dict[str, object] = {**stored.calibration.to_json()}
@@ -100,81 +113,84 @@ def _calibration_record(stored: StoredFit) -> CalibrationRecord | None:
 
 
 def open_writer(row: KeptRow, output: Output, resume: bool, log: Log) -> PredictionsWriter:
-    """Open the predictions file to fill, and tell how far it is.
+    """Open the predictions file of a row, and log how complete it is.
+
+    While it is filled, the file is called ``NAME.part``.
 
     Args:
-        row: what is kept.
-        output: the finished file to be.
-        resume: go on with the unfinished file that a stopped run has left; if there is none, a finished file of the
-            same run is returned, which is only read.
+        row: the row.
+        output: the finished file.
+        resume: whether to continue the unfinished file of a stopped run. If there is none, but a finished file of the
+            same run exists, that file is returned and will only be read.
         log: receives messages.
 
     Raises:
-        InputError: with ``resume``, the file is of other settings or data.
+        InputError: with ``resume``, if the file was made with other settings or data.
     """
     unfinished = output.target.with_name(f"{output.target.name}.part")
-    is_unfinished = unfinished.exists()
-    if resume and not is_unfinished:
+    unfinished_exists = unfinished.exists()
+    if resume and not unfinished_exists:
         finished = _finished_file(row, output)
         if finished is not None:
             log.info(f"{output.path} is complete: its predictions are read")
             return finished
         log.info(f"nothing to resume: {output.path} is begun")
-    if is_unfinished and not resume:
+    if unfinished_exists and not resume:
         log.info(f"an unfinished {unfinished} is begun anew; --resume would have gone on with it")
 
     writer = row.writer(unfinished, resume)
     if writer.resumed:
-        left = 0
+        missing_samples = 0
         for index in range(len(row.sets)):
-            left += int(writer.missing(index).sum())
-        samples = sum(len(dataset) for dataset in row.sets)
-        log.info(f"{unfinished} is resumed: {left:,} of {samples:,} samples are left")
+            missing_samples += int(writer.missing(index).sum())
+        all_samples = sum(len(dataset) for dataset in row.sets)
+        log.info(f"{unfinished} is resumed: {missing_samples:,} of {all_samples:,} samples are left")
     return writer
 
 
 def _finished_file(row: KeptRow, output: Output) -> PredictionsWriter | None:
-    """Return the finished file of the same run, open for reading; None where there is none.
+    """Return the finished predictions file of the same run, open for reading; None if there is none.
 
-    Samples that it has no logits of are noted as skipped. If a set may not skip any, the file does not count as
-    finished.
+    Samples without logits in the file are noted as skipped in their data sets. If a data set may not skip samples, the
+    file does not count as finished.
 
     Raises:
-        InputError: it is of other settings or data, as for an unfinished file.
+        InputError: if the file was made with other settings or data.
     """
     if not is_predictions(output.target):
         return None
     finished = row.writer(output.target, resume=True)
-    missing = []
+    missing_by_set = []
     for index in range(len(row.sets)):
         rows_without_logits = np.flatnonzero(finished.missing(index))
-        missing.append(rows_without_logits)
-    if _note_as_skipped(row.sets, missing):
+        missing_by_set.append(rows_without_logits)
+    if _note_as_skipped(row.sets, missing_by_set):
         return finished
     finished.close()
     return None
 
 
 def _note_as_skipped(sets: Sequence[EvalSet], missing: Sequence[npt.NDArray[np.int64]]) -> bool:
-    """Note the samples that a finished file has no logits of as skipped, unless a set of them may not skip any.
+    """Note samples as skipped in their data sets, in place, unless one of the sets may not skip samples.
 
     Args:
         sets: the data sets.
-        missing: the rows without logits of each set.
+        missing: for each set, the indices of the samples to note.
 
     Returns:
-        Whether they were noted: all of them, or none.
+        True if all samples were noted; False if none was, because a set may not skip samples.
     """
-    skipped_by_set = []  # of the sets that lack logits: the samples that are skipped already, and the rows to add
-    for dataset, rows in zip(sets, missing, strict=True):
-        if not len(rows):
+    # First check all sets, so that nothing is changed if one of them may not skip samples.
+    skipped_and_missing = []  # for each set with missing samples: its dict of skipped samples, and the indices to add
+    for dataset, indices in zip(sets, missing, strict=True):
+        if not len(indices):
             continue
         opened = dataset.dataset
-        if opened is None or opened.skipped is None:  # it may not skip any
+        if opened is None or opened.skipped is None:  # this set may not skip samples
             return False
-        skipped_by_set.append((opened.skipped, rows))
+        skipped_and_missing.append((opened.skipped, indices))
 
-    for skipped, rows in skipped_by_set:
-        for row in rows:
-            skipped[int(row)] = "it could not be read for these predictions"
+    for skipped, indices in skipped_and_missing:
+        for index in indices:
+            skipped[int(index)] = "it could not be read for these predictions"
     return True

@@ -1,11 +1,11 @@
-"""Monte Carlo dropout: one model that runs N times with its dropout left on, measured as an ensemble of N.
+"""Monte Carlo dropout: one model runs N times with dropout turned on, and is measured as an ensemble of N members.
 
 Source: Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", section 4: p = mean over passes of the softmax.
 
-Dropout acts where ``finetune --dropout P`` trains with it: behind the positions (or embeddings), behind attention and
-in the MLP of each block, and before a classifier whose rate the configuration does not set apart. Attention weights are
-never dropped. A library without dropout layers (open_clip) gets one behind attention and one behind the MLP of each
-block of its image tower. The prompts of a zero-shot model are read once, without dropout.
+Dropout acts where ``finetune --dropout P`` trains with it: after the positions (or embeddings), after attention and in
+the MLP of each block, and before the classifier unless the configuration has a separate rate for it. Attention weights
+are never dropped. For a library without dropout layers (open_clip), one layer after attention and one after the MLP are
+added to each block of the image tower. The prompts of a zero-shot model are read once, without dropout.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ CONVENTIONS = {
 }
 
 _MARK = 0.123456789
-"""The rate of the layers that are meant, while they are looked for: one that no configuration has."""
+"""A dropout rate that no configuration has. It marks the layers to turn on, until they get the real rate."""
 
 
 def with_layers(source: Source) -> Source:
-    """Return the model with dropout layers in its configuration, where its library builds them.
+    """Return the model with the marking dropout rate in its configuration, if its library has dropout layers.
+
+    For other libraries the layers are added later, and the model is returned unchanged.
 
     Raises:
-        UsageError: for a model that has none.
+        UsageError: if the model can have no dropout.
     """
     if source.family.adds_dropout:
         return source
@@ -49,14 +51,14 @@ def with_layers(source: Source) -> Source:
 
 
 class MCDropout:
-    """A model that answers with the passes of MC dropout as its members.
+    """Runs a model several times with dropout, and returns the logits of all passes as members of an ensemble.
 
-    Its norms and everything else but dropout stay as in evaluation.
+    Everything but dropout, e.g. norms, stays in eval mode.
 
     Args:
-        model: built from what :func:`with_layers` gave; several that run one after another are one ensemble.
-        p: rate of dropout, at least 0 and below 1. With 0, each pass is the model's own answer, bit for bit.
-        passes: number of passes N.
+        model: a model that was built from the result of :func:`with_layers`, or an ensemble of such models.
+        p: the dropout rate, at least 0 and below 1. With 0, each pass equals the model's own answer bit by bit.
+        passes: the number of passes N.
         seed: the seed of the dropout masks.
     """
 
@@ -65,22 +67,24 @@ class MCDropout:
         self._passes = passes
         self._seed = seed
         self._device = next(model.parameters()).device
-        parts = [module for module in model.modules() if isinstance(module, HydraModel)]
-        for part in parts:  # listed before, as layers are added on the way
-            _turn_dropout_on(part, p)
+        # List the models first, because the loop adds modules to them.
+        models = [module for module in model.modules() if isinstance(module, HydraModel)]
+        for one_model in models:
+            _turn_dropout_on(one_model, p)
 
     def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
         """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
 
-        The same arguments give the same masks, whatever ran before; the caller's random numbers go on untouched.
+        The same arguments always give the same dropout masks. The caller's random generators are not changed.
 
         Args:
             inputs: the inputs of one batch, on the model's device.
             data: the fingerprint of the data set.
-            first: the position of the batch's first sample in the data set.
+            first: the index of the batch's first sample in the data set.
         """
-        drawn_for = f"{self._seed} {data} {first}"
-        digest = hashlib.sha256(drawn_for.encode()).digest()
+        # One seed for each batch of each data set.
+        seed_text = f"{self._seed} {data} {first}"
+        digest = hashlib.sha256(seed_text.encode()).digest()
         batch_seed = int.from_bytes(digest[:7], "big")
         with _seeded_generators(batch_seed, self._device):
             passes = [self._model.member_logits(inputs) for _ in range(self._passes)]
@@ -88,12 +92,12 @@ class MCDropout:
 
 
 def _turn_dropout_on(model: HydraModel, p: float) -> None:
-    """Let the dropout layers that are meant act outside training, with the rate ``p``.
+    """Turn on all dropout layers with the marking rate, in place, and give them the rate ``p``.
 
-    They are those whose rate is the mark: of the configuration's layers, and of layers that are added here.
+    If the library has no dropout layers, they are added first.
     """
     if model.family.adds_dropout:
-        model.family.add_dropout(model.networks[0], _MARK)  # the blocks of the first network run for all members
+        model.family.add_dropout(model.networks[0], _MARK)  # all members run through the blocks of the first network
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p == _MARK:
             module.p = p
@@ -105,13 +109,15 @@ def _turn_dropout_on(model: HydraModel, p: float) -> None:
 
 @contextmanager
 def _seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw random numbers by a seed, on the CPU or ``device``; afterwards the generators are where they were."""
+    """Seed the random generators of the CPU and of ``device`` for the block; afterwards restore their states."""
+    # Save the states. fork_rng does so for the CPU and CUDA devices, but not for Apple's MPS.
     forked_devices = []
     if device.type == "cuda":
         forked_devices = [device]
     mps_state = None
-    if device.type == "mps":  # fork_rng leaves its generator alone
+    if device.type == "mps":
         mps_state = torch.mps.get_rng_state()
+
     with torch.random.fork_rng(forked_devices):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":

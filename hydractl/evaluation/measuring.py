@@ -1,4 +1,4 @@
-"""From a model to its row: fit on validation data, measure on test data, keep predictions."""
+"""Makes the row of a model: fits on validation data, measures on test data, writes predictions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class _OnTests:
     """The results of one model on the test sets.
 
     Attributes:
-        gathered: the samples, by the name of the set.
-        counts: the counts of the prediction sets of the ID samples; None if there are no prediction sets.
-        went_on: in a cascade, the samples that ran all members, by the name of the set.
+        gathered: the predictions on each set, by the name of the set.
+        counts: the counts of prediction sets on the ID set; None if there are no prediction sets.
+        went_on: for a cascade, the counts of samples that ran all members, by the name of the set.
     """
 
     gathered: dict[str, Gathered] = field(default_factory=dict)
@@ -48,10 +48,15 @@ class _OnTests:
 
 
 class Measuring:
-    """Makes the rows of one command, one after another.
+    """Measures the rows of one command, one after another.
+
+    Args:
+        sets: all data sets of the command, the ID set first.
+        options: the options of the command.
+        log: receives messages and progress.
 
     Attributes:
-        warnings: the warnings about the rows measured so far.
+        warnings: the warnings about all rows so far.
     """
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
@@ -60,8 +65,9 @@ class Measuring:
         self._training = _only_set(sets, TRAIN)
         self._options = options
         self._log = log
-        self._warned_of: set[str] = set()  # names of scores
-        self._resampled_first_row: bootstrap.Resampled | None = None  # until the first row is measured
+        # State that grows from row to row.
+        self._warned_of: set[str] = set()  # names of scores with a warning in any row
+        self._resampled_first_row: bootstrap.Resampled | None = None  # set by the first row with intervals
         self._fitted: dict[str, RowFit] = {}  # by the name of the row
 
     def row(
@@ -71,43 +77,42 @@ class Measuring:
         seen: Mapping[str, int],
         features: Path | Output | None = None,
     ) -> EvalRow:
-        """Measure one model, and write its predictions if they are asked for.
-
-        The model forgets its weights afterwards.
+        """Measure one model, write its predictions if they are asked for, and release its weights.
 
         Args:
             model: the model.
-            output: the file for its predictions; None to keep none.
-            seen: how many samples of each set it has seen.
-            features: its features of the training data: a file that holds them, or one to write them to.
+            output: the file for its predictions; None if none are written.
+            seen: the number of samples that it has seen, by the name of the data set.
+            features: an existing file with its features of the training data, or the output of a new one; None means
+                no file.
 
         Raises:
             NonFiniteError: if a logit is not finite.
         """
-        # Preparation: the probe, the features of the training data and the predictions file.
+        # Prepare the probe, the file of features and the predictions file.
         if self._options.fit.probe is not None:
             assert self._training is not None  # the settings require --train with a probe
             model.fit_probe(self._training, _only_set(self._sets, VAL))
-        kept_features = None
+        features_file = None
         if features is not None:
-            kept_features = FeaturesFile(features)
+            features_file = FeaturesFile(features)
         writer = None
         if output is not None and self._options.keep_logits:
             writer = self._open_writer(model, output, seen)
         try:
-            row, inside = self._measure(model, writer, seen, kept_features)
+            row, id_predictions = self._measure(model, writer, seen, features_file)
         finally:
             model.release()
             if writer is not None:
                 writer.close()
 
-        # The predictions are published only now that the whole row is measured.
+        # Publish the predictions only after the whole row was measured.
         if output is None:
             return row
-        if writer is None:  # predictions sample by sample, not logits
-            self._write_lines(model, inside, output)
+        if writer is None:  # the output has one line for each sample instead of logits
+            self._write_lines(model, id_predictions, output)
             return row
-        was_finished_before = writer.path == output.target
+        was_finished_before = writer.path == output.target  # an earlier run had already completed the file
         if not was_finished_before:
             output.adopt(writer.path)
             output.commit()
@@ -116,22 +121,31 @@ class Measuring:
     # --- predictions --------------------------------------------------------------------------------------------------
 
     def _open_writer(self, model: LogitsProvider, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
-        """Return the predictions file to fill, or that of a stopped run to go on with."""
-        assert isinstance(model, RunningModel)  # check_writable() has refused all others
+        """Open the predictions file of a row: a new one, or with ``--resume`` the file of a stopped run.
+
+        Args:
+            model: the model of the row.
+            output: the finished file.
+            seen: the number of samples that the model has seen, by the name of the data set.
+        """
+        assert isinstance(model, RunningModel)  # check_writable() allows no others
         scores = row_scores(model, self._options)
+
+        # The record of the data to which OOD scores on features are fitted, for the header of the file.
         fitted_on: dict[str, object] = {}
         if self._training is not None:
             fitted_on = {**self._training.to_json(), "knn_k": self._options.fit.knn_k}
-        words = words_for(scores.on_features, self._options.fit)
-        if words:
-            fitted_on["negative_words"] = digest_of_words(words)
+        negative_words = words_for(scores.on_features, self._options.fit)
+        if negative_words:
+            fitted_on["negative_words"] = digest_of_words(negative_words)
+
         kept_row = KeptRow(
             model, self._sets, seen, feature_scores=scores.on_features, scores_fitted_on=fitted_on or None
         )
         return open_writer(kept_row, output, self._options.resume, self._log)
 
     def _write_lines(self, model: LogitsProvider, inside: Gathered, output: Output) -> None:
-        """Write the predictions on the ID test data, one sample a line; they are flagged if there is a threshold."""
+        """Write the predictions on the ID test data with one line per sample, and flags if there is a threshold."""
         threshold = self._fitted[model.name].threshold
         threshold_value = None
         if threshold is not None:
@@ -149,16 +163,18 @@ class Measuring:
         seen: Mapping[str, int],
         kept_features: FeaturesFile | None,
     ) -> tuple[EvalRow, Gathered]:
-        """Fit what the options ask for, run the test sets, and measure.
+        """Fit everything that the options ask for, run the test sets, and measure the model.
+
+        Warnings are added to :attr:`warnings`.
 
         Args:
             model: the model.
-            writer: the predictions file that takes its logits; None to keep none.
-            seen: how many samples of each set it has seen.
-            kept_features: the file that keeps its features of the training data; None to keep none.
+            writer: the predictions file to which logits are written; None if there is none.
+            seen: the number of samples that the model has seen, by the name of the data set.
+            kept_features: the file for its features of the training data; None if there is none.
 
         Returns:
-            The row of the model, and its samples of the ID test data.
+            The row of the model, and its predictions on the ID test data.
         """
         # Fit on training and validation data.
         read = Reading(model, self._sets, writer, self._log)
@@ -173,12 +189,14 @@ class Measuring:
         on_tests = self._gather_tests(model, fitted, scores, read)
         gathered = on_tests.gathered
         id_set = test_sets[0]
-        inside = gathered[id_set.name]
-        # In a cascade, the share of the samples of each set that ran all members.
+        id_predictions = gathered[id_set.name]
+
+        # For a cascade: the share of samples in each set that ran all members.
         shares = {name: went_on.share for name, went_on in on_tests.went_on.items()}
         for name, share in shares.items():
             self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
-        self.warnings += row_doubts(model, inside.samples, fitted, on_tests.counts, test_sets)
+
+        self.warnings += row_doubts(model, id_predictions.samples, fitted, on_tests.counts, test_sets)
         self._warn_of_signed_features(model)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(
@@ -190,12 +208,12 @@ class Measuring:
                 pairs=False,
             )
 
-        # A predictions file holds all sets, so the others have to run as well.
+        # A predictions file contains all sets, so run those that nothing else needed. Reading also writes them.
         if writer is not None:
             for dataset in read.unread():
                 gather(read(dataset), dataset, model.name, pairs=False)
 
-        # The row: what every model has, then what only some models or options add.
+        # Make the row: first the metrics that every model has, then entries that depend on the model and the options.
         prediction_sets = None
         if on_tests.counts is not None:
             prediction_sets = ConformalSets.from_json(on_tests.counts.to_json())
@@ -212,24 +230,27 @@ class Measuring:
             row = _with_cascade(row, model.cascade, shares)
         if self._options.bootstrap:
             row = self._with_intervals(row, test_sets, gathered)
-        return row, inside
+        return row, id_predictions
 
     def _row_scores(self, model: LogitsProvider) -> RowScores:
-        """Return the OOD scores of a row, and warn of those that are constant for its model."""
+        """Return the OOD scores of a row, and add a warning about those that are constant for a single member.
+
+        A line in the log says if the leading score comes from the model's file.
+        """
         scores = row_scores(model, self._options)
-        is_named_by_command = self._options.fit.scores.are_named
-        if model.stored.score is not None and not is_named_by_command:
+        command_names_scores = self._options.fit.scores.are_named
+        if model.stored.score is not None and not command_names_scores:
             self._log.info(f"{model.name}: the OOD score of its file is taken: {scores.leading}")
 
-        names_once = dict.fromkeys([scores.leading, *scores.beside])
-        constant = [name for name in names_once if says_nothing(name, model.members)]
-        if constant:
-            names = " and ".join(constant)
+        distinct_names = dict.fromkeys([scores.leading, *scores.beside])  # in this order
+        constant_scores = [name for name in distinct_names if says_nothing(name, model.members)]
+        if constant_scores:
+            names = " and ".join(constant_scores)
             self.warnings.append(f"{model.name}: no OOD metrics by {names}, which of a single model is constant")
         return scores
 
     def _fit_scores(self, model: LogitsProvider, scores: RowScores, kept_features: FeaturesFile | None) -> None:
-        """Fit the OOD scores on features to the training data, and warn of those that came out constant."""
+        """Fit the OOD scores on features to the training data, and add a warning about each that is constant."""
         model.fit_scores(scores.on_features, self._training, self._options.fit.knn_k, kept_features)
         if model.detector is None:
             return
@@ -240,7 +261,10 @@ class Measuring:
             )
 
     def _warn_of_signed_features(self, model: LogitsProvider) -> None:
-        """Warn, once for each, of scores that were made for features that are not negative, where some are."""
+        """Add a warning about OOD scores that expect non-negative features if features are negative.
+
+        Each score is mentioned only in the first row for which it is doubtful.
+        """
         if model.detector is None:
             return
         doubtful = [name for name in model.detector.doubtful if name not in self._warned_of]
@@ -249,24 +273,31 @@ class Measuring:
             self._warned_of.update(doubtful)
 
     def _gather_tests(self, model: LogitsProvider, fitted: RowFit, scores: RowScores, read: Reading) -> _OnTests:
-        """Run the clean test sets, the ID data first, and return their samples with what is counted on the way."""
+        """Run the clean test sets, the ID set first; return the predictions and everything that is counted meanwhile.
+
+        Args:
+            model: the model.
+            fitted: its calibration and its fit of prediction sets.
+            scores: its OOD scores.
+            read: returns the logits of a data set.
+        """
         test_sets = tested(self._sets)
         id_set = test_sets[0]
         on_tests = _OnTests()
 
-        # Prediction sets and members alone are measured on the ID data, by their labels. In a cascade the other members
-        # have not run for all samples, so that none can be measured alone.
+        # Two things need the labels of the ID set: the counts of prediction sets, and metrics of each member alone. In
+        # a cascade not all members run for all samples, so members cannot be measured alone.
         id_sinks: list[LogitsSink] = []
-        members_alone = False
+        measure_members = False
         if id_set.labels is not None:
-            members_alone = model.cascade is None
+            measure_members = model.cascade is None
             if fitted.conformal is not None:
                 on_tests.counts = SetCounts(fitted.conformal, fitted.calibration)
                 id_sinks.append(_counting_sink(on_tests.counts, id_set.labels))
 
         for dataset in test_sets:
             is_id = dataset is id_set
-            sinks: list[LogitsSink] = []
+            sinks: list[LogitsSink] = []  # each receives the logits of every batch
             if model.cascade is not None:
                 went_on = WentOn()
                 on_tests.went_on[dataset.name] = went_on
@@ -279,47 +310,56 @@ class Measuring:
                 model.name,
                 scores=scores,
                 calibration=fitted.calibration,
-                alone=members_alone and is_id,
-                pairs=model.mc_dropout is None,
+                alone=measure_members and is_id,
+                pairs=model.mc_dropout is None,  # passes of MC dropout are alike, so comparing pairs says nothing
                 sinks=sinks,
             )
         return on_tests
 
     def _with_intervals(self, row: EvalRow, test_sets: Sequence[EvalSet], gathered: Mapping[str, Gathered]) -> EvalRow:
-        """Return a row with its bootstrap intervals, and with its paired differences to the first row.
+        """Return a row with bootstrap confidence intervals and, except for the first row, paired differences to it.
 
-        The first row that comes here is the one that later rows are compared with.
+        The first call stores the resampled metrics of its row in ``self._resampled_first_row``; later rows are compared
+        with them.
+
+        Args:
+            row: the row.
+            test_sets: the clean test sets, the ID set first.
+            gathered: the predictions on each set, by the name of the set.
         """
-        inside = gathered[test_sets[0].name].samples
-        outside = {}
+        id_samples = gathered[test_sets[0].name].samples
+        ood_samples = {}
         groups = {}
         for dataset in test_sets[1:]:
-            outside[dataset.name] = gathered[dataset.name].samples
+            ood_samples[dataset.name] = gathered[dataset.name].samples
             groups[dataset.name] = dataset.group
 
+        # The metrics of this row on many random resamples of the data. The seed makes all rows use the same resamples.
         rounds = self._options.bootstrap
         with self._log.progress(f"intervals of {row.name}", rounds, "resamples") as progress:
             resampled = bootstrap.resample(
-                inside,
-                outside,
+                id_samples,
+                ood_samples,
                 groups,
                 rounds=rounds,
                 seed=self._options.seed,
                 advance=progress.advance,
             )
-        with_intervals = replace(row, ci=bootstrap.intervals(resampled))
+        row_with_intervals = replace(row, ci=bootstrap.intervals(resampled))
 
+        # The first row has nothing to be compared with.
         if self._resampled_first_row is None:
             self._resampled_first_row = resampled
-            return with_intervals
+            return row_with_intervals
+
         differences = {}
         for key, difference in bootstrap.paired_differences(self._resampled_first_row, resampled).items():
             differences[key] = PairedDifference.from_json(difference)
-        return replace(with_intervals, difference=differences)
+        return replace(row_with_intervals, difference=differences)
 
 
 def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
-    """Return the training data that the OOD scores of a row were fitted to; None if no score needed them."""
+    """Return the record of the training data to which the OOD scores of a row were fitted; None if none needed them."""
     if model.detector is None:
         return None
     entry = fitted_on_of(model.detector)
@@ -329,16 +369,16 @@ def _scores_fitted_on(model: LogitsProvider) -> ScoreDataRecord | None:
 
 
 def _with_cascade(row: EvalRow, cascade: CascadeRecord, shares: Mapping[str, float]) -> EvalRow:
-    """Return a row with its cascade, and with the mean mult-adds of an ID sample as its cost.
+    """Return a row with the record of its cascade, and with the mean multiply-adds for an ID sample as its cost.
 
     Args:
         row: the row.
-        cascade: the cascade that ran.
-        shares: the share of the samples that ran all members, by the name of the test set, the ID set first.
+        cascade: the cascade.
+        shares: the share of samples that ran all members, by the name of the test set, the ID set first.
     """
     assert row.cost is not None
-    share_of_id = next(iter(shares.values()))
-    mean_macs = round(cascade.first_macs + share_of_id * cascade.rest_macs)
+    id_share = next(iter(shares.values()))
+    mean_macs = round(cascade.first_macs + id_share * cascade.rest_macs)  # every sample runs the first member
     measured = MeasuredCascade(
         member=cascade.member,
         score=cascade.score,
@@ -352,10 +392,10 @@ def _with_cascade(row: EvalRow, cascade: CascadeRecord, shares: Mapping[str, flo
 
 
 def _counting_sink(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:
-    """Return a sink that adds the prediction sets of each batch to the counts.
+    """Return a sink (a function that receives the logits of each batch) that counts prediction sets.
 
     Args:
-        counts: the counts.
+        counts: the counts to which each batch is added.
         labels: the labels of the whole data set, ``[N]``.
     """
 
@@ -367,8 +407,8 @@ def _counting_sink(counts: SetCounts, labels: npt.NDArray[Any]) -> LogitsSink:
 
 
 def _only_set(sets: Sequence[EvalSet], role: str) -> EvalSet | None:
-    """Return the data set of a role that at most one set has; None if there is none."""
-    of_this_role = of_role(sets, role)
-    if not of_this_role:
+    """Return the only data set with a role (e.g. ``val``); None if there is none."""
+    sets_of_role = of_role(sets, role)
+    if not sets_of_role:
         return None
-    return of_this_role[0]
+    return sets_of_role[0]

@@ -1,4 +1,4 @@
-"""What an evaluation needs to know of its command."""
+"""The options of an evaluation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hydractl.metrics.ood_scores import ON_FEATURES, says_nothing
 
 @dataclass(frozen=True)
 class EvalRunOptions:
-    """Options of running models.
+    """Options for running models.
 
     Attributes:
-        batch_size: samples that run together.
-        dtype, device: as ``--dtype`` and ``--device`` name them.
-        workers: processes that read data.
-        whole_last_block: whether the last block runs for tokens that are not read out too.
-        dropout: the settings of MC dropout; None without.
+        batch_size: the number of samples that run together.
+        dtype, device: the values of ``--dtype`` and ``--device``.
+        workers: the number of processes that read data.
+        whole_last_block: whether the last block runs for all tokens, not only for those that the readout uses.
+        dropout: the settings of MC dropout; None without MC dropout.
     """
 
     batch_size: int
@@ -32,21 +32,21 @@ class EvalRunOptions:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The data sets.
+    """Options about data sets.
 
     Attributes:
-        test: SPEC of the ID test data; None where predictions bring their own.
+        test: the SPEC of the ID test data; None if the test data of predictions files are used.
         ood: the OOD test sets.
-        val: SPEC of the ID validation data.
+        val: the SPEC of the ID validation data, or None.
         ood_val: the OOD validation sets.
-        train: SPEC of the training data that OOD scores are fitted to.
-        limit: so many samples of each only.
-        seed: draws them of a set sorted by class.
-        on_bad: what to do with samples that cannot be read.
-        label_map: file of an object from labels of the data to labels of the model.
-        corruptions, severities: the corruptions of ``test`` that are measured as well, each at every severity.
-        photographs: the folder of photographs for the corruption frost; None without it.
-        allow_seen: whether samples that something was chosen on may be test data.
+        train: the SPEC of the training data to which OOD scores are fitted, or None.
+        limit: the most samples to use from each set; None means all.
+        seed: the seed with which these samples are drawn from a set that is sorted by class.
+        on_bad: what to do with samples that cannot be read, ``error`` or ``skip``.
+        label_map: a JSON file with an object from class names in the data to class names of the model, or None.
+        corruptions, severities: the corruptions of the test data to measure, each at every severity.
+        photographs: the folder of photographs for the corruption frost, or None.
+        allow_seen: whether test data may contain samples to which something was fitted.
     """
 
     test: str | None
@@ -69,8 +69,8 @@ class RowScores:
     """The OOD scores of one row.
 
     Attributes:
-        leading: the score of its OOD blocks, curves and threshold.
-        beside: the scores whose metrics are reported beside, where several were asked for.
+        leading: the score for the main OOD metrics, the curves and the threshold.
+        beside: if several scores were asked for, all scores whose metrics are reported in addition.
     """
 
     leading: str
@@ -78,9 +78,9 @@ class RowScores:
 
     @property
     def on_features(self) -> list[str]:
-        """The scores among them that are computed from features, each once."""
-        names_once = dict.fromkeys([self.leading, *self.beside])
-        return [name for name in names_once if name in ON_FEATURES]
+        """Those of the scores that are computed from features, without repetitions."""
+        distinct_names = dict.fromkeys([self.leading, *self.beside])
+        return [name for name in distinct_names if name in ON_FEATURES]
 
 
 MSP = RowScores("msp")
@@ -91,9 +91,9 @@ class ScoreOptions:
     """The OOD scores of all rows.
 
     Attributes:
-        names: the scores of all rows, the leading one first; empty for the score of the checkpoint, else ``msp``.
-        of_rows: another leading score for single rows, by the name of the row.
-        every: whether all scores were asked for, so that a row leaves out those that it cannot have.
+        names: the scores of all rows, the leading one first. Empty means the score in the checkpoint, or else ``msp``.
+        of_rows: the leading score of single rows, by the name of the row, if it differs.
+        every: whether all scores were asked for; a row then leaves out scores that it cannot have.
     """
 
     names: Sequence[str] = ()
@@ -102,33 +102,33 @@ class ScoreOptions:
 
     @property
     def are_named(self) -> bool:
-        """Whether the command names any score, for all rows or for one."""
+        """Whether the command names any score, for all rows or for a single one."""
         return bool(self.names or self.of_rows)
 
     @property
     def beside(self) -> Sequence[str]:
-        """The scores that some row may report beside the one that leads."""
+        """The scores that any row may report in addition to its leading one; empty unless several were named."""
         if len(self.names) < 2:
             return []
-        names_once = dict.fromkeys([*self.names, *self.of_rows.values()])
-        return list(names_once)
+        distinct_names = dict.fromkeys([*self.names, *self.of_rows.values()])
+        return list(distinct_names)
 
     def scores_of_row(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
-        """Return the scores of one row: the leading one, and those that are reported beside it if there are several.
+        """Return the scores of one row: the leading one, and all others to report if several were named.
 
-        A score that was named is kept even if it is constant for the row; "every" score leaves such scores out.
+        A score that was named is kept even if it is constant for the row. If all scores were asked for, constant scores
+        and scores that the model cannot have are left out.
 
         Args:
             name: the name of the row.
-            members: how many members its model has.
-            stored: the score that its file holds; None for a file without one.
+            members: the number of members of its model.
+            stored: the score in its file; None if there is none.
             on_features: the scores on features that its model can have.
         """
         leading = self._leading(name, stored)
         if len(self.names) < 2:
             return RowScores(leading)
 
-        # Those that the row can have, and the leading one.
         beside = []
         for score in self.names:
             is_constant = says_nothing(score, members)
@@ -136,12 +136,12 @@ class ScoreOptions:
             if self.every and (is_constant or lacks_features):
                 continue
             beside.append(score)
-        beside.append(leading)
-        names_once = dict.fromkeys(beside)
-        return RowScores(leading, tuple(names_once))
+        beside.append(leading)  # a single row may have another leading score than all others
+        distinct_names = dict.fromkeys(beside)
+        return RowScores(leading, tuple(distinct_names))
 
     def _leading(self, name: str, stored: str | None) -> str:
-        """Return the score that leads in one row: its own, else that of all rows, else that of its file."""
+        """Return the leading score of a row: the score named for it, that of all rows, the stored one, or ``msp``."""
         score_of_row = self.of_rows.get(name)
         if score_of_row:
             return score_of_row
@@ -154,19 +154,20 @@ class ScoreOptions:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of what is fitted on validation data, or taken from the command instead.
+    """Options about everything that is fitted on validation data, or given by the command instead.
 
     Attributes:
-        temperature: ``fit``, ``vector``, ``none``, a number, or None for the calibration that the model has.
-        temperatures: the number of single rows instead, by the name of the row.
-        threshold: ``ood:SHARE``, ``id:SHARE``, a number, or None for the threshold that the model has.
+        temperature: ``fit``, ``vector``, ``none``, a number; None means the calibration in the model's file.
+        temperatures: the temperature of single rows, by the name of the row, if it differs.
+        threshold: ``ood:SHARE``, ``id:SHARE``, a number; None means the threshold in the model's file.
         scores: the OOD scores.
         knn_k: k of the scores ``knn`` and ``nnguide``.
-        knn_bank: how many training samples these keep; None: all.
-        negative_words: the file of the words of ``neglabel``; None without.
-        conformal: share of labels that prediction sets may miss; None for no sets.
-        conformal_score: how they rank classes.
-        probe: the classifier of features that is measured instead of the model's own; None for its own.
+        knn_bank: the number of training samples that these scores store; None means all.
+        negative_words: the file with the words for the score ``neglabel``, or None.
+        conformal: the share of labels that prediction sets may miss; None means no prediction sets.
+        conformal_score: how prediction sets rank classes, ``lac`` or ``aps``.
+        probe: the probe (a classifier of features) to measure, ``knn`` or ``linear``; None means the model's own
+            classifier.
     """
 
     temperature: str | None = None
@@ -181,7 +182,7 @@ class FitOptions:
     probe: str | None = None
 
     def temperature_of(self, row: str) -> str | None:
-        """Return the temperature that is asked for in one row."""
+        """Return the value of ``temperature`` for one row, by the name of the row."""
         return self.temperatures.get(row, self.temperature)
 
     @property
@@ -206,17 +207,17 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """One evaluation.
+    """All options of one evaluation.
 
     Attributes:
-        run: how models run.
-        data: the data sets.
-        fit: the options of what is fitted on validation data.
-        bootstrap: the number of resamples for intervals; 0 for no intervals.
+        run: the options for running models.
+        data: the options about data sets.
+        fit: the options about fitting.
+        bootstrap: the number of resamples for confidence intervals; 0 means no intervals.
         seed: the seed of the resamples.
-        keep_logits: whether the logits of all data sets are kept in predictions files.
+        keep_logits: whether the logits on all data sets are written to predictions files.
         resume: whether to continue unfinished predictions files.
-        reuse: predictions files to read logits from.
+        reuse: the predictions files from which logits are read instead of running a model.
     """
 
     run: EvalRunOptions

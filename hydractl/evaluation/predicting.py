@@ -1,4 +1,4 @@
-"""Predictions of inputs without labels, sample by sample in the order of the inputs, in memory that does not grow."""
+"""Predicts data sets of any size, sample by sample in their order, with a constant amount of memory."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from hydractl.model.prediction import Chosen, Prediction
 from hydractl.model.runtime import move
 
 PredictionRow = dict[str, Any]
-"""The fields of a sample's line, by their names."""
+"""The line of one sample in the output: its fields by name."""
 
 WINDOW_BATCHES = 16
-"""Batches whose texts are sorted by length together, so that little is padded; the order of images stays."""
+"""The number of batches in a window of texts. Texts are sorted by length within a window, so that little is padded."""
 
 _MOST_IDS = 1000
 """The most skipped samples that a summary lists by their ids, so that it stays short."""
 
 
 class Part(NamedTuple):
-    """One of some equal parts of the inputs, which is predicted by itself.
+    """One of several equal parts of the inputs; each part is predicted by a separate run.
 
     Attributes:
         number: the number of this part, from 1.
-        parts: how many parts there are.
+        parts: the number of all parts.
     """
 
     number: int
@@ -47,10 +47,10 @@ class Part(NamedTuple):
 
 
 def window_size(dataset: Dataset, batch_size: int) -> int:
-    """Return the size of a window: how many samples are sorted among themselves before they are cut into batches.
+    """Return the number of samples in a window. A window is sorted by length and then cut into batches.
 
-    A part begins, and a stopped run resumes, only where a window begins: then every batch holds the same samples,
-    and every prediction has the same bits, as in one unbroken run.
+    Parts begin, and stopped runs resume, only at the beginning of a window. Every batch then has the same samples as in
+    one complete run, and so every prediction is equal bit by bit.
     """
     has_texts = dataset.lengths() is not None
     if not has_texts:
@@ -59,18 +59,18 @@ def window_size(dataset: Dataset, batch_size: int) -> int:
 
 
 def rows_of_part(samples: int, window: int, part: Part) -> range:
-    """Return the range of samples of one part: neighbouring windows, shared out as evenly as windows can be.
+    """Return the range of samples in one part. Parts consist of whole, neighbouring windows, as equal as possible.
 
     Args:
-        samples: how many samples there are in all parts.
-        window: how many samples a window has.
+        samples: the number of samples in all parts together.
+        window: the number of samples in a window.
         part: the part.
     """
     windows = -(-samples // window)  # rounded up
     first_window = windows * (part.number - 1) // part.parts
     stop_window = windows * part.number // part.parts
 
-    # The last window may be shorter than the others.
+    # The last window may be shorter than the others, so limit both ends to the number of samples.
     start = min(first_window * window, samples)
     stop = min(stop_window * window, samples)
     return range(start, stop)
@@ -80,9 +80,9 @@ class Window(NamedTuple):
     """The predictions of one window.
 
     Attributes:
-        stop: the first sample after the window.
-        rows: the rows of the samples that could be read, in the order of the samples.
-        skipped: the reason why each of the other samples could not be read, by its id.
+        stop: the index of the first sample after the window.
+        rows: the rows of all samples that could be read, in their order in the data set.
+        skipped: for each other sample, by its id, the reason why it could not be read.
     """
 
     stop: int
@@ -92,11 +92,11 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class LineForm:
-    """The parts of a sample's line that an option asks for.
+    """The optional fields of a sample's line.
 
     Attributes:
-        top: how many of the most probable classes the line lists.
-        members: whether the line lists the prediction of each member.
+        top: the number of most probable classes to list; 0 lists none.
+        members: whether to list the prediction of each member.
     """
 
     top: int = 0
@@ -104,21 +104,21 @@ class LineForm:
 
 
 class Predictor(Protocol):
-    """A model that gives whole answers: a loaded checkpoint, or an exported file.
+    """A model that can predict: a loaded checkpoint, or an exported file.
 
     Attributes:
-        labels: the names of its classes; None where they have only numbers.
-        preprocess: makes inputs of a list of raw samples.
+        labels: the names of the classes; None if they have only numbers.
+        preprocess: a function from a list of raw samples to inputs.
     """
 
     labels: list[str] | None
     preprocess: Callable[[list[Any]], Any]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield its weights, whose device and number format inputs take; none where it takes them as they are."""
+        """Yield the weights; inputs are moved to their device and dtype. An exported file has none."""
 
     def predict(self, inputs: Any) -> Prediction:
-        """Return the whole answer to a batch."""
+        """Return predictions, OOD scores, flags and so on for a batch."""
 
 
 class Predicting:
@@ -128,7 +128,7 @@ class Predicting:
         model: the model, with its weights.
         name: the name of the model in messages.
         dataset: the samples.
-        form: the optional parts of the lines.
+        form: the optional fields of the lines.
         batch_size: the number of samples that run together.
         workers: the number of processes that read samples.
     """
@@ -146,53 +146,61 @@ class Predicting:
         self._window = window_size(dataset, batch_size)
 
     def windows(self, samples: range) -> Iterator[Window]:
-        """Yield the predictions of a range of samples window by window; the range begins where a window begins.
+        """Predict a range of samples, and yield the results window by window, in order.
 
-        Samples that cannot be read stand in their window with the reason.
+        Samples that cannot be read are listed in their window with the reason.
+
+        Args:
+            samples: indices in the data set; the range must begin where a window begins.
         """
         if not samples:
             return
 
-        # The windows, and the order in which their samples run.
-        waiting: deque[range] = deque()
-        order: list[int] = []
+        # List all windows, and the order in which all samples run: within a window the longest texts come first.
+        waiting_windows: deque[range] = deque()
+        running_order: list[int] = []
         for start in range(samples.start, samples.stop, self._window):
             stop = min(start + self._window, samples.stop)
             window = range(start, stop)
-            waiting.append(window)
-            order += self._longest_first(window)
+            waiting_windows.append(window)
+            running_order += self._longest_first(window)
 
-        # Each window is yielded as soon as all its batches have come.
-        rows: dict[int, PredictionRow] = {}  # of the windows that wait, by the number of the sample
-        for batch_rows, prediction in self._predict_batches(order):
-            predicted = self._rows_of_batch(batch_rows, prediction)
-            rows.update(zip(batch_rows, predicted, strict=True))
-            # A batch in which no sample can be read does not come: several windows may be complete now.
-            while waiting and self._is_complete(waiting[0], rows):
-                yield self._take_finished_window(waiting.popleft(), rows)
+        # Run the batches. Results are collected by the index of the sample until their window is complete.
+        rows_by_sample: dict[int, PredictionRow] = {}
+        for batch_samples, prediction in self._predict_batches(running_order):
+            batch_rows = self._rows_of_batch(batch_samples, prediction)
+            rows_by_sample.update(zip(batch_samples, batch_rows, strict=True))
+            # One batch can complete several windows, because a batch without any readable sample is not yielded.
+            while waiting_windows and self._is_complete(waiting_windows[0], rows_by_sample):
+                yield self._take_finished_window(waiting_windows.popleft(), rows_by_sample)
 
-        # The batches at the end did not come either if none of their samples can be read.
-        while waiting:
-            yield self._take_finished_window(waiting.popleft(), rows)
+        # Windows remain if the last batches had no readable sample.
+        while waiting_windows:
+            yield self._take_finished_window(waiting_windows.popleft(), rows_by_sample)
 
     def _longest_first(self, window: range) -> list[int]:
-        """Return the samples of a window in the order in which they run: texts by falling length."""
+        """Return the samples of a window in the order in which they run: the longest texts first, images in order."""
         lengths = self._lengths
         if lengths is None:
             return list(window)
-        return sorted(window, key=lambda row: -lengths[row])
+        return sorted(window, key=lambda sample: -lengths[sample])
 
     def _predict_batches(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], Prediction]]:
-        """Yield the samples of each batch, by their numbers in the data set, and the prediction of the batch.
+        """Run the model batch by batch; yield the indices of the samples in each batch, and its prediction.
+
+        Args:
+            order: the indices of all samples to run, in this order.
 
         Raises:
             NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
         """
         parameter = next(self._model.parameters(), None)
-        read = batches(self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order)
-        for batch in self._readable_batches(read, order):
+        all_batches = batches(
+            self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order
+        )
+        for batch in self._readable_batches(all_batches, order):
             inputs = batch.inputs
-            if parameter is not None:  # inputs go to the device and take the type of the weights
+            if parameter is not None:  # an exported file has no weights and takes inputs as they are
                 inputs = move(inputs, parameter.device, parameter.dtype)
             try:
                 with torch.inference_mode():
@@ -205,9 +213,13 @@ class Predicting:
             yield batch.indices, prediction
 
     def _readable_batches(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        """Yield the batches that were read.
+        """Yield the batches in ``read``, and ignore the error that is raised if every sample was skipped.
 
-        Reading raises an error if every sample is skipped. Here that is none: other parts may have readable samples.
+        Another part of the inputs may have readable samples.
+
+        Args:
+            read: the batches.
+            order: the indices of all samples in them.
         """
         try:
             yield from read
@@ -218,16 +230,21 @@ class Predicting:
                 raise
 
     def _skip_reasons(self) -> Mapping[int, str]:
-        """Return the reason why each sample that was skipped until now cannot be read, by its number."""
+        """Return the reason for each sample that was skipped so far, by the index of the sample."""
         return self._dataset.skipped or {}
 
     def _is_complete(self, window: range, rows: Mapping[int, PredictionRow]) -> bool:
-        """Return whether every sample of a window is predicted or skipped."""
+        """Return whether every sample of a window is predicted (a key of ``rows``) or skipped."""
         skipped = self._skip_reasons()
         return all(sample in rows or sample in skipped for sample in window)
 
     def _take_finished_window(self, window: range, rows: dict[int, PredictionRow]) -> Window:
-        """Return a window whose batches have all come, and take its samples out of ``rows``."""
+        """Return the predictions of a window whose batches have all run, and remove its samples from ``rows``.
+
+        Args:
+            window: the indices of its samples.
+            rows: all collected rows, by the index of the sample.
+        """
         reasons = self._skip_reasons()
         rows_in_order = []
         skipped = {}
@@ -240,10 +257,10 @@ class Predicting:
         return Window(window.stop, rows_in_order, skipped)
 
     def _rows_of_batch(self, batch_rows: Sequence[int], prediction: Prediction) -> list[PredictionRow]:
-        """Return the rows of the samples of a batch.
+        """Return the rows of the samples in a batch.
 
         Args:
-            batch_rows: the numbers of the samples in the data set.
+            batch_rows: the indices of the samples in the data set.
             prediction: the prediction of the batch.
         """
         ids = [self._dataset.ids[row] for row in batch_rows]
@@ -251,12 +268,12 @@ class Predicting:
         return prediction_rows(prediction, ids, true_labels, self._form)
 
     def _true_label(self, sample: int) -> str | int | None:
-        """Return the true label of a sample; None for a sample without a label."""
+        """Return the name (or number) of the true class of a sample; None if it has no label."""
         labels = self._dataset.labels
         if labels is None:
             return None
         index = int(labels[sample])
-        if index < 0:  # the data set is labelled, this sample is not
+        if index < 0:  # a sample without a label in a labelled data set
             return None
         return _class_name(index, self._model.labels)
 
@@ -264,16 +281,17 @@ class Predicting:
 def prediction_rows(
     prediction: Prediction, ids: Sequence[str], true_labels: Sequence[str | int | None], form: LineForm
 ) -> list[PredictionRow]:
-    """Return one row for each sample of a batch, which holds its fields by their names.
+    """Return one row for each sample of a batch: a dict of fields.
 
     Args:
         prediction: the prediction of the batch.
         ids: the id of each sample.
-        true_labels: the true label of each sample; None for one without a label.
-        form: the optional parts of the rows.
+        true_labels: the true label of each sample; None if a sample has none.
+        form: the optional fields of the rows.
     """
     names = prediction.labels
-    # Lists of numbers, once for the batch: taking them out of tensors one by one costs more than a small model.
+    # Convert tensors to lists once for the whole batch. Reading single numbers from tensors would take longer than
+    # running a small model.
     columns: dict[str, Sequence[Any]] = {
         "id": ids,
         "label": true_labels,
@@ -294,7 +312,7 @@ def prediction_rows(
     if form.members:
         columns["members"] = _predictions_of_members(prediction.member_probabilities, names)
 
-    # One row a sample: its value in each of the columns.
+    # Transpose: from one list for each field to one dict for each sample.
     rows = []
     for values_of_sample in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values_of_sample, strict=True))
@@ -303,14 +321,19 @@ def prediction_rows(
 
 
 def _class_name(index: int, names: Sequence[str] | None) -> str | int:
-    """Return the name of a class; its number if the model has no names."""
+    """Return the name of a class, or its number if there are no names."""
     if names is None:
         return index
     return names[index]
 
 
 def _classes_in_sets(sets: Tensor, names: Sequence[str] | None) -> list[list[str | int]]:
-    """Return the classes in the prediction set of each sample, from bool ``[batch, classes]``."""
+    """Return the classes in the prediction set of each sample.
+
+    Args:
+        sets: bool ``[batch, classes]``.
+        names: the names of the classes; None if they have only numbers.
+    """
     classes_by_sample = []
     for in_set in sets:
         indices = in_set.nonzero().flatten().tolist()
@@ -321,54 +344,60 @@ def _classes_in_sets(sets: Tensor, names: Sequence[str] | None) -> list[list[str
 def _most_probable(probabilities: Tensor, top: int, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
     """Return the ``top`` most probable classes of each sample, the most probable first, each with its probability.
 
-    Of equally probable classes the one of the lower number comes first.
+    Of equally probable classes the one with the lower number comes first.
 
     Args:
         probabilities: the probabilities, ``[batch, classes]``.
-        top: how many classes are listed.
+        top: the number of classes to list.
         names: the names of the classes; None if they have only numbers.
-    """
-    falling, order = torch.sort(probabilities, dim=1, descending=True, stable=True)  # each [batch, classes]
-    top_indices = order[:, :top].tolist()
-    top_values = falling[:, :top].tolist()
 
-    listed = []
-    for indices, values in zip(top_indices, top_values, strict=True):
-        classes = []
-        for index, probability in zip(indices, values, strict=True):
-            classes.append({"label": _class_name(index, names), "p": probability})
-        listed.append(classes)
-    return listed
+    Returns:
+        For each sample a list of ``{"label": NAME, "p": PROBABILITY}``.
+    """
+    sorted_probabilities, sorted_classes = torch.sort(probabilities, dim=1, descending=True, stable=True)
+    top_classes = sorted_classes[:, :top].tolist()
+    top_probabilities = sorted_probabilities[:, :top].tolist()
+
+    entries_by_sample = []
+    for class_indices, class_probabilities in zip(top_classes, top_probabilities, strict=True):
+        entries = []
+        for index, probability in zip(class_indices, class_probabilities, strict=True):
+            entries.append({"label": _class_name(index, names), "p": probability})
+        entries_by_sample.append(entries)
+    return entries_by_sample
 
 
 def _predictions_of_members(probabilities: Tensor, names: Sequence[str] | None) -> list[list[dict[str, Any]]]:
-    """Return for each sample the class that each member predicts and its probability.
+    """Return the predicted class and its probability for each sample and each member.
 
     Args:
         probabilities: the probabilities, ``[members, batch, classes]``.
         names: the names of the classes; None if they have only numbers.
+
+    Returns:
+        For each sample a list with one ``{"predicted": NAME, "confidence": PROBABILITY}`` for each member.
     """
     confidence, predicted = probabilities.max(dim=2)  # each [members, batch]
-    confidence_by_sample = confidence.T.tolist()
+    confidence_by_sample = confidence.T.tolist()  # [batch, members]
     predicted_by_sample = predicted.T.tolist()
 
-    listed = []
-    for confidences, indices in zip(confidence_by_sample, predicted_by_sample, strict=True):
-        members = []
-        for probability, index in zip(confidences, indices, strict=True):
-            members.append({"predicted": _class_name(index, names), "confidence": probability})
-        listed.append(members)
-    return listed
+    entries_by_sample = []
+    for member_confidences, member_classes in zip(confidence_by_sample, predicted_by_sample, strict=True):
+        entries = []
+        for probability, index in zip(member_confidences, member_classes, strict=True):
+            entries.append({"predicted": _class_name(index, names), "confidence": probability})
+        entries_by_sample.append(entries)
+    return entries_by_sample
 
 
 def predicting_model_record(name: str, sha256: str, members: int, chosen: Chosen) -> PredictingModelRecord:
-    """Return the record of a model that predicts.
+    """Return the record of a model for the answer of ``predict``.
 
     Args:
         name: the name of the model.
         sha256: the SHA-256 of its file.
-        members: how many members it has.
-        chosen: the OOD score, threshold, calibration and prediction sets that its file holds.
+        members: the number of members.
+        chosen: the OOD score, threshold, calibration and prediction sets in its file.
     """
     temperature = None
     if chosen.calibration is not None:
@@ -392,11 +421,11 @@ def predicting_model_record(name: str, sha256: str, members: int, chosen: Chosen
 
 @dataclass
 class PredictionTally:
-    """Counts predictions as they come, and makes the summary of them.
+    """Counts predictions window by window, and makes their summary.
 
     Attributes:
-        watch: what compares them with the reference; None without one.
-        predicted: how many samples were predicted.
+        watch: compares the predictions with a reference; None if there is no reference.
+        predicted: the number of samples that were predicted so far.
     """
 
     watch: WatchOfAll | None = None
@@ -408,7 +437,7 @@ class PredictionTally:
     _classes: Counter[str | int] = field(default_factory=Counter)
 
     def add(self, window: Window) -> None:
-        """Count the samples of one window, and compare them with the reference if there is one."""
+        """Count the samples of one window, and pass them to ``self.watch`` if there is one."""
         self.predicted += len(window.rows)
         skipped_ids = list(window.skipped)
         self.skip(len(skipped_ids), skipped_ids)
@@ -424,11 +453,11 @@ class PredictionTally:
                 self.watch.add(row["ood_score"], is_ood, predicted_class, confidence)
 
     def skip(self, count: int, ids: Sequence[str]) -> None:
-        """Count samples that could not be read, and keep their ids as long as the summary has room for them.
+        """Count samples that could not be read, and keep their ids until there are 1000.
 
         Args:
-            count: how many samples.
-            ids: their ids, or those of the first of them.
+            count: the number of samples.
+            ids: the ids of the samples, or only of the first ones.
         """
         self._skipped += count
         room = _MOST_IDS - len(self._skipped_ids)
@@ -468,7 +497,7 @@ class PredictionTally:
         )
 
     def _flagged_record(self) -> FlaggedRecord:
-        """Return how many samples reach the threshold, and their share with its confidence interval."""
+        """Return the number and share of samples that reach the threshold, with a confidence interval of the share."""
         if not self.predicted:
             return FlaggedRecord(n=0, share=None, ci=None)
         share = self._flagged / self.predicted

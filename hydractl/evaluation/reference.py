@@ -1,4 +1,4 @@
-"""The reference of watching: what a model makes of ID samples that nothing was fitted to."""
+"""The reference for watching a model: its scores and predictions on ID samples to which nothing was fitted."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hydractl.metrics.watching import FEWEST, Reference, reference_of
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out samples of a data set.
+    """The held-out samples of a data set: nothing was fitted to them or chosen on them.
 
     Attributes:
-        samples: those that nothing was fitted to or chosen on; None where they are too few.
-        notes: sentences on what was left out, and on why there are too few.
+        samples: the held-out samples; None if there are too few.
+        notes: sentences for the user about samples that were left out, and about too few samples.
     """
 
     samples: EvalSet | None
@@ -33,23 +33,24 @@ class HeldOut:
 
 
 def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Sequence[EvalSet]) -> HeldOut:
-    """Open ID samples, without those that the model has seen or this command fits to.
-
-    The result has no samples where fewer than :data:`FEWEST` are left.
+    """Open ID samples, and leave out those that the model has seen or that this command uses for fitting.
 
     Args:
         spec: the SPEC of the samples.
-        options: the data sets of the command.
-        model: the model, with the fingerprints of all that was fitted for it.
-        sets: the sets that this command fits to or chooses on.
+        options: the data options of the command.
+        model: the model; it has fingerprints of all samples to which something was fitted.
+        sets: the data sets to which this command fits something, or on which it chooses.
+
+    Returns:
+        The remaining samples, or none if fewer than :data:`FEWEST` remain.
 
     Raises:
-        UsageError, InputError: the set cannot be opened, or does not fit the model.
+        UsageError, InputError: if the set cannot be opened, or does not fit the model.
     """
     dataset = open_reference(spec, options, model)
     notes = []
 
-    # Which of its samples were seen.
+    # Mark the samples that were seen.
     entries = [*model.seen, *fitted_entries(sets, "calibrate")]
     is_seen = marked(entries, dataset)  # [N]
     if is_seen.any():
@@ -57,11 +58,11 @@ def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Se
         who = who_saw(entries, dataset)
         notes.append(f"{count:,} of {len(dataset):,} samples of --reference were seen, and are left out: {who}")
     if known_in_part(entries, dataset):
-        # Not every sample of such a set is known: those that are not marked may have been seen, too.
+        # Of a very large set only some samples are recorded, so samples that are not marked may also have been seen.
         is_seen[:] = True
         notes.append("the others may be of the same set, which is too large for all its samples to be known")
 
-    # The others, if there are enough of them.
+    # Keep the samples that are not marked, if there are enough.
     held_out_rows = np.flatnonzero(~is_seen).tolist()
     if len(held_out_rows) < FEWEST:
         notes.append(
@@ -77,15 +78,17 @@ def open_held_out(spec: str, options: DataOptions, model: RunningModel, sets: Se
 
 
 def reference_of_samples(model: RunningModel, samples: EvalSet, choice: Choice, log: Log) -> Reference | None:
-    """Run a model on held-out samples, and return the reference with what was chosen for it.
-
-    None, with a line about it, where its OOD score says nothing of a single member, or too few samples can be read.
+    """Run a model on held-out samples, and return the reference: its scores, confidences and predicted classes.
 
     Args:
-        model: the model, its scores on features fitted.
+        model: the model; its OOD scores on features are already fitted.
         samples: the held-out samples.
-        choice: what was chosen for it.
+        choice: the OOD score, calibration and threshold that were chosen for the model.
         log: shows the progress.
+
+    Returns:
+        The reference, or None (with a line in the log) if the OOD score is constant for a single member, or too few
+        samples can be read.
     """
     read = Reading(model, [samples], None, log)
     gathered = gather(
@@ -103,23 +106,31 @@ def reference_of_samples(model: RunningModel, samples: EvalSet, choice: Choice, 
     if len(scores) < FEWEST:
         log.info(f"--reference gives no reference: {len(scores)} of its samples can be read, and {FEWEST} are needed")
         return None
+
+    # The number of samples that the threshold flags as OOD.
     flagged = None
     threshold = choice.fitted.threshold
     if threshold is not None:
         is_flagged = scores >= threshold["value"]
         flagged = int(is_flagged.sum())
+
     counts_by_class = _counts_by_class(gathered.samples.predicted, model)
     data = DataSetRecord.from_json(samples.to_json())
     return reference_of(scores, gathered.samples.confidence, counts_by_class, flagged, data)
 
 
 def _counts_by_class(predicted: np.ndarray, model: RunningModel) -> dict[str, int]:
-    """Return how often each class is predicted, by its name, or its number where it has none; ``predicted`` is [N]."""
+    """Return how often each class is predicted, by its name, or by its number if there are no names.
+
+    Args:
+        predicted: the predicted class of every sample, ``[N]``.
+        model: the model.
+    """
     counts = np.bincount(predicted, minlength=model.classes)
     names = model.labels
     if not names:
         names = [str(index) for index in range(model.classes)]
     by_name = dict.fromkeys(names, 0)
     for name, count in zip(names, counts.tolist(), strict=True):
-        by_name[name] += count  # several classes may have one name
+        by_name[name] += count  # several classes may have the same name
     return by_name

@@ -1,4 +1,4 @@
-"""The rows of an evaluation, found from the MODEL arguments, and what can be asked of them."""
+"""Finds the rows of an evaluation from the MODEL arguments, and checks that they can do what the options ask."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from hydractl.model.source import ModelOptions, split_model
 
 
 def check_writable(models: Sequence[Model]) -> None:
-    """Refuse rows whose logits cannot be written, as they are those of a predictions file.
+    """Raise an error if a row is a predictions file, whose logits need not be written again.
 
     Raises:
-        UsageError: the logits of predictions are to be written again.
+        UsageError: for the first such row.
     """
     for model in models:
         if isinstance(model, PredictedModel):
@@ -35,11 +35,16 @@ def check_writable(models: Sequence[Model]) -> None:
 
 
 def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: EvalOptions) -> None:
-    """Refuse OOD scores on features that a row cannot have.
+    """Raise an error if a row cannot have the OOD scores on features that the options ask for.
+
+    Args:
+        models: the rows.
+        sets: all data sets of the command.
+        options: the options of the command.
 
     Raises:
-        UsageError: there are no training data, or the row is one of MC dropout.
-        InputError: its predictions file does not hold them, or the training data have no labels.
+        UsageError: if a score does not suit a model, or training data or words are missing.
+        InputError: if a predictions file does not have a score, or the training data have no labels.
     """
     training_data = next(iter(of_role(sets, TRAIN)), None)
     for model in models:
@@ -51,10 +56,10 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
 
 
 def _check_stored_score(score: str, model: PredictedModel) -> None:
-    """Refuse an OOD score on features that a predictions file does not hold.
+    """Raise an error if a predictions file does not have an OOD score on features.
 
     Raises:
-        InputError: naming the score and the row.
+        InputError: with the names of the score and the row.
     """
     if score not in model.on_features:
         hint = f"write it again: eval --ood-score {score} --train SPEC --predictions F.st"
@@ -62,21 +67,23 @@ def _check_stored_score(score: str, model: PredictedModel) -> None:
 
 
 def _check_computed_score(score: str, model: Model, training_data: EvalSet | None, fit: FitOptions) -> None:
-    """Refuse an OOD score on features that cannot be computed for a model that runs.
+    """Raise an error if an OOD score on features cannot be computed for a model that runs.
 
     Args:
         score: the name of the score.
         model: the row of the model.
-        training_data: the set of ``--train``; None without it.
-        fit: the options of what is fitted: the probe, and the words that name no class.
+        training_data: the data of ``--train``; None if the option is not given.
+        fit: the options of fitting: the probe, and the words that name no class.
 
     Raises:
-        UsageError: the score does not suit the model, or there are no training data or no words.
-        InputError: the training data have no labels, which the score needs.
+        UsageError: if the score does not suit the model, or training data or words are missing.
+        InputError: if the score needs labels, and the training data have none.
     """
-    if model.mc_dropout is not None:  # its passes give logits alone
+    # Scores that do not suit the model. Passes of MC dropout return only logits. In a cascade, members that do not run
+    # for a sample compute no features.
+    if model.mc_dropout is not None:
         raise UsageError(f"--ood-score {score} is not for --mc-dropout", hint="use a score on logits: mi, msp, ...")
-    if model.cascade is not None:  # where a sample stops at the first member, the others compute no features
+    if model.cascade is not None:
         hint = "use a score on logits, or run all members: F.st?cascade=0"
         raise UsageError(f"--ood-score {score} is of all members, and {model.name} is a cascade", hint=hint)
     if fit.probe == "knn" and score in OF_CLASSIFIER:
@@ -85,6 +92,7 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
         hint = "for a classifier use vim, mahalanobis, ..."
         raise UsageError(f"--ood-score {score} is of class texts, and {model.name} is not zero-shot", hint=hint)
 
+    # Missing words or training data. A score that the checkpoint stores needs neither.
     is_stored = score in model.on_features
     if _lacks_words(score, fit) and not is_stored:
         hint = "a text file of words that name no class, one a line: the nouns of a dictionary, for instance"
@@ -93,101 +101,120 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
         if needs_training_data(score) and not is_stored:
             raise UsageError(f"--ood-score {score} needs --train SPEC, training data of {model.name}")
         return
+
+    # Missing labels. The hint names scores that need none.
     if training_data.labels is None and ON_FEATURES[score] == "labels":
-        of_any_model = [name for name in ON_FEATURES if name not in OF_ZERO_SHOT]
-        others = [name for name in of_any_model if ON_FEATURES[name] != "labels"]
+        scores_for_any_model = [name for name in ON_FEATURES if name not in OF_ZERO_SHOT]
+        scores_without_labels = [name for name in scores_for_any_model if ON_FEATURES[name] != "labels"]
         raise InputError(
             f"--train {training_data.spec} has no labels, which {score} needs",
-            hint=f"--ood-score {', '.join(others)}",
+            hint=f"--ood-score {', '.join(scores_without_labels)}",
         )
 
 
 def _lacks_words(score: str, fit: FitOptions) -> bool:
-    """Return whether a score is one of words, and the options name none."""
+    """Return whether a score needs words that name no class, and the options give none."""
     return ON_FEATURES[score] == "words" and fit.negative_words is None
 
 
 def row_scores(model: Model, options: EvalOptions) -> RowScores:
-    """Return the OOD scores of a row: those that the options ask for, as far as its model can have them."""
-    on_features: Sequence[str] = model.on_features
+    """Return the OOD scores of a row: those that the options ask for and its model can have.
+
+    Args:
+        model: the model of the row.
+        options: the options of the command.
+    """
+    # Scores on features that the model can have: stored ones, or with training data all that suit the model.
+    possible_scores: Sequence[str] = model.on_features
     has_features = isinstance(model, RunningModel) and model.mc_dropout is None
-    if has_features and options.data.train is not None:  # then scores on features can be fitted
-        barred: list[str] = []
+    if has_features and options.data.train is not None:
+        impossible_scores: list[str] = []
         if options.fit.probe == "knn":
-            barred += OF_CLASSIFIER
+            impossible_scores += OF_CLASSIFIER
         if not model.zero_shot:
-            barred += OF_ZERO_SHOT
-        barred += [score for score in ON_FEATURES if _lacks_words(score, options.fit) and score not in on_features]
-        on_features = [score for score in ON_FEATURES if score not in barred]
-    return options.fit.scores.scores_of_row(model.name, model.members, model.stored.score, on_features)
+            impossible_scores += OF_ZERO_SHOT
+        impossible_scores += [
+            score for score in ON_FEATURES if _lacks_words(score, options.fit) and score not in possible_scores
+        ]
+        possible_scores = [score for score in ON_FEATURES if score not in impossible_scores]
+    return options.fit.scores.scores_of_row(model.name, model.members, model.stored.score, possible_scores)
 
 
 # --- the rows of eval -------------------------------------------------------------------------------------------------
 
 
 def find_rows(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
-    """Return the rows of the answer in the order of the MODEL arguments, checked by the headers of their files.
+    """Return one row for each MODEL argument, in their order; only headers of files are read.
 
     Args:
-        texts: the MODEL arguments, ``[NAME=]REF[+REF...]`` each.
-        opening: how models are opened.
+        texts: the MODEL arguments, each ``[NAME=]REF[+REF...]``.
+        opening: the options for opening models.
         options: the options of the command.
         log: receives messages.
 
     Raises:
-        UsageError: two rows of one name, or options that a model does not take.
-        InputError: what is wrong with the files.
+        UsageError: if two rows have the same name, or a model does not allow an option.
+        InputError: if a file is missing or wrong.
     """
-    # Predictions are read; all others are models that run.
-    predicted: dict[int, PredictedModel] = {}  # by the position of the argument
-    texts_of_models: list[str] = []
-    for position, text in enumerate(texts):
+    # Open the arguments that are predictions files. All other arguments are models that run.
+    predicted_rows: dict[int, PredictedModel] = {}  # by the index of the argument
+    model_texts: list[str] = []
+    for index, text in enumerate(texts):
         name, refs = split_model(text)
         if not _are_predictions(text, refs):
-            texts_of_models.append(text)
+            model_texts.append(text)
             continue
         if options.run.dropout is not None:
             raise UsageError(
                 f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
-        predicted[position] = _row_of_predictions(name, refs, options.fit, log)
-    running = _running_models(texts_of_models, opening, options, log)
+        predicted_rows[index] = _row_of_predictions(name, refs, options.fit, log)
+    running_rows = _running_models(model_texts, opening, options, log)
 
-    # Both in the order of the arguments.
-    models_in_order = iter(running)
+    # Merge both kinds in the order of the arguments.
+    remaining_running_rows = iter(running_rows)
     rows: list[Model] = []
-    for position in range(len(texts)):
-        if position in predicted:
-            rows.append(predicted[position])
+    for index in range(len(texts)):
+        if index in predicted_rows:
+            rows.append(predicted_rows[index])
         else:
-            rows.append(next(models_in_order))
+            rows.append(next(remaining_running_rows))
 
     names = [row.name for row in rows]
     repeated_names = sorted({name for name in names if names.count(name) > 1})
     if repeated_names:
         raise UsageError(f"MODEL names used twice: {', '.join(repeated_names)}", hint="name them apart: NAME=MODEL")
+
+    # Files of --reuse save running a model again.
     for path in options.reuse:
         _reuse_predictions(PredictedModel(path, read_predictions(path)), rows)
     return rows
 
 
 def _running_models(texts: Sequence[str], opening: ModelOptions, options: EvalOptions, log: Log) -> list[RunningModel]:
-    """Return the rows of MODEL arguments that run, in their order.
+    """Return the rows of MODEL arguments that are models, in their order.
+
+    Args:
+        texts: the MODEL arguments.
+        opening: the options for opening models.
+        options: the options of the command.
+        log: receives messages.
 
     Raises:
-        UsageError: there are no test data, or options that a model does not take.
-        InputError: what is wrong with the files.
+        UsageError: if there are no test data, or a model does not allow an option.
+        InputError: if a file is missing or wrong.
     """
     if not texts:
         return []
     if options.data.test is None:
-        _check_headers(texts)  # only predictions need no test data: a damaged file of them says what is wrong
+        # Predictions files need no test data. A damaged one looks like a model, so report the damage first.
+        _check_headers(texts)
         raise UsageError("eval needs --test", hint="hydractl eval --help")
 
     probed = None
     if options.fit.probe is not None:
-        # A probe needs no classifier of the model, and its classes are those of the training data.
+        # A probe works for models without a classifier. Its classes are those of the training data.
         arguments = find_models(texts, replace(opening, labels=None, bodies=True))
         probed = _classes_of_training_data(arguments[0], options.data, opening.labels)
     else:
@@ -197,10 +224,10 @@ def _running_models(texts: Sequence[str], opening: ModelOptions, options: EvalOp
 
 
 def _check_headers(texts: Sequence[str]) -> None:
-    """Refuse MODEL arguments of which a safetensors file is damaged.
+    """Raise an error if a safetensors file in the MODEL arguments is damaged.
 
     Raises:
-        InputError: what is wrong with its header.
+        InputError: with the problem of its header.
     """
     for text in texts:
         _, refs = split_model(text)
@@ -210,13 +237,19 @@ def _check_headers(texts: Sequence[str]) -> None:
 
 
 def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions, log: Log) -> RunningModel:
-    """Return the row of the one checkpoint that is to be calibrated.
+    """Return the row of the checkpoint that ``calibrate`` gets.
+
+    Args:
+        text: the MODEL argument.
+        opening: the options for opening models.
+        options: the options of the command.
+        log: receives messages.
 
     Raises:
-        UsageError: it is no single checkpoint.
-        InputError: what is wrong with the file.
+        UsageError: if the argument is not a single checkpoint.
+        InputError: if the file is missing or wrong.
     """
-    # Only a checkpoint can be written with what is fitted for it.
+    # The result is a copy of the checkpoint, so nothing else can be calibrated.
     _, refs = split_model(text)
     if len(refs) > 1:
         raise UsageError(f"calibrate writes a checkpoint, and {text} is none", hint="fuse the members first")
@@ -226,11 +259,12 @@ def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions
     if not argument.sources:
         raise UsageError(f"calibrate writes a checkpoint, and {text} is an exported file", hint="give the model")
 
-    # A zero-shot model without names takes those of the data that it is calibrated on.
+    # A zero-shot model without class names takes those of the data on which it is calibrated.
     if options.data.val is not None:
         (argument,) = with_class_names([argument], options.data.val, options.data.limit, "--val")
     elif options.data.train is not None:
         (argument,) = with_class_names([argument], options.data.train, options.data.limit, "--train")
+
     row = RunningModel(argument, options.run, options.fit, log, None)
     for path in options.reuse:
         _reuse_predictions(PredictedModel(path, read_predictions(path)), [row])
@@ -238,37 +272,37 @@ def find_row_to_calibrate(text: str, opening: ModelOptions, options: EvalOptions
 
 
 def _reuse_predictions(file: PredictedModel, rows: Sequence[Model]) -> None:
-    """Give predictions to the rows of the model that they are of.
+    """Add a predictions file to ``reused`` of every row whose model made the predictions.
 
     Raises:
-        InputError: no row is of that model.
+        InputError: if there is no such row.
     """
-    same_model: list[RunningModel] = []
+    rows_of_same_model: list[RunningModel] = []
     for row in rows:
         if not isinstance(row, RunningModel):
             continue
         if row.sha256 == file.sha256 and row.cascade == file.cascade:
-            same_model.append(row)
-    if not same_model:
+            rows_of_same_model.append(row)
+    if not rows_of_same_model:
         raise InputError(f"--reuse {file.name} has predictions of another model", hint="leave it out")
-    for row in same_model:
+    for row in rows_of_same_model:
         row.reused.append(file)
 
 
 def _classes_of_training_data(
     model: ModelArgument, options: DataOptions, labels: Sequence[str] | None
 ) -> tuple[list[str] | None, int]:
-    """Return the names, if any, and the number of the classes of a probe.
+    """Return the names (None if there are none) and the number of the classes for a probe.
 
-    They are those of ``--labels``, else those of the training data.
+    They come from ``--labels``, or without this option from the training data.
 
     Args:
-        model: the first model, which tells whether images or texts are read.
-        options: the data sets of the command.
-        labels: the names of ``--labels``; None without.
+        model: the first model; it decides whether images or texts are read.
+        options: the data options of the command.
+        labels: the names of ``--labels``; None if the option is not given.
 
     Raises:
-        InputError: the training data cannot be opened, or have one class only.
+        InputError: if the training data cannot be opened, or there are fewer than 2 classes.
     """
     assert options.train is not None  # the settings require --train with a probe
     reads = {model.name: model.sources[0].description.reads}
@@ -293,37 +327,42 @@ def _classes_of_training_data(
 
 
 def _are_predictions(text: str, refs: Sequence[str]) -> bool:
-    """Return whether all members of a MODEL are predictions files; False where none is.
+    """Return True if all members of a MODEL argument are predictions files, and False if none is.
+
+    Args:
+        text: the argument, for the message.
+        refs: the references of its members.
 
     Raises:
-        InputError: some are predictions, and another member is a damaged file.
-        UsageError: some are predictions, and others are models.
+        InputError: if some are predictions files, and another one is a damaged file.
+        UsageError: if some are predictions files, and others are models.
     """
-    predictions = [ref for ref in refs if is_predictions(ref)]
-    others = [ref for ref in refs if ref not in predictions]
-    if not others:
+    predictions_refs = [ref for ref in refs if is_predictions(ref)]
+    other_refs = [ref for ref in refs if ref not in predictions_refs]
+    if not other_refs:
         return True
-    if not predictions:
+    if not predictions_refs:
         return False
-    for ref in others:
+    # A damaged predictions file would be called a model in the message below, so report the damage first.
+    for ref in other_refs:
         if _is_safetensors(ref):
             _check_file(ref)
     raise UsageError(
-        f"{text}: {predictions[0]} is a predictions file and {others[0]} is a model",
+        f"{text}: {predictions_refs[0]} is a predictions file and {other_refs[0]} is a model",
         hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
     )
 
 
 def _is_safetensors(ref: str) -> bool:
-    """Return whether a reference has the name of a file in safetensors format."""
+    """Return whether a reference is the name of a safetensors file."""
     return ref.endswith((".st", ".safetensors"))
 
 
 def _check_file(ref: str) -> None:
-    """Check that a file is there and has a sound header, so that a damaged one is not called a model.
+    """Raise an error if a safetensors file does not exist, or its header is damaged.
 
     Raises:
-        InputError: it is damaged, or not there.
+        InputError: with the problem.
     """
     if not Path(ref).exists():
         raise InputError(f"no such file: {ref}")
@@ -332,17 +371,23 @@ def _check_file(ref: str) -> None:
 
 
 def _row_of_predictions(name: str | None, refs: Sequence[str], fit: FitOptions, log: Log) -> PredictedModel:
-    """Return the row of one predictions file, or of several as one ensemble; without a name it has those of its files.
+    """Return the row of one predictions file, or of several files as one ensemble.
 
-    Of an ensemble, what each file stores of a calibration is left out, with a warning.
+    In an ensemble, stored calibrations and so on are not used; a warning says so.
+
+    Args:
+        name: the name of the row; None means the names of the files, joined by ``+``.
+        refs: the paths of the files.
+        fit: the options of fitting.
+        log: receives the warning.
     """
-    parts = [read_predictions(ref) for ref in refs]
+    files = [read_predictions(ref) for ref in refs]
     stems = [Path(ref).stem for ref in refs]
     row_name = name or "+".join(stems)
-    if len(parts) == 1:
-        return PredictedModel(row_name, parts[0])
+    if len(files) == 1:
+        return PredictedModel(row_name, files[0])
 
-    row = PredictedModel(row_name, Concatenated(parts))
-    models = [part.model.to_json() for part in parts]
-    warn_of_left_out(row_name, models, fit, log, "of one model alone")
+    row = PredictedModel(row_name, Concatenated(files))
+    model_records = [file.model.to_json() for file in files]
+    warn_of_left_out(row_name, model_records, fit, log, "of one model alone")
     return row

@@ -1,4 +1,4 @@
-"""The data sets of one evaluation, each with its role: what is tested on, and what something is fitted on."""
+"""The data sets of one evaluation, each with a role: sets for testing, and sets for fitting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hydractl.model.matching import label_differences
 
 ID, OOD, VAL, OOD_VAL, CORRUPTION, TRAIN = "id", "ood", "val", "ood_val", "corruption", "train"
 REFERENCE = "reference"
-"""The role of ID samples that inputs are compared with later: nothing is fitted to them, and nothing measured."""
+"""The role of ID samples with which later inputs are compared: nothing is fitted to them or measured on them."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class EvalSet(SetEntry):
     """One data set of a command.
 
     Attributes:
-        spec: the SPEC that it was opened from.
-        dataset: the samples; None if only predictions of them are available.
-        left_out: how many samples were removed: of a validation set those that are training data, of a reference those
-            that something was fitted to.
+        spec: the SPEC from which it was opened.
+        dataset: the samples; None if only predictions for them are available.
+        left_out: the number of samples that were removed: from a validation set, samples that are also training data;
+            from a reference, samples to which something was fitted.
     """
 
     spec: str = ""
@@ -47,12 +47,14 @@ class EvalSet(SetEntry):
         return len(self.ids)
 
     def to_json(self) -> DataEntry:
-        """Return the set's entry under ``data`` in the answer."""
+        """Return the record of the set under ``data`` in an answer; optional entries are left out if they are empty."""
         entry: DataEntry = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}
+        # The list of the OpenOOD benchmark, if the ID set is one.
         if self.role == ID:
             openood_list = id_list_of(self.spec)
             if openood_list is not None:
                 entry["list"] = openood_list
+        # The samples that could not be read.
         if self.dataset is not None:
             skipped = skipped_document(self.dataset)
             if skipped is not None:
@@ -63,7 +65,7 @@ class EvalSet(SetEntry):
 
 
 class Classifier(Protocol):
-    """The part of a ``LogitsProvider`` that the data sets and the leak guard need."""
+    """The part of a ``LogitsProvider`` that opening data sets and the check for seen samples need."""
 
     name: str
     labels: Sequence[str] | None
@@ -72,14 +74,14 @@ class Classifier(Protocol):
     seen: Sequence[Entry]
 
     def stored_sets(self) -> list[EvalSet]:
-        """Return the test sets that a predictions file brings along."""
+        """Return the test sets in a predictions file."""
 
     def already_seen(self, dataset: EvalSet) -> int:
         """Return how many samples of a set the model had seen when its predictions were stored; 0 if it runs now."""
 
 
 def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
-    """Return an opened data set in its role; the labels of OOD data, which name other classes, are left out."""
+    """Return an opened data set with a name and a role; OOD data get no labels, because their classes are others."""
     labels = None
     if role in (ID, VAL, CORRUPTION, TRAIN):
         labels = dataset.labels
@@ -100,9 +102,9 @@ class OpenedSets:
     """The data sets of one command.
 
     Attributes:
-        sets: the test sets first (ID, then OOD), corrupted ones, then validation sets.
-        notes: sentences on the samples that were left out of them.
-        warnings: sentences on sets that have samples in common.
+        sets: the ID test set, OOD test sets, corrupted sets, validation sets, and training data, in this order.
+        notes: sentences about samples that were left out.
+        warnings: sentences about sets that share samples.
     """
 
     sets: list[EvalSet]
@@ -111,12 +113,12 @@ class OpenedSets:
 
 
 def open_sets(options: DataOptions, models: Sequence[Classifier]) -> OpenedSets:
-    """Open every data set of the command.
+    """Open all data sets of a command.
 
-    Without ``--test`` only prediction files are measured, and the test sets are those of the first file.
+    Without ``--test`` all models are predictions files, and the test sets are those in the first file.
 
     Raises:
-        UsageError, InputError: for sets that cannot be opened, do not fit the models, or are the same samples.
+        UsageError, InputError: if a set cannot be opened or does not fit the models, or two sets have the same samples.
     """
     opening = _Opening(options, models)
     if options.test is None:
@@ -127,10 +129,10 @@ def open_sets(options: DataOptions, models: Sequence[Classifier]) -> OpenedSets:
 
 
 def open_fitted_sets(options: DataOptions, model: Classifier) -> OpenedSets:
-    """Open the data sets of a command that tests nothing: those that something is fitted to or chosen on.
+    """Open the validation and training sets of a command that tests nothing.
 
     Raises:
-        UsageError, InputError: as :func:`open_sets` does.
+        UsageError, InputError: as for :func:`open_sets`.
     """
     models = [model]
     opening = _Opening(options, models)
@@ -141,37 +143,53 @@ def open_reference(spec: str, options: DataOptions, model: Classifier) -> Datase
     """Open the ID samples of ``--reference``, which need no labels.
 
     Raises:
-        UsageError, InputError: they cannot be opened, or do not fit the model.
+        UsageError, InputError: if they cannot be opened, or do not fit the model.
     """
     opening = _Opening(options, [model])
     return opening.open_labelled(spec, option="--reference")
 
 
 def reference_set(dataset: Dataset, left_out: int = 0) -> EvalSet:
-    """Return held-out samples as a set; ``left_out`` others of the same SPEC are not held out."""
+    """Return held-out samples as a data set.
+
+    Args:
+        dataset: the held-out samples.
+        left_out: the number of other samples in the same SPEC, which are not held out.
+    """
     return replace(_eval_set("reference", REFERENCE, dataset), left_out=left_out)
 
 
 def _with_fitted_sets(
     test_sets: Sequence[EvalSet], opening: _Opening, options: DataOptions, models: Sequence[Classifier]
 ) -> OpenedSets:
-    """Return the test sets, and after them those that something is fitted to or chosen on, all checked."""
+    """Open the validation and training sets, add them to the test sets, and check all sets.
+
+    Args:
+        test_sets: the opened test sets.
+        opening: opens data sets with the options of the command.
+        options: the data options of the command.
+        models: the models.
+
+    Raises:
+        UsageError, InputError: if a set cannot be opened or does not fit the models, or two sets have the same samples.
+    """
     opened = OpenedSets(list(test_sets))
 
-    # Training data first: the validation set is opened without them.
+    # Open the training data first, because the validation set is used without samples that are training data.
     training = None
     if options.train is not None:
         training = opening.open_labelled(options.train, option="--train")
     validation = None
     if options.val is not None:
         opened_val = opening.open_labelled(options.val, option="--val", need_labels=True)
-        validation_set = _validation_set(opened_val, training, opened.notes)
+        validation_set = _validation_set(opened_val, training, opened.notes)  # may add a note
         validation = validation_set.dataset
         opened.sets.append(validation_set)
     opened.sets += opening.ood_validation_sets(validation)
     if training is not None:
         opened.sets.append(_eval_set("train", TRAIN, training))
 
+    # The checks raise errors; weaker problems become warnings.
     opened.warnings += _check_apart(opened.sets, options.allow_seen)
     for dataset in opened.sets:
         _check_classes(dataset, models[0])
@@ -182,44 +200,54 @@ class _Opening:
     """Opens the data sets of one command, all with the same options.
 
     Args:
-        options: the options that name the data sets.
-        models: the models that are measured on them.
+        options: the data options of the command.
+        models: the models that are measured on the sets.
 
     Raises:
-        InputError: if the models do not have the same classes, or the map of labels cannot be read.
+        InputError: if the models have different classes, or the map of labels cannot be read.
     """
 
     def __init__(self, options: DataOptions, models: Sequence[Classifier]) -> None:
         self._options = options
         labels = _class_names(models) or []
         label_map = _label_map(options.label_map)
-        reads = {}
+        reads = {}  # by the name of the model, the kind of samples that it reads
         for model in models:
             if model.reads is not None:
                 reads[model.name] = model.reads
+
+        # Two functions that open a SPEC: one for data with the models' classes, one for OOD data, whose labels are
+        # ignored.
         open_any = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
-        # The first opens data of the models' classes, the second OOD data, whose classes are others.
         self.open_labelled = partial(open_any, labels=labels, label_map=label_map)
         self._open_outside = partial(open_any, ignore_labels=True)
 
     def test_sets(self, spec: str) -> list[EvalSet]:
-        """Open the ID test data and the OOD test sets, and make the corrupted ones."""
+        """Open the ID test set and the OOD test sets, and make the corrupted copies of the ID set.
+
+        Args:
+            spec: the SPEC of the ID test set.
+        """
         options = self._options
-        inside = self.open_labelled(spec, option="--test")
-        sets = [_eval_set("id", ID, inside)]
+        id_data = self.open_labelled(spec, option="--test")
+        sets = [_eval_set("id", ID, id_data)]
         for name, group, ood_spec in options.ood:
-            outside = self._open_outside(ood_spec, option=f"--ood {name}")
-            sets.append(_eval_set(name, OOD, outside, group))
+            ood_data = self._open_outside(ood_spec, option=f"--ood {name}")
+            sets.append(_eval_set(name, OOD, ood_data, group))
         for corruption, severity in itertools.product(options.corruptions, options.severities):
             photographs = None
-            if corruption == FROST:  # frost is laid over the images from photographs
+            if corruption == FROST:  # this corruption needs photographs of frost
                 photographs = options.photographs
-            corrupted = CorruptedImages(inside, corruption, severity, photographs)
-            sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted))
+            corrupted_data = CorruptedImages(id_data, corruption, severity, photographs)
+            sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted_data))
         return sets
 
     def ood_validation_sets(self, validation: Dataset | None) -> list[EvalSet]:
-        """Open the OOD validation sets; those given as ``auto`` are made from the ID validation data."""
+        """Open the OOD validation sets; a set ``auto`` is made from the ID validation data.
+
+        Args:
+            validation: the ID validation data, or None.
+        """
         sets = []
         for name, _, spec in self._options.ood_val:
             option = f"--ood-val {name}"
@@ -232,9 +260,14 @@ class _Opening:
 
 
 def _validation_set(validation: Dataset, training: Dataset | None, notes: list[str]) -> EvalSet:
-    """Return the validation set without the samples that are training data, and note in ``notes`` how many these are.
+    """Return the validation set without samples that are also training data.
 
-    Scores by nearest neighbours would find such a sample itself among the training data, at distance 0.
+    A score by nearest neighbours would find such a sample itself in the training data, at distance 0.
+
+    Args:
+        validation: the validation data.
+        training: the training data, or None.
+        notes: receives a sentence if samples were left out.
     """
     if training is None:
         return _eval_set("val", VAL, validation)
@@ -246,13 +279,13 @@ def _validation_set(validation: Dataset, training: Dataset | None, notes: list[s
 
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
-    """Return the clean sets that are measured, ID first."""
+    """Return the ID and OOD test sets, without corrupted ones, in their order (ID first)."""
     tested_roles = (ID, OOD)
     return [dataset for dataset in sets if dataset.role in tested_roles]
 
 
 def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
-    """Return the sets of one role."""
+    """Return the sets with a role, e.g. ``val``."""
     return [dataset for dataset in sets if dataset.role == role]
 
 
@@ -260,7 +293,7 @@ _OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train", REFERENCE: "--referenc
 
 
 def option_of(dataset: EvalSet) -> str:
-    """Return the option that the data set was given with, as messages name it: ``--ood NAME``, say."""
+    """Return the option with which the user gave a data set, for messages, e.g. ``--ood NAME``."""
     if dataset.role in _OPTIONS:
         return _OPTIONS[dataset.role]
     flag = dataset.role.replace("_", "-")
@@ -268,34 +301,44 @@ def option_of(dataset: EvalSet) -> str:
 
 
 def _check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
-    """Check that no two sets are the same samples or share most of them, and warn of those that share many.
+    """Raise an error if two sets have the same samples or share most of them; return warnings if they share many.
 
-    Test samples that something was fitted to are left to :func:`seen_samples`, unless they are a whole set.
+    Sets for fitting are compared with each other, and test sets with each other. A test set that shares only some
+    samples with a set for fitting is left to :func:`seen_samples`.
+
+    Args:
+        sets: all data sets of the command.
+        allow_seen: whether a validation set may be the same as a test set.
 
     Returns:
         The warnings.
 
     Raises:
-        InputError: naming every pair that shares too much.
+        InputError: with every pair of sets that shares too many samples.
     """
     problems = _same_sets(sets, allow_seen)
     fitted_roles = (VAL, OOD_VAL, TRAIN)
-    fitted = [dataset for dataset in sets if dataset.role in fitted_roles]
+    sets_for_fitting = [dataset for dataset in sets if dataset.role in fitted_roles]
 
     warnings = []
-    for compared in (fitted, tested(sets)):
-        overlap = compare_sets(_given_sets(compared))
+    for compared_sets in (sets_for_fitting, tested(sets)):
+        overlap = compare_sets(_given_sets(compared_sets))
         problems += overlap.problems
         warnings += overlap.warnings
 
     if problems:
-        first, *others = dict.fromkeys(problems)  # each once
-        raise InputError(first, hint=SETS_APART_HINT, problems=others)
+        first_problem, *other_problems = dict.fromkeys(problems)  # without repetitions
+        raise InputError(first_problem, hint=SETS_APART_HINT, problems=other_problems)
     return warnings
 
 
 def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
-    """Return a sentence on each OOD set that is the ID test data, and each validation set that is test data."""
+    """Return a sentence for each OOD set that equals the ID test set, and each validation set that equals a test set.
+
+    Args:
+        sets: all data sets of the command.
+        allow_seen: whether a validation set may equal a test set.
+    """
     test_sets = tested(sets)
     if not test_sets:
         return []
@@ -310,13 +353,13 @@ def _same_sets(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
 
 
 def _sentences_on_same(dataset: EvalSet, others: Sequence[EvalSet]) -> list[str]:
-    """Return a sentence on each other set that has the same samples as the data set."""
-    same = [other for other in others if _is_same(dataset, other)]
-    return [f"{option_of(dataset)} and {option_of(other)} are the same samples" for other in same]
+    """Return a sentence for each of the other sets that has the same samples as the data set."""
+    same_sets = [other for other in others if _is_same(dataset, other)]
+    return [f"{option_of(dataset)} and {option_of(other)} are the same samples" for other in same_sets]
 
 
 def _given_sets(sets: Sequence[EvalSet]) -> list[GivenSet]:
-    """Return the sets whose samples are available, with their options."""
+    """Return the samples of all sets that have any, each with the option that named the set."""
     given_sets = []
     for dataset in sets:
         if dataset.dataset:  # neither None nor empty
@@ -325,38 +368,38 @@ def _given_sets(sets: Sequence[EvalSet]) -> list[GivenSet]:
 
 
 def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
-    """Return whether two sets hold the same samples; by their fingerprints if only predictions are available."""
+    """Return whether two sets have the same samples; without samples, their fingerprints are compared."""
     if dataset.dataset is None or other.dataset is None:
         return dataset.fingerprint == other.fingerprint
     return dataset.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
 
 
 def _check_classes(dataset: EvalSet, model: Classifier) -> None:
-    """Check that every label is the number of one of the model's classes.
+    """Raise an error if a label is not the number of one of the model's classes.
 
-    Names are compared where a data set is opened; this also catches labels and models without names.
+    Class names were already compared when the data set was opened; this also covers data and models without names.
 
     Raises:
-        InputError: naming the first sample with another label.
+        InputError: with the first such sample.
     """
     labels = dataset.labels
     if labels is None or not len(labels):
         return
-    unknown = labels >= model.classes
-    if not unknown.any():
+    is_unknown = labels >= model.classes
+    if not is_unknown.any():
         return
-    first = int(unknown.argmax())
+    first_unknown = int(is_unknown.argmax())
     raise InputError(
-        f"label {int(labels[first])} of sample {dataset.ids[first]} is outside 0..{model.classes - 1}, "
+        f"label {int(labels[first_unknown])} of sample {dataset.ids[first_unknown]} is outside 0..{model.classes - 1}, "
         f"the classes of {model.name}"
     )
 
 
 def _label_map(path: str | None) -> Mapping[str, str]:
-    """Return the map from the names of classes in the data to names of the models' classes; empty without a file.
+    """Read the map from class names in the data to class names of the models; empty if there is no file.
 
     Raises:
-        InputError: if the file holds anything else.
+        InputError: if the file is not a JSON object from text to text.
     """
     if path is None:
         return {}
@@ -368,17 +411,19 @@ def _label_map(path: str | None) -> Mapping[str, str]:
 
 
 def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
-    """Return the names of the classes, from the first model that has names; None if none has.
+    """Return the class names of the first model that has names; None if no model has.
+
+    All models are measured on the same labels, so they must have the same classes.
 
     Raises:
-        InputError: if the models differ in their classes, as all are measured on the same labels.
+        InputError: if the models have different names or numbers of classes; all differences are listed.
     """
     named_models = [model for model in models if model.labels is not None]
     class_names = None
     if named_models:
         class_names = named_models[0].labels
 
-    # All models must have these names, or none, and as many classes.
+    # Every model must have the number of classes of the first, and these names or no names.
     classes = models[0].classes
     problems = []
     for model in models:
@@ -395,19 +440,20 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
 # --- the leak guard: samples that something was fitted or chosen on are no test data ---------------------------------
 
 Seen = dict[str, dict[str, int]]
-"""The number of samples of each data set that each model has seen, by model and set; zeros are left out."""
+"""The number of seen samples by the name of the model and then by the name of the data set; zeros are left out."""
 
 
 def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
-    """Count the test samples that a model, or this command, has seen.
+    """Count the test samples that were already used: to train or fit a model, or for fitting in this command.
 
     Args:
         models: the models that are measured.
         sets: all data sets of the command.
-        allow: count them instead of refusing them.
+        allow: whether seen samples are only counted; otherwise they are an error.
 
     Raises:
-        InputError: listing every model and test set that share samples, and by whom these were seen.
+        InputError: unless ``allow``, if there are seen samples; every model and test set is listed with the commands
+            that used the samples.
     """
     entries_of_command = fitted_entries(sets)
     fitted_fingerprints = {dataset.fingerprint for dataset in _fitted_sets(sets)}
@@ -415,16 +461,18 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
     problems = []
     for model in models:
         entries = [*model.seen, *entries_of_command]
-        for dataset in tested(sets):  # which hold the clean images of the corrupted sets
-            if dataset.fingerprint in fitted_fingerprints:  # the whole set, even if only predictions are available
+        # Corrupted sets need no check, because they have the images of the ID test set.
+        for dataset in tested(sets):
+            # This command fits to the whole test set. The fingerprint shows this even without samples.
+            if dataset.fingerprint in fitted_fingerprints:
                 count = len(dataset)
                 seen_by = "all of them chosen on by this eval"
             else:
                 count, seen_by = _seen_count(model, entries, dataset)
             if not count:
                 continue
-            seen_by_this_model = seen.setdefault(model.name, {})
-            seen_by_this_model[dataset.name] = count
+            counts_of_model = seen.setdefault(model.name, {})
+            counts_of_model[dataset.name] = count
             option = option_of(dataset)
             problems.append(f"{model.name}: {count} of {len(dataset)} samples of {option} ({seen_by})")
     if problems and not allow:
@@ -433,7 +481,7 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
 
 
 def _seen_error(problems: Sequence[str]) -> InputError:
-    """Return the error on test samples that were seen; a single problem stands in its first line."""
+    """Return the error about seen test samples; a single problem is part of the message, several are listed."""
     hint = "test on other samples, or add --allow-seen to measure on them all the same, marked"
     if len(problems) == 1:
         return InputError(f"test data that has been seen: {problems[0]}", hint=hint)
@@ -441,7 +489,7 @@ def _seen_error(problems: Sequence[str]) -> InputError:
 
 
 def _fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
-    """Return the sets that this command chooses on and fits to, in the order of the roles."""
+    """Return the sets to which this command fits something, or on which it chooses: validation, then training data."""
     fitted = of_role(sets, VAL)
     fitted += of_role(sets, OOD_VAL)
     fitted += of_role(sets, TRAIN)
@@ -449,7 +497,12 @@ def _fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
 
 
 def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
-    """Return the entries for the data that a verb fits to, in the form of :mod:`hydractl.files.fingerprints`."""
+    """Return the entries that record to which data a command fits something, see :mod:`hydractl.files.fingerprints`.
+
+    Args:
+        sets: all data sets of the command.
+        verb: the name of the command.
+    """
     entries = []
     for dataset in _fitted_sets(sets):
         if dataset.dataset is None:
@@ -460,11 +513,11 @@ def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
 
 
 def _seen_count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
-    """Return how many samples of a test set have been seen, and by whom, in words; 0 and "" where nobody has.
+    """Return how many samples of a test set were seen, and a phrase that says by which command; 0 and "" if none were.
 
     Args:
-        model: the model, which may hold stored predictions that tell the number.
-        entries: the data that the model was trained on, and those that this command fits to.
+        model: the model; for stored predictions it knows the number.
+        entries: the records of the data to which the model or this command was fitted.
         dataset: the test set.
     """
     seen_when_stored = model.already_seen(dataset)

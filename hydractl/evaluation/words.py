@@ -1,4 +1,4 @@
-"""The words of ``--negative-words``, which an OOD score on class texts takes for what no class is."""
+"""The words of ``--negative-words``: texts that name none of the classes, for an OOD score on class texts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 
 
 def words_for(scores: Collection[str], fit: FitOptions) -> list[str]:
-    """Return the words of the command, where one of the scores on features needs them; else none.
+    """Read the words of ``--negative-words`` if one of the OOD scores needs words; otherwise return an empty list.
 
     Raises:
-        InputError: the file cannot be read, or has no words.
+        InputError: if the file cannot be read, or has no words.
     """
     if fit.negative_words is None:
         return []
@@ -24,6 +24,6 @@ def words_for(scores: Collection[str], fit: FitOptions) -> list[str]:
 
 
 def digest_of_words(words: Collection[str]) -> str:
-    """Return the SHA-256 of words, one a line."""
+    """Return the SHA-256 of words, joined by line breaks."""
     lines = "\n".join(words)
     return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,1 +1,1 @@
-"""Models for others: ONNX and torch.export files that run without hydractl, and repositories of the Hub."""
+"""Exports models: ONNX and torch.export files that run without hydractl, and repositories on the Hub."""

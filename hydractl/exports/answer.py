@@ -1,4 +1,4 @@
-"""The whole answer of a model as part of its graph: from logits and features to probabilities, score, flag and set."""
+"""The last part of an exported graph: from logits and features to probabilities, OOD score, flag and prediction set."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ PROBABILITIES, OOD_SCORE, IS_OOD, CONFORMAL_SET, MEMBER_LOGITS = OUTPUTS = (
     "conformal_set",
     "member_logits",
 )
-"""The outputs of graphs by name, in their order; ``probabilities`` and ``member_logits`` every graph has."""
+"""The names of a graph's outputs, in their order. Every graph has ``probabilities`` and ``member_logits``."""
 
 
 class GraphAnswer(nn.Module):
-    """What follows from the logits and the features of the members, in float64.
+    """Computes the outputs of a graph from the logits and features of all ensemble members, in float64.
 
-    It is computed by the same functions as in ``eval`` and ``predict``, which run on tensors here.
+    It calls the same functions as ``eval`` and ``predict``, which then run on tensors instead of numpy arrays.
 
     Args:
-        chosen: what ``calibrate`` chose for the model.
-        detector: what the OOD score was fitted to; None for a score on logits.
-        members: how many there are.
+        chosen: the choices of ``calibrate`` for the model: calibration, OOD score, threshold, conformal prediction.
+        detector: the fitted statistics of an OOD score on features; None for a score on logits.
+        members: the number of members.
 
     Attributes:
-        takes_features: whether the score is one on features.
-        outputs: the names of what it computes.
+        takes_features: whether the OOD score is computed from features.
+        outputs: the names of the outputs that it computes, some of :data:`OUTPUTS`.
     """
 
     def __init__(self, chosen: Chosen, detector: Detector | None, members: int) -> None:
@@ -61,27 +61,32 @@ class GraphAnswer(nn.Module):
         self.outputs.append(MEMBER_LOGITS)
 
     def _keep_fitted(self, detector: Detector) -> None:
-        """Keep what the score was fitted to, member by member: numbers here, arrays as buffers that the file holds."""
+        """Store the fitted statistics of the OOD score of each member.
+
+        Plain numbers go into ``self._numbers``. Arrays go into buffers of ``self._fitted``, so that the exported file
+        contains them.
+        """
         score = self._chosen.score
         names_of_numbers = FEATURE_SCORES[score].numbers
-        for fitted in detector.members:
+        for fitted_by_score in detector.members:
             numbers = {}
             arrays = nn.Module()
-            for part, values in fitted[score].items():
-                if part in names_of_numbers:
-                    numbers[part] = values
+            for statistic, values in fitted_by_score[score].items():
+                if statistic in names_of_numbers:
+                    numbers[statistic] = values
                 else:
-                    # Numbers of half the size where that loses nothing, as in the checkpoint: see _fitted_to_member().
-                    arrays.register_buffer(_buffer_name(part), narrowed(values))
+                    # As in a checkpoint, float64 becomes float32 if that loses nothing. _fitted_to_member() converts
+                    # the buffers back.
+                    arrays.register_buffer(_buffer_name(statistic), narrowed(values))
             self._numbers.append(numbers)
             self._fitted.append(arrays)
 
     def forward(self, member_logits: Tensor, features: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name.
+        """Return the outputs by name, with the names in :attr:`outputs`.
 
         Args:
-            member_logits: ``[M, B, classes]``.
-            features: of each member ``[B, D]``; none for a score on logits.
+            member_logits: logits of all members, ``[M, B, classes]``.
+            features: for each member its features ``[B, D]``; empty for a score on logits.
         """
         logits = cast("Floats", member_logits.double())
         block = Block(logits, self._chosen.calibration, IN_GRAPH)
@@ -101,36 +106,42 @@ class GraphAnswer(nn.Module):
         return answer
 
     def _score(self, block: Block, features: Sequence[Tensor]) -> Tensor:
-        """Return the OOD score, float64 ``[B]``: one on features is the mean of those of the members."""
+        """Return the OOD score, float64 ``[B]``; a score on features is the mean of the members' scores.
+
+        Args:
+            block: the logits of all members for the batch, and everything that follows from them.
+            features: for each member its features ``[B, D]``; empty for a score on logits.
+        """
         name = self._chosen.score
         if not self.takes_features:
-            score_of_logits = SCORES[name]
-            return cast("Tensor", score_of_logits(block))
-        score_of_features = FEATURE_SCORES[name].score
+            logit_score = SCORES[name]
+            return cast("Tensor", logit_score(block))
+
+        feature_score = FEATURE_SCORES[name].score
         scores = []
         for member, features_of_member in enumerate(features):
             fitted = cast("Mapping[str, Floats]", self._fitted_to_member(member))
             features_in_float64 = cast("Floats", features_of_member.double())
             logits = block.logits[member]
-            scores.append(score_of_features(fitted, features_in_float64, logits, IN_GRAPH))
+            scores.append(feature_score(fitted, features_in_float64, logits, IN_GRAPH))
         scores_of_members = torch.stack(cast("list[Tensor]", scores))  # [M, B]
         return scores_of_members.mean(dim=0)
 
     def _fitted_to_member(self, member: int) -> dict[str, object]:
-        """Return what the score was fitted to for a member: tensors in float64, and numbers."""
+        """Return the fitted statistics of one member by name: tensors in float64, and plain numbers."""
         statistics: dict[str, object] = dict(self._numbers[member])
         arrays = self._fitted[member]
         for buffer, values in arrays.named_buffers():
-            part = _part_of_buffer(buffer)
-            statistics[part] = values.double()
+            statistic = _part_of_buffer(buffer)
+            statistics[statistic] = values.double()
         return statistics
 
 
 def _buffer_name(part: str) -> str:
-    """Return the name of the buffer of a part, whose own name may have dots."""
+    """Return the buffer name for a fitted statistic; torch allows no dots in it."""
     return part.replace(".", "_of_")
 
 
 def _part_of_buffer(buffer: str) -> str:
-    """Return the part that a buffer holds."""
+    """Return the name of the fitted statistic in a buffer: the inverse of :func:`_buffer_name`."""
     return buffer.replace("_of_", ".")

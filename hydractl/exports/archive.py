@@ -1,11 +1,11 @@
-"""A ``.pt2`` file read as data, and refused unless it holds what exports of hydractl hold and nothing else.
+"""Reads a ``.pt2`` file as data, and rejects it unless it has only what hydractl exports.
 
-``torch.export.load`` runs what such a file says: it unpickles sample inputs, weights and custom objects, gives the
-expressions of symbolic sizes to an ``eval`` and the guards to an ``exec``, looks operators up by any dotted name below
+``torch.export.load`` runs what such a file says. It unpickles sample inputs, weights and custom objects, passes the
+expressions of symbolic sizes to ``eval`` and the guards to ``exec``, looks up operators by any dotted name below
 ``torch``, imports modules that the tree of inputs names, writes the names of nodes into Python code, and loads compiled
-libraries. Here every entry and every value has a form of its own, and what has none is
-refused. torch is then given an archive that is written anew from what was checked: no other reading of the same bytes,
-and no later change of the file, can bring in anything else.
+libraries. Here every entry and every value must have an expected form; anything else is an error. torch then gets a new
+archive that is written from what was checked. So neither another way to read the same bytes, nor a later change of the
+file, can bring in anything else.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from hydractl.jsonio import parse_json, shown
 
 _HINT = "export its checkpoint again: hydractl export FILE.st --format pt2"
 _MOST_BYTES = 1 << 26
-"""The limit of a document of the archive: the graph of a model of 1,000 blocks has a tenth of it."""
+"""The most bytes of a JSON document in the archive; the graph of a model with 1,000 blocks has a tenth of this."""
 _MOST_ENTRIES = MAX_TENSORS
 
 _ROOT = "archive/"
 _MODEL = "models/model.json"
 _SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 _PAYLOADS = {"data/weights/model_weights_config.json": "weight", "data/constants/model_constants_config.json": "tensor"}
-"""The lists of weights and of constants, each with what the names of its entries begin with."""
+"""The lists of weights and of constants, each with the beginning of the names of its entries."""
 _PICKLES = ("data/weights/model.pt", "data/constants/model.pt")
-"""The entries in which older versions of torch keep weights and constants."""
+"""The entries in which older versions of torch store weights and constants."""
 _FIXED = {
     "archive_format": re.compile(b"pt2"),
     "archive_version": re.compile(b"[0-9]{1,3}"),
@@ -46,7 +46,7 @@ _FIXED = {
     ".data/version": re.compile(b"[0-9]{1,3}\n?"),
     ".data/serialization_id": re.compile(b"[0-9]{1,60}"),
 }
-"""Small entries, and what they may hold."""
+"""Small entries, with the contents that they may have."""
 _TENSOR = re.compile(r"data/weights/weight_[0-9]{1,9}|data/constants/tensor_[0-9]{1,9}")
 _EXTRA = re.compile(r"extra/(?P<name>[a-z0-9_]{1,64})")
 
@@ -55,13 +55,13 @@ _EXTRA = re.compile(r"extra/(?P<name>[a-z0-9_]{1,64})")
 
 
 class Archive:
-    """A checked archive, open.
+    """An open archive, checked when it is created.
 
     Attributes:
-        metadata: the texts that hydractl put into it, by name.
+        metadata: hydractl's own metadata of the file, by name.
 
     Raises:
-        Refused: for an entry or a value that no export of hydractl holds.
+        Refused: if an entry or a value is not one that hydractl exports.
     """
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
@@ -74,7 +74,7 @@ class Archive:
         self._check_payloads()
 
     def _read_metadata(self) -> dict[str, str]:
-        """Return the texts that hydractl put into the archive, by name."""
+        """Return hydractl's own metadata, by name: the texts of the entries below ``extra/``."""
         metadata = {}
         for name in self._entries:
             extra = _EXTRA.fullmatch(name)
@@ -83,7 +83,7 @@ class Archive:
         return metadata
 
     def _read_documents(self) -> dict[str, Any]:
-        """Return the graph, and the lists of weights and of constants, as far as they are there."""
+        """Return the JSON documents that exist: the graph, the list of weights and the list of constants."""
         documents = {}
         for name in (_MODEL, *_PAYLOADS):
             if name in self._entries:
@@ -91,25 +91,26 @@ class Archive:
         return documents
 
     def _check_payloads(self) -> None:
-        """Refuse lists of weights and of constants that say something else than where the numbers are."""
-        sizes = {name: entry.file_size for name, entry in self._entries.items()}
+        """Raise an error if a list of weights or constants has anything but the places of the numbers."""
+        bytes_by_entry = {name: entry.file_size for name, entry in self._entries.items()}
         for name, stem in _PAYLOADS.items():
             if name in self._documents:
                 folder = os.path.dirname(name)
-                check_payload(self._documents[name], folder, stem, sizes)
+                check_payload(self._documents[name], folder, stem, bytes_by_entry)
 
     def shapes(self) -> GraphShapes:
-        """Return what its graph takes and gives."""
+        """Return the inputs and outputs of the graph."""
         try:
             return shapes_of_program(self._documents[_MODEL])
         except (LookupError, TypeError) as error:
             raise Refused("a graph that does not say what it takes and gives") from error
 
     def copy(self, handle: IO[bytes]) -> None:
-        """Write the archive anew from what was checked, and go back to its beginning."""
+        """Write a new archive from what was checked to ``handle``, and go back to the beginning of ``handle``."""
         with zipfile.ZipFile(handle, "w") as archive:
             for name, entry in self._entries.items():
-                # Written again, a document cannot be read in two ways.
+                # Documents are written from the parsed values. torch could read the original bytes in another way, e.g.
+                # if a key occurs twice.
                 document = self._documents.get(name)
                 if document is not None:
                     archive.writestr(_ROOT + name, json.dumps(document))
@@ -119,15 +120,21 @@ class Archive:
         handle.seek(0)
 
     def _copy_entry(self, entry: zipfile.ZipInfo, name: str, archive: zipfile.ZipFile) -> None:
-        """Copy the bytes of an entry into another archive, piece by piece."""
+        """Copy the bytes of an entry into another archive, piece by piece.
+
+        Args:
+            entry: the entry in this archive.
+            name: its name below the root.
+            archive: the other archive.
+        """
         new_entry = zipfile.ZipInfo(_ROOT + name)
         new_entry.file_size = entry.file_size
-        bytes_of_piece = 1 << 20
+        buffer_bytes = 1 << 20
         with self._archive.open(entry) as source, archive.open(new_entry, "w") as target:
-            shutil.copyfileobj(source, target, bytes_of_piece)
+            shutil.copyfileobj(source, target, buffer_bytes)
 
     def _check_entries(self) -> None:
-        """Refuse an entry that no export has, and small ones with other contents."""
+        """Raise an error if there is an unknown entry, or a pickle or a small entry has unexpected contents."""
         for name, entry in self._entries.items():
             if name == _SAMPLE_INPUTS:
                 if entry.file_size:
@@ -140,13 +147,16 @@ class Archive:
                 raise Refused(f"the entry {shown(name)}")
 
     def _check_fixed(self, name: str) -> None:
-        """Refuse a small entry that holds something else than torch writes into it."""
+        """Raise an error if a small entry has contents that torch does not write."""
         content = self._bytes_of(name, 64)
         if _FIXED[name].fullmatch(content) is None:
             raise Refused(f"the entry {name} with {shown(content)}")
 
     def _check_pickle(self, name: str) -> None:
-        """Refuse a pickle that holds more than tensors by name. torch, which opens it next, begins in the same way."""
+        """Raise an error if a pickle has anything but tensors by name; an empty entry is allowed.
+
+        The pickle is opened with ``weights_only``, which runs no code. torch opens it in the same way afterwards.
+        """
         import torch
 
         content = self._bytes_of(name, self._entries[name].file_size)
@@ -154,7 +164,7 @@ class Archive:
             return
         try:
             tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a broken or hostile pickle leads to
+        except Exception as error:  # a broken or hostile pickle can cause errors of any kind
             raise Refused(f"a pickle of more than tensors in {name}") from error
         if not isinstance(tensors, dict):
             raise Refused(f"a pickle of more than tensors in {name}")
@@ -163,17 +173,17 @@ class Archive:
                 raise Refused(f"a pickle of more than tensors in {name}")
 
     def _json_of(self, name: str) -> Any:
-        """Return the JSON value that an entry holds."""
+        """Return the JSON value in an entry."""
         content = self._bytes_of(name, _MOST_BYTES)
         return parse_json(content, name)
 
     def _text_of(self, name: str) -> str:
-        """Return the text that an entry holds."""
+        """Return the text in an entry."""
         content = self._bytes_of(name, _MOST_BYTES)
         return content.decode("utf-8")
 
     def _bytes_of(self, name: str, most: int) -> bytes:
-        """Return the bytes of an entry, of which there may be ``most``."""
+        """Return the bytes of an entry; raise an error if there are more than ``most``."""
         entry = self._entries[name]
         if entry.file_size > most:
             raise Refused(f"{entry.file_size} bytes in {name} (the limit is {most})")
@@ -181,7 +191,7 @@ class Archive:
 
 
 def _is_checked_elsewhere(name: str) -> bool:
-    """Return whether an entry holds bytes that are checked elsewhere, or that are numbers alone."""
+    """Return whether an entry needs no check of its own: it is checked elsewhere, or has only numbers."""
     if name == _MODEL or name in _PAYLOADS:
         return True
     is_tensor = _TENSOR.fullmatch(name) is not None
@@ -190,10 +200,11 @@ def _is_checked_elsewhere(name: str) -> bool:
 
 
 def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of an archive by their names below its root, each there once and unpacked.
+    """Return the entries of an archive by their names below its root folder.
 
     Raises:
-        Refused: an entry is elsewhere, twice, packed or within another, there are too many, or the graph is not there.
+        Refused: if there are too many entries, an entry is outside the root folder, occurs twice, is compressed or
+            overlaps another, or the graph is missing.
     """
     infos = archive.infolist()
     if len(infos) > _MOST_ENTRIES:
@@ -206,12 +217,12 @@ def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
             raise Refused(f"the entry {shown(name)}")
         if name in entries:
             raise Refused(f"the entry {shown(name)} twice")
-        is_packed = info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size
-        if is_packed:
+        is_compressed = info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size
+        if is_compressed:
             raise Refused(f"the packed entry {shown(name)}")
         entries[name] = info
 
-    # Unpacked entries that lie apart from each other take no more bytes than the archive has.
+    # Entries that are not compressed and do not overlap have together at most as many bytes as the archive.
     stored_bytes = sum(info.file_size for info in infos)
     if archive.fp is not None:
         archive_bytes = archive.fp.seek(0, io.SEEK_END)
@@ -224,10 +235,10 @@ def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Archive]:
-    """Open and check a ``.pt2`` file; nothing in it is run.
+    """Open a ``.pt2`` file for the block and check it, without running anything in it.
 
     Raises:
-        InputError: it cannot be read, or holds what no export of hydractl holds.
+        InputError: if the file cannot be read, is damaged, or has something that hydractl does not export.
     """
     try:
         with open(path, "rb") as handle, zipfile.ZipFile(handle) as archive:
@@ -244,7 +255,7 @@ def opened(path: Path) -> Iterator[Archive]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, cut to 200 characters; its type where it has no text."""
+    """Return the first line of an error's message, cut to 200 characters; its class name if the message is empty."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__

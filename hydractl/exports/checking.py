@@ -1,4 +1,4 @@
-"""The check of an exported file with rounded weights on data: accuracy, OOD AUROC, and the share of equal answers."""
+"""Measures an exported file with rounded weights on data: accuracy, OOD AUROC, and how often its answers change."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hydractl.model.prediction import Chosen, Prediction
 
 
 class SetAnswers(NamedTuple):
-    """The answers to all samples of a data set.
+    """The answers to all N samples of a data set.
 
     Attributes:
-        predicted: the predicted class of every sample, ``[N]``.
-        scores: its OOD score, ``[N]``; ``msp`` where its model has none.
-        flagged: whether it is flagged as OOD, bool ``[N]``; none flagged without a threshold.
+        predicted: the predicted class of each sample, ``[N]``.
+        scores: the OOD score of each sample, ``[N]``; if the model has none, minus its confidence (``msp``).
+        flagged: whether each sample is flagged as OOD, bool ``[N]``; all False if the model has no threshold.
     """
 
     predicted: np.ndarray
@@ -32,30 +32,30 @@ class SetAnswers(NamedTuple):
 
 
 Answers = list[SetAnswers]
-"""The answers to each data set, ID first."""
+"""The answers to each data set: first the in-distribution (ID) set, then the OOD sets in their order."""
 
 
 class WholeAnswers(Protocol):
-    """A model that gives whole answers: the model itself, or a file of it.
+    """A model that can answer: a hydractl model, or an exported file.
 
     Attributes:
-        preprocess: makes inputs of a list of raw samples.
+        preprocess: a function from a list of raw samples to inputs.
     """
 
     preprocess: Callable[[list[Any]], Any]
 
     def predict(self, inputs: Any) -> Prediction:
-        """Return the whole answer to a batch."""
+        """Return predictions, OOD scores, flags and so on for a batch."""
 
 
 @dataclass(frozen=True)
 class CheckData:
-    """Data that a file and the model it was made of are both run on.
+    """The data on which a model and its exported file are compared.
 
     Attributes:
-        inside: labelled data.
-        outside: OOD data by name.
-        batch_size, workers: how they are read.
+        inside: labelled in-distribution (ID) data.
+        outside: OOD data sets by name.
+        batch_size, workers: how data are read.
     """
 
     inside: Dataset
@@ -65,7 +65,7 @@ class CheckData:
 
     @torch.no_grad()
     def measure(self, model: WholeAnswers, log: Log) -> Answers:
-        """Return the answers of a model, or of a file of it, to each data set: ID first, then the OOD sets."""
+        """Run a model, or an exported file, on all data sets; return its answers, those to the ID set first."""
         sets = [self.inside, *self.outside.values()]
         total = sum(map(len, sets))
         answers = []
@@ -75,7 +75,7 @@ class CheckData:
         return answers
 
     def _answers_to(self, dataset: Dataset, model: WholeAnswers, progress: Progress) -> SetAnswers:
-        """Return the answers to all samples of a data set, in the order of the data."""
+        """Run a model on one data set; return its answers in the order of the data, and advance ``progress``."""
         answer = SetAnswers(
             predicted=np.empty(len(dataset), np.int64),
             scores=np.empty(len(dataset)),
@@ -83,7 +83,7 @@ class CheckData:
         )
         for batch in batches(dataset, model.preprocess, self.batch_size, workers=self.workers):
             prediction = model.predict(batch.inputs)
-            # Longer texts run first, so that samples come in another order than that of the data.
+            # Batches are sorted by length, so samples come in another order than in the data.
             answer.predicted[batch.indices] = prediction.predicted
             answer.scores[batch.indices] = _scores_of(prediction)
             if prediction.is_ood is not None:
@@ -92,13 +92,14 @@ class CheckData:
         return answer
 
     def compared(self, chosen: Chosen, before: Answers, after: Answers) -> RoundedOnData:
-        """Compare the answers of a model with those of its file, whose weights are rounded.
+        """Compare the answers of a model with those of its exported file, whose weights are rounded.
 
         Args:
-            chosen: what ``calibrate`` chose for the model.
+            chosen: the choices of ``calibrate`` for the model.
             before: the answers of the model.
-            after: those of the file, to the same data.
+            after: the answers of the file to the same data.
         """
+        # How often the predicted class is the same, on ID data only.
         same = before[0].predicted == after[0].predicted
         flags = None
         if chosen.threshold is not None:
@@ -115,9 +116,10 @@ class CheckData:
         )
 
     def _flags(self, before: Answers, after: Answers) -> dict[str, RoundedFlags]:
-        """Return for each data set with samples the shares of them that are flagged before and after, and that change.
+        """Return the shares of samples that are flagged before and after rounding, and whose flag changes.
 
-        ID samples are under ``id``.
+        Returns:
+            The shares for each data set by name; the ID set is called ``id``. Empty sets are left out.
         """
         flags = {}
         names = ["id", *self.outside]
@@ -133,13 +135,16 @@ class CheckData:
         return flags
 
     def _figures(self, answers: Answers) -> RoundedFigures:
-        """Return the accuracy, and the AUROC for each OOD set; None where a set has no samples."""
-        inside, *outside = answers
-        correct = inside.predicted == self.inside.labels
+        """Return the accuracy on the ID set, and the AUROC of the OOD score for each OOD set.
+
+        An AUROC is None if the ID set or the OOD set has no samples.
+        """
+        id_answers, *answers_to_ood_sets = answers
+        correct = id_answers.predicted == self.inside.labels
         accuracy = float(correct.mean())
         aurocs: dict[str, float | None] = {}
-        for name, ood_answers in zip(self.outside, outside, strict=True):
-            curve = curve_of(inside.scores, ood_answers.scores)
+        for name, ood_answers in zip(self.outside, answers_to_ood_sets, strict=True):
+            curve = curve_of(id_answers.scores, ood_answers.scores)
             aurocs[name] = None
             if curve is not None:
                 aurocs[name] = auroc(curve)
@@ -147,14 +152,14 @@ class CheckData:
 
 
 def _scores_of(prediction: Prediction) -> np.ndarray:
-    """Return OOD scores ``[B]``; ``msp`` of a score that says nothing of a single member."""
+    """Return OOD scores ``[B]``; if the model has none (e.g. one member and ``mi``), minus the confidence (``msp``)."""
     if prediction.ood_score is None:
         return -prediction.confidence.numpy()
     return prediction.ood_score.numpy()
 
 
 def _mean_shift_of_scores(before: Answers, after: Answers) -> float:
-    """Return the mean absolute difference of the scores of all samples."""
+    """Return the mean absolute difference of the OOD scores before and after rounding, over all samples of all sets."""
     differences = []
     for unrounded, rounded in zip(before, after, strict=True):
         differences.append(np.abs(rounded.scores - unrounded.scores))

@@ -1,4 +1,4 @@
-"""The check of an exported file: its outputs compared with those of its model."""
+"""The check of an exported file: its outputs are compared with the outputs of its model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from hydractl.metrics.conformal import nonconformity
 from hydractl.model.prediction import Chosen
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of logits and of probabilities, times max(1, largest logit); of a score, times max(1,
-its size); of what a flag or a prediction set is decided by, from the threshold where they differ."""
+"""The tolerance of all comparisons.
+
+Logits and probabilities may differ by this times max(1, largest absolute logit). An OOD score may differ by this times
+max(1, absolute score). A flag or a class in a prediction set may differ only if the value that decides it is within the
+same distance of its threshold.
+"""
 
 
 @dataclass
@@ -29,13 +33,13 @@ class _Differences:
     """The largest differences between a file and its model, over all inputs that were compared so far.
 
     Attributes:
-        path, runtime: of the file, for messages.
-        exact: whether a difference beyond its tolerance is an error; else differences are only measured.
-        chosen: what ``calibrate`` chose for the model.
-        allowed: the largest allowed difference of logits and probabilities.
-        probabilities, member_logits, score: the largest difference of each.
-        score_allowed: the largest difference that was allowed of a score.
-        flags, sets: how many samples have another flag, and another prediction set.
+        path, runtime: the file and the program that runs it, for messages.
+        exact: whether a difference above the tolerance is an error; otherwise differences are only measured.
+        chosen: the choices of ``calibrate`` for the model.
+        allowed: the tolerance of logits and probabilities.
+        probabilities, member_logits, score: the largest absolute difference of each output so far.
+        score_allowed: the largest tolerance of a score so far.
+        flags, sets: the number of samples with another flag, and with another prediction set, so far.
     """
 
     path: Path
@@ -51,35 +55,58 @@ class _Differences:
     sets: int = 0
 
     def add(self, expectation: Expectation, outputs: NamedTensors) -> None:
-        """Compare the outputs of the file for some inputs with those of the model, and keep the largest differences.
+        """Compare the outputs of the file with those of the model, and update the largest differences.
+
+        Args:
+            expectation: inputs, and the model's outputs for them.
+            outputs: the outputs of the file for the same inputs, by name.
 
         Raises:
-            HydraError: the outputs have other names or shapes, or differ by more than is allowed.
+            HydraError: if the outputs have other names or shapes, or (for an exact file) differ too much.
         """
-        wanted = expectation.outputs
+        model_outputs = expectation.outputs
         size = _size_in_words(expectation.inputs)
-        self._check_shapes(wanted, outputs, size)
+        self._check_shapes(model_outputs, outputs, size)
 
-        of_probabilities = self._checked_difference(PROBABILITIES, wanted, outputs, size)
-        of_member_logits = self._checked_difference(MEMBER_LOGITS, wanted, outputs, size)
-        self.probabilities = max(self.probabilities, of_probabilities)
-        self.member_logits = max(self.member_logits, of_member_logits)
+        # Every graph has these two outputs.
+        probability_difference = self._checked_difference(PROBABILITIES, model_outputs, outputs, size)
+        logit_difference = self._checked_difference(MEMBER_LOGITS, model_outputs, outputs, size)
+        self.probabilities = max(self.probabilities, probability_difference)
+        self.member_logits = max(self.member_logits, logit_difference)
+
+        # These depend on what was calibrated.
         if OOD_SCORE in outputs:
             self._add_scores(expectation, outputs[OOD_SCORE], size)
         if IS_OOD in outputs:
-            self._add_flags(wanted, outputs[IS_OOD], size)
+            self._add_flags(model_outputs, outputs[IS_OOD], size)
         if CONFORMAL_SET in outputs:
-            self._add_sets(wanted, outputs[CONFORMAL_SET], size)
+            self._add_sets(model_outputs, outputs[CONFORMAL_SET], size)
 
     def _checked_difference(self, name: str, wanted: NamedTensors, outputs: NamedTensors, size: str) -> float:
-        """Return the largest difference of one output, once it is known to be allowed."""
+        """Return the largest absolute difference of one output.
+
+        Args:
+            name: the output.
+            wanted: the outputs of the model, by name.
+            outputs: the outputs of the file, by name.
+            size: the size of the inputs in words, for messages.
+
+        Raises:
+            HydraError: if the file is exact and the difference is above the tolerance.
+        """
         difference = _largest_difference(outputs[name], wanted[name])
         agrees = difference <= self.allowed
         self._refuse_unless_allowed(name, size, difference, self.allowed, agrees=agrees)
         return difference
 
     def _check_shapes(self, wanted: NamedTensors, outputs: NamedTensors, size: str) -> None:
-        """Refuse outputs of other names or shapes than those of the model."""
+        """Raise an error if the outputs of the file have other names or shapes than those of the model.
+
+        Args:
+            wanted: the outputs of the model, by name.
+            outputs: the outputs of the file, by name.
+            size: the size of the inputs in words, for messages.
+        """
         if outputs.keys() != wanted.keys():
             names = ", ".join(outputs)
             raise self._failed_in_runtime(f"it gives {names} on {size}")
@@ -90,74 +117,88 @@ class _Differences:
                 raise self._failed_in_runtime(f"{name} on {size} are {shape}, not {wanted_shape}")
 
     def _failed_in_runtime(self, why: str) -> HydraError:
-        """Return the error of a file that runs and is not what its model is."""
+        """Return the error for a file that runs, but whose outputs are not those of its model."""
         return _failed(self.path, f"in {self.runtime}, {why}")
 
     def _add_scores(self, expectation: Expectation, scores: Tensor, size: str) -> None:
-        """Compare OOD scores ``[B]``, each of which may differ by a share of its size, and keep the largest difference.
+        """Compare OOD scores, and update ``self.score`` and ``self.score_allowed``.
 
         Args:
-            expectation: what the model gave.
-            scores: what the file gave.
-            size: of the inputs, for messages.
+            expectation: inputs, and the model's outputs for them.
+            scores: the scores from the file, ``[B]``.
+            size: the size of the inputs in words, for messages.
+
+        Raises:
+            HydraError: if the file is exact and a score differs by more than its tolerance.
         """
-        wanted = expectation.outputs[OOD_SCORE]
-        allowed = _allowed_of_scores(wanted)
-        differences = (scores - wanted).abs()
+        wanted_scores = expectation.outputs[OOD_SCORE]
+        allowed = _allowed_of_scores(wanted_scores)  # [B]
+        differences = (scores - wanted_scores).abs()
         agrees = differences <= allowed
         all_agree = bool(agrees.all())
         largest_difference = float(differences.max())
         largest_allowed = float(allowed.max())
 
-        # A score that rounding alone moves by more than is allowed cannot agree in any graph: the score is to blame.
+        # If rounding alone moves a score by more than its tolerance, no graph can agree, and the message says so.
         moves_too_far = expectation.by_rounding > allowed
-        is_to_blame = bool(moves_too_far.any())
-        if self.exact and not all_agree and is_to_blame:
+        score_depends_on_rounding = bool(moves_too_far.any())
+        if self.exact and not all_agree and score_depends_on_rounding:
             raise self._depends_on_rounding(size, largest_difference)
         self._refuse_unless_allowed(OOD_SCORE, size, largest_difference, largest_allowed, agrees=all_agree)
         self.score = max(self.score, largest_difference)
         self.score_allowed = max(self.score_allowed, largest_allowed)
 
     def _add_flags(self, wanted: NamedTensors, flags: Tensor, size: str) -> None:
-        """Compare flags ``[B]``, and count those that differ, which only those of scores next to the threshold may.
+        """Compare OOD flags, and add the number of changed ones to ``self.flags``.
 
         Args:
-            wanted: the outputs of the model.
-            flags: what the file gave.
-            size: of the inputs, for messages.
+            wanted: the outputs of the model, by name.
+            flags: the flags from the file, bool ``[B]``.
+            size: the size of the inputs in words, for messages.
+
+        Raises:
+            HydraError: if the file is exact and a flag changed although its score is not close to the threshold.
         """
         threshold = self.chosen.threshold
         assert threshold is not None
         changed = flags != wanted[IS_OOD]
         self.flags += int(changed.sum())
+
+        # A flag may change if the score could have crossed the threshold within its tolerance.
         scores = wanted[OOD_SCORE]
-        distance = (scores - threshold).abs()
-        wrongly_changed = changed & (distance > _allowed_of_scores(scores))
+        distance_to_threshold = (scores - threshold).abs()
+        wrongly_changed = changed & (distance_to_threshold > _allowed_of_scores(scores))
         if self.exact and bool(wrongly_changed.any()):
             raise self._failed_in_runtime(f"{IS_OOD} on {size} differs from the model")
 
     def _add_sets(self, wanted: NamedTensors, sets: Tensor, size: str) -> None:
-        """Compare prediction sets, and count those that differ, which they may in classes next to the threshold.
+        """Compare prediction sets, and add the number of samples with another set to ``self.sets``.
 
         Args:
-            wanted: the outputs of the model.
-            sets: what the file gave, bool ``[B, classes]``.
-            size: of the inputs, for messages.
+            wanted: the outputs of the model, by name.
+            sets: the prediction sets from the file, bool ``[B, classes]``.
+            size: the size of the inputs in words, for messages.
+
+        Raises:
+            HydraError: if the file is exact and a class entered or left a set although its nonconformity score is not
+                close to the threshold.
         """
         conformal = self.chosen.conformal
         assert conformal is not None
         changed = sets != wanted[CONFORMAL_SET]  # [B, classes]
         samples_changed = changed.any(dim=1)  # [B]
         self.sets += int(samples_changed.sum())
+
+        # A class is in the set if its nonconformity score is at most `qhat`. It may change if it is close to that.
         probabilities = wanted[PROBABILITIES].double().numpy()
-        scores = nonconformity(probabilities, conformal.method)
-        distance = (torch.from_numpy(scores) - conformal.qhat).abs()
-        wrongly_changed = changed & (distance > self.allowed)
+        scores = nonconformity(probabilities, conformal.method)  # [B, classes]
+        distance_to_threshold = (torch.from_numpy(scores) - conformal.qhat).abs()
+        wrongly_changed = changed & (distance_to_threshold > self.allowed)
         if self.exact and bool(wrongly_changed.any()):
             raise self._failed_in_runtime(f"{CONFORMAL_SET} on {size} differs from the model")
 
     def _depends_on_rounding(self, size: str, difference: float) -> HydraError:
-        """Return the error of a score that no graph can give, as rounding in float32 changes it."""
+        """Return the error for a score that no graph can reproduce, because rounding in float32 changes it too much."""
         score = self.chosen.score
         return HydraError(
             f"{score} of this checkpoint cannot be exported: rounding of features in float32 alone moves it by more"
@@ -166,9 +207,14 @@ class _Differences:
         )
 
     def _refuse_unless_allowed(self, name: str, size: str, difference: float, allowed: float, *, agrees: bool) -> None:
-        """Refuse the largest difference of an output unless it agrees; NaN and infinity never do.
+        """Raise an error if the file is exact and an output differs too much, or by NaN or infinity.
 
-        A file that is not exact may differ by anything.
+        Args:
+            name: the output.
+            size: the size of the inputs in words, for messages.
+            difference: the largest difference of the output.
+            allowed: its tolerance, for the message.
+            agrees: whether all differences are within their tolerances.
         """
         if not self.exact:
             return
@@ -178,7 +224,7 @@ class _Differences:
 
 
 def _allowed_of_scores(scores: Tensor) -> Tensor:
-    """Return by how much each score ``[B]`` may differ: by a share of its size, or of 1 where it is smaller."""
+    """Return the tolerance of each score, ``[B]``: 1e-4 times its absolute value, or times 1 if that is larger."""
     sizes = scores.abs().clamp(min=1.0)
     return TOLERANCE * sizes
 
@@ -191,21 +237,21 @@ def _three_digits(number: float) -> float:
 def compare_with_model(
     path: Path, run: Runner, runtime: str, expected: Sequence[Expectation], chosen: Chosen, *, exact: bool
 ) -> ExportCheck:
-    """Run a file and compare it with its model.
+    """Run an exported file on several inputs, and compare its outputs with those of its model.
 
     Args:
-        path: of the file, for messages.
-        run: the file.
-        runtime: what runs it, for messages.
-        expected: inputs, and the outputs of the model for them.
-        chosen: what ``calibrate`` chose for the model.
-        exact: whether the outputs have to be the same but for rounding in float32.
+        path: the file, for messages.
+        run: a function that runs the file.
+        runtime: the name of the program that runs the file, for messages.
+        expected: several inputs, each with the model's outputs for them.
+        chosen: the choices of ``calibrate`` for the model.
+        exact: whether the outputs must be equal up to rounding in float32; otherwise differences are only measured.
 
     Returns:
-        The largest differences, and the tolerance they were held to.
+        The largest differences and the tolerances.
 
     Raises:
-        HydraError: where they differ by more than the tolerance, or the file does not run.
+        HydraError: if the file does not run, has other outputs, or (if ``exact``) differs by more than the tolerance.
     """
     largest_logit = _largest_logit(expected)
     allowed = TOLERANCE * max(1.0, largest_logit)
@@ -213,7 +259,7 @@ def compare_with_model(
     for expectation in expected:
         try:
             outputs = run(expectation.inputs)
-        except Exception as error:  # whatever a runtime raises
+        except Exception as error:  # runtimes raise errors of many kinds
             size = _size_in_words(expectation.inputs)
             raise _failed(path, f"{runtime} cannot run it on {size}: {first_line(error)}") from error
         worst.add(expectation, outputs)
@@ -221,7 +267,7 @@ def compare_with_model(
 
 
 def _largest_logit(expected: Sequence[Expectation]) -> float:
-    """Return the largest absolute logit that any member of the model gave."""
+    """Return the largest absolute logit of any member of the model, over all inputs."""
     largest_logits = []
     for expectation in expected:
         member_logits = expectation.outputs[MEMBER_LOGITS]
@@ -230,26 +276,37 @@ def _largest_logit(expected: Sequence[Expectation]) -> float:
 
 
 def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> ExportCheck:
-    """Return what an answer says of a check: None for outputs that the graph has not, and for tolerances not held."""
+    """Return the record of a check for the answer of ``export``.
+
+    Entries about an output that the graph does not have are None. Tolerances are None if the file is not exact.
+
+    Args:
+        worst: the largest differences.
+        expected: the inputs that were compared, with the model's outputs.
+    """
     outputs = expected[0].outputs
     has_score = OOD_SCORE in outputs
+
     tolerance = None
-    if worst.exact:  # else the weights are rounded, and no tolerance is held
+    if worst.exact:
         tolerance = _three_digits(worst.allowed)
     score_tolerance = None
     if worst.exact and has_score:
         score_tolerance = _three_digits(worst.score_allowed)
+
     score = None
     score_max_abs = None
     if has_score:
         score = worst.chosen.score
         score_max_abs = _three_digits(worst.score)
+
     flags_changed = None
     if IS_OOD in outputs:
         flags_changed = worst.flags
     sets_changed = None
     if CONFORMAL_SET in outputs:
         sets_changed = worst.sets
+
     return ExportCheck(
         runtime=worst.runtime,
         inputs=[_shapes_of(expectation.inputs) for expectation in expected],
@@ -266,7 +323,7 @@ def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> Expor
 
 
 def _largest_difference(output: Tensor, wanted: Tensor) -> float:
-    """Return the largest absolute difference, in float64."""
+    """Return the largest absolute difference of two tensors, computed in float64."""
     differences = output.double() - wanted.double()
     return float(differences.abs().max())
 
@@ -280,7 +337,7 @@ def _shapes_of(inputs: NamedTensors) -> dict[str, list[int]]:
 
 
 def _size_in_words(inputs: NamedTensors) -> str:
-    """Return ``a batch of 3``, and of texts how many tokens they have: ``a batch of 3 texts of 16 tokens``."""
+    """Return the size of inputs in words: ``a batch of 3``, or for texts ``a batch of 3 texts of 16 tokens``."""
     first = next(iter(inputs.values()))
     words = f"a batch of {len(first)}"
     if "input_ids" in inputs:
@@ -289,7 +346,7 @@ def _size_in_words(inputs: NamedTensors) -> str:
 
 
 def _failed(path: Path, why: str) -> HydraError:
-    """Return the error of a file that is not what its model is."""
+    """Return the error for a file that fails its check."""
     return HydraError(
         f"the export {path} failed its check: {why}",
         hint="this is a defect of hydractl or of a library it exports with: nothing was written",

@@ -1,4 +1,4 @@
-"""Formats of exported files: a graph is written to an open file, and a file is loaded to run it."""
+"""The formats of exported files: how a graph is written to an open file, and how a file is loaded and run."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from hydractl.families.reading import first_line, quiet_logger, refused_as
 from hydractl.files.version import __version__
 
 Runner = Callable[[NamedTensors], NamedTensors]
-"""A file that runs: from inputs to outputs, which are some of :data:`hydractl.exports.answer.OUTPUTS`."""
+"""A function that runs a file: from inputs to outputs, some of :data:`hydractl.exports.answer.OUTPUTS`, by name."""
 
 DATA_SHA256 = "data_sha256"
-"""The key in the metadata at which the digest of the weights beside a file stands."""
+"""The key in the metadata of the SHA-256 of a second file of weights."""
 
 EXPORT_SCHEMA = "hydractl.export/2"
 OPSET = 20
-"""The operators of ONNX that are used: ONNX Runtime 1.17 knows them."""
+"""The version of ONNX's operators; ONNX Runtime 1.17 and later know it."""
 
 _LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
-_EXTERNAL_FROM = 1024  # bytes of a tensor; smaller ones stay in the graph
+_EXTERNAL_FROM = 1024  # tensors with fewer bytes stay in the graph even if there is a second file of weights
 _NO_LIMIT = 2**62
 _WEIGHTS_BESIDE = "session.model_external_initializers_file_folder_path"
-_OURS = "hydractl."  # the start of the names of metadata in an ONNX file
-_PAGE = 4096  # where tensors start in a file of their own, so that they can be mapped
+_OURS = "hydractl."  # the beginning of the names of hydractl's metadata in an ONNX file
+_PAGE = 4096  # tensors in a second file start at multiples of this, so that they can be mapped into memory
 
 
 class Format(Protocol):
     """One format of exported files.
 
     Attributes:
-        ending: of its files.
-        exact: whether a file gives what the model gives, but for rounding in float32.
-        has_weights_beside: whether weights that are too many for one file may go into another one.
-        bytes_per_weight: of a file, about.
+        ending: the ending of its files, e.g. ``.onnx``.
+        exact: whether the outputs of a file equal those of the model up to rounding in float32.
+        has_weights_beside: whether weights may go into a second file if they do not fit into one.
+        bytes_per_weight: the approximate number of bytes for one weight.
     """
 
     ending: str
@@ -58,25 +58,25 @@ class Format(Protocol):
     bytes_per_weight: int
 
     def require(self) -> None:
-        """Raise a UsageError that names those of its libraries that are not installed."""
+        """Raise a UsageError if libraries for this format are not installed; the message names them."""
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
-        """Write a graph, the weights into ``data`` where that is given and the format may have them beside it."""
+        """Write a graph with its metadata to ``handle``; if ``data`` is not None, write the weights there."""
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        """Load a written file; return it, running by as many threads as torch has, and the name of what runs it."""
+        """Load a file; return a function that runs it with as many threads as torch, and the name of the runtime."""
 
     def facts(self, path: Path) -> ExportedFacts:
-        """Read what a file says of itself, and what its graph takes and gives; nothing in it is run."""
+        """Read the metadata, the inputs and the outputs of a file, without running anything in it."""
 
 
 class ExportedFacts(NamedTuple):
-    """What is known of a file before it is loaded.
+    """What can be read from a file without loading it.
 
     Attributes:
-        metadata: what :meth:`Format.write` put into it; nothing in a file of others.
-        shapes: what its graph takes and gives.
-        data: the files beside it that hold weights.
+        metadata: hydractl's metadata; empty for a file from another program.
+        shapes: the inputs and outputs of the graph.
+        data: other files to which the graph refers for weights.
     """
 
     metadata: dict[str, str]
@@ -85,11 +85,12 @@ class ExportedFacts(NamedTuple):
 
 
 class WeightsFile:
-    """A file beside the graph that holds the weights: a message of protobuf has at most 2 GiB.
+    """A second file for the weights of an ONNX file, because a message of protobuf is limited to 2 GiB.
 
-    Args:
-        handle: where they are written.
-        location: the name of that file, as the graph is to say it.
+    Attributes:
+        handle: the open file.
+        location: the file name by which the graph refers to it.
+        offset: the number of bytes written so far.
     """
 
     def __init__(self, handle: IO[bytes], location: str) -> None:
@@ -99,24 +100,24 @@ class WeightsFile:
         self._digest = hashlib.sha256()
 
     def add(self, data: bytes) -> int:
-        """Write one tensor; return where it starts, which is at a whole page."""
+        """Write the bytes of one tensor at the next multiple of 4096, and return this position."""
         pages_in_use = math.ceil(self.offset / _PAGE)
         start = pages_in_use * _PAGE
         padding = bytes(start - self.offset)
-        for part in (padding, data):
-            self.handle.write(part)
-            self._digest.update(part)
+        for chunk in (padding, data):
+            self.handle.write(chunk)
+            self._digest.update(chunk)
         self.offset = start + len(data)
         return start
 
     @property
     def sha256(self) -> str:
-        """The digest of what was written."""
+        """The SHA-256 of everything that was written."""
         return self._digest.hexdigest()
 
 
 class Pt2:
-    """``torch.export``'s own file: plain PyTorch runs it."""
+    """The format of ``torch.export``, which plain PyTorch can run."""
 
     ending = ".pt2"
     exact = True
@@ -124,16 +125,16 @@ class Pt2:
     bytes_per_weight = 4
 
     def require(self) -> None:
-        """Nothing but torch is needed."""
+        """Do nothing, because only torch is needed."""
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
         with warnings.catch_warnings(action="ignore"):
             torch.export.save(graph.program, handle, extra_files=dict(metadata))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        """Return a written file as a function from inputs to outputs by name, and the name of what runs it.
+        """Load a file; return a function from inputs to outputs by name, and the name of the runtime.
 
-        torch is given a copy that is written from what was checked, never the file itself.
+        torch loads a copy that is written from what was checked, never the file itself.
         """
         with archive.opened(path) as checked, tempfile.TemporaryFile() as copy:
             checked.copy(copy)
@@ -157,7 +158,7 @@ class Pt2:
 
 
 class Onnx:
-    """ONNX, by torch's own exporter."""
+    """The format ONNX, written by torch's own exporter and run by ONNX Runtime."""
 
     ending = ".onnx"
     exact = True
@@ -165,18 +166,25 @@ class Onnx:
     bytes_per_weight = 4
 
     def require(self) -> None:
-        # torch needs two of the libraries to write a file, the check one to run it.
-        missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
-        if missing:
+        # torch needs onnx and onnxscript to write a file, and the check needs onnxruntime to run it.
+        missing_libraries = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+        if missing_libraries:
             raise UsageError(
-                f"ONNX files need {', '.join(missing)}, not installed here", hint="pip install 'hydractl[deploy]'"
+                f"ONNX files need {', '.join(missing_libraries)}, not installed here",
+                hint="pip install 'hydractl[deploy]'",
             )
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes], data: WeightsFile | None) -> None:
-        """Write a graph with its metadata; weights of some size into ``data``, where that is given.
+        """Write a graph with its metadata.
+
+        Args:
+            graph: the traced model.
+            metadata: texts by name.
+            handle: the open file.
+            data: the second file for weights of at least 1 KiB; None if all weights go into the first file.
 
         Raises:
-            HydraError: torch cannot turn the graph into ONNX.
+            HydraError: if torch cannot convert the graph to ONNX.
         """
         import onnx_ir
 
@@ -189,6 +197,8 @@ class Onnx:
             _move_weights(model, data)
         message = onnx_ir.serde.serialize_model(model)
         proto = self._finished_message(message)
+
+        # The metadata.
         proto.producer_name = "hydractl"
         proto.producer_version = __version__
         proto.ClearField("metadata_props")
@@ -200,22 +210,25 @@ class Onnx:
         handle.write(proto.SerializeToString(deterministic=True))
 
     def _finished_message(self, proto: Any) -> Any:
-        """Return the message of protobuf as it is written, but for its metadata: here as it is."""
+        """Return the message of protobuf to write, without metadata; subclasses can change it here."""
         return proto
 
     def runner(self, path: Path) -> tuple[Runner, str]:
-        """Return a written file as a function from inputs to outputs by name, and the name of what runs it.
+        """Load a file; return a function from inputs to outputs by name, and the name of the runtime.
 
-        Outputs that are none of hydractl's are not computed.
+        Outputs with names that hydractl does not use are not computed.
         """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = torch.get_num_threads()
-        options.add_session_config_entry("session.force_spinning_stop", "1")  # idle threads take no time of others
+        # Idle threads would otherwise keep the processor busy.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+
+        # Load the bytes that were checked, because the file could have changed since. The runtime then needs to know
+        # the folder of a second file of weights.
         _, content = read_onnx(path)
-        # What was checked is loaded, and the file is not read again; weights lie beside it.
         folder = os.path.abspath(path.parent)
         options.add_session_config_entry(_WEIGHTS_BESIDE, folder)
         with refused_as(f"cannot read {path}"):
@@ -241,10 +254,11 @@ class Onnx:
 
 
 class OnnxInt8(Onnx):
-    """ONNX whose constant weights are int8, by ONNX Runtime's dynamic quantisation.
+    """ONNX with constant weights in int8, through ONNX Runtime's dynamic quantisation.
 
-    Weights have seven bits and a scale for each output, activations eight bits and a scale for each call. With the
-    eighth bit, sums of products overflow on x86 processors without VNNI, so answers would depend on the machine.
+    Weights have seven bits and one scale for each output; activations have eight bits and one scale for each call. With
+    eight bits for weights, sums of products would overflow on x86 processors without VNNI, and answers would depend on
+    the machine.
     """
 
     ending = ".int8.onnx"
@@ -253,27 +267,27 @@ class OnnxInt8(Onnx):
     bytes_per_weight = 1
 
     def _finished_message(self, proto: Any) -> Any:
-        """Return the message with the weights of its products and look-ups rounded to int8.
+        """Return the message with the weights of matrix products and embeddings rounded to int8.
 
         Raises:
-            HydraError: ONNX Runtime cannot round them.
+            HydraError: if ONNX Runtime cannot round them.
         """
         import onnx
         from onnxruntime.quantization import quantize_dynamic
 
         proto = _with_constants_computed(proto)
-        proto.graph.ClearField("value_info")  # the shapes of weights that the quantiser transposes
-        proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")  # else it warns
+        proto.graph.ClearField("value_info")  # stored shapes would be wrong after the quantiser transposes weights
+        proto.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")  # prevents a warning
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "int8.onnx")
-            kinds = ["MatMul", "Gather"]  # not convolutions, for which runtimes differ
-            not_rounded = _nodes_in_float64(proto)
+            operators_to_round = ["MatMul", "Gather"]  # without convolutions, for which runtimes give different results
+            nodes_in_float64 = _nodes_in_float64(proto)
             try:
                 quantize_dynamic(
                     proto,
                     path,
-                    op_types_to_quantize=kinds,
-                    nodes_to_exclude=not_rounded,
+                    op_types_to_quantize=operators_to_round,
+                    nodes_to_exclude=nodes_in_float64,
                     per_channel=True,
                     reduce_range=True,
                 )
@@ -283,11 +297,14 @@ class OnnxInt8(Onnx):
 
 
 FORMATS: dict[str, Format] = {"onnx": Onnx(), "onnx-int8": OnnxInt8(), "pt2": Pt2()}
-"""The formats by the names of ``--format``."""
+"""The formats by their names for ``--format``."""
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the format that a path ends in, the longest ending first; None for no exported file."""
+    """Return the format of a file by the ending of its name; None if it is not an exported file.
+
+    If several endings fit (``.onnx`` and ``.int8.onnx``), the longest decides.
+    """
     name = os.fspath(path)
     kinds = [kind for kind, export_format in FORMATS.items() if name.endswith(export_format.ending)]
 
@@ -298,39 +315,47 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def _nodes_in_float64(proto: Any) -> list[str]:
-    """Return the names of the nodes behind logits and features: what comes of numbers that were cast to float64."""
+    """Return the names of all nodes that compute in float64, i.e. everything after the logits and features.
+
+    A node counts if it casts to float64, or if an input is in float64 or comes from such a node.
+    """
     import onnx
 
     double = onnx.TensorProto.DOUBLE
-    values_in_float64: set[str] = set()
+    # Names of tensors in float64, or computed from such tensors. At first these are constants.
+    tensors_in_float64: set[str] = set()
     for initializer in proto.graph.initializer:
         if initializer.data_type == double:
-            values_in_float64.add(initializer.name)
-    nodes = []
-    for node in proto.graph.node:  # inputs come before what is made of them
-        casts = node.op_type == "Cast" and node.attribute[0].i == double
-        takes_float64 = not values_in_float64.isdisjoint(node.input)
-        if casts or takes_float64:
-            values_in_float64.update(node.output)
-            nodes.append(node.name)
-    return nodes
+            tensors_in_float64.add(initializer.name)
+    node_names = []
+    # ONNX sorts nodes, so that every node comes after the nodes that compute its inputs.
+    for node in proto.graph.node:
+        casts_to_float64 = node.op_type == "Cast" and node.attribute[0].i == double
+        takes_float64 = not tensors_in_float64.isdisjoint(node.input)
+        if casts_to_float64 or takes_float64:
+            tensors_in_float64.update(node.output)
+            node_names.append(node.name)
+    return node_names
 
 
 def _with_constants_computed(proto: Any) -> Any:
-    """Return a message in which weights behind a transposition are constants: it has been carried out."""
+    """Return the message with everything computed that depends only on constants, e.g. transposed weights.
+
+    The quantiser rounds only constant weights.
+    """
     import onnx_ir
     import onnxscript.optimizer
 
     model = onnx_ir.serde.deserialize_model(proto)
-    with quiet_logger("onnxscript"):  # it warns of what it leaves as it is
+    with quiet_logger("onnxscript"):  # it warns about nodes that it does not change
         onnxscript.optimizer.optimize(model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
     _forget_sources(model)
     return onnx_ir.serde.serialize_model(model)
 
 
 def _onnx_model(graph: Graph) -> Any:
-    """Return a graph as a model of ``onnx_ir``."""
-    # Standard output belongs to the result.
+    """Convert a graph to a model of ``onnx_ir`` with torch's exporter."""
+    # The exporter prints to standard output, where hydractl prints its results, so send this to the null device.
     with (
         warnings.catch_warnings(action="ignore"),
         open(os.devnull, "w") as nowhere,
@@ -352,7 +377,10 @@ def _onnx_model(graph: Graph) -> Any:
 
 
 def _stable_sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate the sort that the exporter does not know: TopK of all values, which takes equal ones in their order."""
+    """Translate torch's stable sort, which the exporter does not know, to ONNX.
+
+    TopK of all values sorts them, and keeps the order of equal values.
+    """
     import onnxscript
 
     operators: Any = onnxscript.opset20
@@ -362,20 +390,23 @@ def _stable_sort(values: Any, *, stable: bool | None = None, dim: int = -1, desc
 
 
 def _forget_sources(model: Any) -> None:
-    """Remove what the exporter notes beside the graph: paths of source files and names of classes."""
+    """Remove the exporter's notes from a model of ``onnx_ir``, in place: paths of source files, names of classes."""
     graph = model.graph
     nodes = list(graph.all_nodes())
-    values = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+    tensors = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
     for node in nodes:
-        values += node.outputs
+        tensors += node.outputs
     functions = model.functions.values()
-    for holder in (model, graph, *functions, *nodes, *values):
-        holder.metadata_props.clear()
-        holder.doc_string = None
+    for annotated in (model, graph, *functions, *nodes, *tensors):
+        annotated.metadata_props.clear()
+        annotated.doc_string = None
 
 
 def _move_weights(model: Any, data: WeightsFile) -> None:
-    """Write the larger weights into the file beside the graph, in the order of their names."""
+    """Move weights of at least 1 KiB from a model of ``onnx_ir`` to the second file, in the order of their names.
+
+    In the model, in place, they are replaced by references to the file.
+    """
     import onnx_ir
 
     for name, value in sorted(model.graph.initializers.items()):
@@ -389,7 +420,7 @@ def _move_weights(model: Any, data: WeightsFile) -> None:
 
 
 def relocated(path: Path, location: str) -> bytes:
-    """Return an ONNX file that looks for its weights in the file ``location`` beside it, and is the same otherwise."""
+    """Return the bytes of an ONNX file, changed to refer to the file ``location`` for its external weights."""
     import onnx
 
     model = onnx.load_model(os.fspath(path), load_external_data=False)

@@ -1,4 +1,4 @@
-"""A model as one graph of plain operators, which runs without hydractl and without the model's own library."""
+"""Traces a model to one graph of plain operators, which runs without hydractl and the library of the model."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 
 EXAMPLE_BATCH = 2
-"""Samples of the inputs that a graph is traced with: with a single one, torch would take the size for a constant."""
+"""The batch size with which a graph is traced. With a batch of 1, torch would treat the size as a constant."""
 
 CHECKED_BATCHES = (1, EXAMPLE_BATCH + 1)
-"""Sizes that a graph is checked with: those that it was not traced with."""
+"""The batch sizes with which a graph is checked; they differ from the one with which it was traced."""
 
 PIXELS = "pixel_values"
-"""The input of images that are preprocessed, float32 ``[B, C, H, W]``."""
+"""The name of the input for preprocessed images, float32 ``[B, C, H, W]``."""
 
 _ROUNDING = 8 * torch.finfo(torch.float32).eps
 
 IMAGES = "images"
-"""The input of images at the size of the model, uint8 ``[B, H, W, C]``."""
+"""The name of the input for images of the model's size that are not yet normalised, uint8 ``[B, H, W, C]``."""
 
 _SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
-"""What the nodes of a graph remember of the program that they come from."""
+"""Metadata of a graph's nodes that describe the program from which they come."""
 
 NamedTensors = Mapping[str, Tensor]
 """Inputs or outputs of a graph, by name."""
@@ -42,11 +42,12 @@ NamedTensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Expectation:
-    """Inputs of a graph, and what the model itself makes of them.
+    """Inputs of a graph, and the outputs that the model itself computes for them.
 
     Attributes:
-        inputs, outputs: by name.
-        by_rounding: how far the OOD score moves where float32 rounds features and logits otherwise, ``[B]``.
+        inputs, outputs: tensors by name.
+        by_rounding: how much the OOD score of each sample changes if features and logits are rounded differently in
+            float32, ``[B]``; 0 for scores on logits.
     """
 
     inputs: NamedTensors
@@ -59,10 +60,10 @@ class Graph:
     """A traced model.
 
     Attributes:
-        program: takes its inputs by name and gives a mapping of outputs.
-        example: the inputs that it was traced with.
-        dynamic: which dimensions of each input may have any size, by name: ``batch``, and ``tokens`` of a text.
-        outputs: its outputs by name, in order: what they are for the example.
+        program: the traced program; it takes its inputs by name and returns a mapping of outputs.
+        example: the inputs with which it was traced, by name.
+        dynamic: for each input, the dimensions that may have any size, by index: ``batch``, and for texts ``tokens``.
+        outputs: the outputs for ``example``, by name, in order.
     """
 
     program: torch.export.ExportedProgram
@@ -71,12 +72,12 @@ class Graph:
     outputs: NamedTensors
 
     def shapes(self) -> GraphShapes:
-        """Return its inputs and outputs."""
+        """Return the shapes and dtypes of the inputs and outputs."""
         return GraphShapes(shapes_of_inputs(self.example, self.dynamic), shapes_of_outputs(self.outputs))
 
 
 class _OfImages(nn.Module):
-    """The model with inputs and outputs by name: torch.export reads the names from the signature."""
+    """Wraps a model of images with named inputs and outputs; torch.export takes the names from ``forward``."""
 
     def __init__(self, model: HydraModel, answer: GraphAnswer) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class _OfImages(nn.Module):
         return self.outputs(pixel_values)
 
     def outputs(self, inputs: Any) -> dict[str, Tensor]:
-        """Return the outputs by name, from one run of the model on inputs as it takes them."""
+        """Run the model once on inputs in its own format, and return the outputs of the graph by name."""
         features: Sequence[Tensor] = []
         if self.answer.takes_features:
             logits, features = read_features(self.model, inputs)
@@ -97,7 +98,7 @@ class _OfImages(nn.Module):
 
 
 class _OfTexts(_OfImages):
-    """The same for texts: numbers of tokens and their mask by the names of the stock model."""
+    """Wraps a model of texts; the inputs have the names of the library's model."""
 
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -109,7 +110,7 @@ class _OfTexts(_OfImages):
 
 
 class _OfPixels(_OfImages):
-    """The same for images in uint8 ``[B, H, W, C]``, which it normalises first."""
+    """Wraps a model of images so that it takes images in uint8, ``[B, H, W, C]``, and normalises them."""
 
     mean: Tensor
     std: Tensor
@@ -122,33 +123,33 @@ class _OfPixels(_OfImages):
         self.register_buffer("std", std)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        channels_first = images.permute(0, 3, 1, 2)
+        channels_first = images.permute(0, 3, 1, 2)  # [B, C, H, W]
         from_0_to_1 = channels_first.float() / 255.0
         return self.outputs((from_0_to_1 - self.mean) / self.std)
 
 
 def unnamed_inputs(inputs: NamedTensors) -> Any:
-    """Return the inputs of a model as it takes them: the reverse of :func:`named_inputs`."""
+    """Return named inputs in the format that the model takes: the inverse of :func:`named_inputs`."""
     if set(inputs) == {PIXELS}:
         return inputs[PIXELS]
     return inputs
 
 
 def named_inputs(inputs: Any) -> dict[str, Tensor]:
-    """Return the inputs of a model by name: images are ``pixel_values``; texts have the names of the stock model."""
+    """Return the inputs of a model by name; images get the name ``pixel_values``, texts already have names."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
     return {PIXELS: inputs}
 
 
 def graph_answer_of(model: HydraModel) -> GraphAnswer:
-    """Return what the graph of a model computes behind its logits and features."""
+    """Return the module that computes the outputs of a graph from the logits and features of a model."""
     chosen = Chosen.of(model.description.extra)
     return GraphAnswer(chosen, model.detector, model.members)
 
 
 def reference_outputs(model: HydraModel, inputs: Any) -> dict[str, Tensor]:
-    """Return what hydractl itself answers, by the names of a graph's outputs."""
+    """Return hydractl's own answer to a batch, by the names of a graph's outputs."""
     prediction = model.predict(inputs)
     outputs = {PROBABILITIES: prediction.probabilities, MEMBER_LOGITS: model.member_logits(inputs)}
     if prediction.ood_score is not None:
@@ -164,44 +165,50 @@ def reference_outputs(model: HydraModel, inputs: Any) -> dict[str, Tensor]:
 def expectations(
     model: HydraModel, longest: int | None, seed: int, image_format: ImageFormat | None = None
 ) -> list[Expectation]:
-    """Draw random inputs of several sizes, and compute what the model itself makes of them.
+    """Draw random inputs of several sizes, and compute the model's own outputs for them.
 
     Args:
-        model: before it is traced.
-        longest: tokens of a text at most; None for images.
-        seed: draws the inputs.
-        image_format: how the graph makes inputs of images in uint8; None for a graph that takes them preprocessed.
+        model: the model, which must not have been traced yet.
+        longest: the greatest number of tokens in a text; None for images.
+        seed: the seed of the random inputs.
+        image_format: how the graph normalises images in uint8; None if the graph takes preprocessed inputs.
+
+    Returns:
+        One expectation for each size in :data:`CHECKED_BATCHES`.
 
     Raises:
-        UsageError: the model looks at the shape of each image, which a graph cannot.
+        UsageError: if the model reads patches whose number depends on the shape of each image (SigLIP 2).
     """
     expected = []
-    for turn, batch in enumerate(CHECKED_BATCHES):
+    for index, batch in enumerate(CHECKED_BATCHES):
+        # The graph takes images in uint8, but the model itself takes normalised ones.
         if image_format is not None:
-            images = random_uint8_images(image_format, batch, seed + turn)
+            images = random_uint8_images(image_format, batch, seed + index)
             inputs_of_model = normalised(images, image_format)
             expected.append(_expectation(model, {IMAGES: images}, inputs_of_model))
             continue
-        example = model.example_inputs(batch, seed=seed + turn)
+
+        # The graph takes the same inputs as the model.
+        example = model.example_inputs(batch, seed=seed + index)
         named_example = named_inputs(example)
         if "spatial_shapes" in named_example:
             raise UsageError(f"{model.description.arch} looks at the rows of its images: no graph can be made of it")
         if longest is None:
             inputs = named_example
         else:
-            # First shorter texts than a graph is traced with, then longer ones.
-            inputs = _texts_of_other_length(named_example, longest, shorter=turn == 0)
+            # The first batch has shorter texts than those used for tracing, the second has longer ones.
+            inputs = _texts_of_other_length(named_example, longest, shorter=index == 0)
         expected.append(_expectation(model, inputs, unnamed_inputs(inputs)))
     return expected
 
 
 def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) -> Expectation:
-    """Return what a model makes of inputs.
+    """Return inputs with the outputs that the model itself computes for them.
 
     Args:
-        model: before it is traced.
-        inputs: as the graph takes them.
-        inputs_of_model: the same as the model takes them.
+        model: the model, which must not have been traced yet.
+        inputs: the inputs in the format of the graph, by name.
+        inputs_of_model: the same inputs in the format of the model.
     """
     outputs = reference_outputs(model, inputs_of_model)
     samples = outputs[MEMBER_LOGITS].shape[1]
@@ -212,21 +219,34 @@ def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) 
 
 
 def _moved_by_rounding(model: HydraModel, inputs: Any, scores: Tensor) -> Tensor:
-    """Return how far scores on features ``[B]`` move when features and logits are rounded otherwise."""
+    """Return by how much OOD scores on features change if features and logits are rounded differently, ``[B]``.
+
+    Args:
+        model: the model, with a fitted detector.
+        inputs: inputs in the format of the model.
+        scores: the model's OOD scores for these inputs, ``[B]``.
+    """
     assert model.detector is not None
     generator = torch.Generator().manual_seed(0)
     logits, features = read_features(model, inputs)
-    rounded_features = []
+
+    # Disturb features and logits of all members by random numbers of the size of rounding errors.
+    disturbed_features = []
     for features_of_member in features:
-        rounded_features.append(_rounded_otherwise(features_of_member, generator))
-    rounded_logits = _rounded_otherwise(logits, generator)
-    (scores_of_members,) = model.detector.scores(rounded_logits, rounded_features).values()  # [M, B]
-    mean_scores = scores_of_members.mean(axis=0)
-    return (torch.from_numpy(mean_scores) - scores).abs()
+        disturbed_features.append(_rounded_otherwise(features_of_member, generator))
+    disturbed_logits = _rounded_otherwise(logits, generator)
+
+    # The detector returns the scores by name; a model has exactly one score on features.
+    (scores_of_members,) = model.detector.scores(disturbed_logits, disturbed_features).values()  # [M, B]
+    disturbed_scores = scores_of_members.mean(axis=0)
+    return (torch.from_numpy(disturbed_scores) - scores).abs()
 
 
 def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Move values by what sums of products in float32 are uncertain of: some units in the last place of the largest."""
+    """Return values disturbed at random by up to 8 units in the last place (float32) of the largest value.
+
+    This is about the uncertainty of sums of products in float32.
+    """
     from_0_to_1 = torch.rand(values.shape, generator=generator)
     from_minus_1_to_1 = 2 * from_0_to_1 - 1
     largest = values.abs().max()
@@ -234,7 +254,7 @@ def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def random_uint8_images(image_format: ImageFormat, batch: int, seed: int) -> Tensor:
-    """Draw images at the size of the model, uint8 ``[batch, H, W, C]``."""
+    """Draw random images of the model's size, uint8 ``[batch, H, W, C]``."""
     channels, height, width = image_format.size
     shape = (batch, height, width, channels)
     generator = torch.Generator().manual_seed(seed)
@@ -242,7 +262,10 @@ def random_uint8_images(image_format: ImageFormat, batch: int, seed: int) -> Ten
 
 
 def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
-    """Return what a model takes of images in uint8 ``[B, H, W, C]``: float32 ``[B, C, H, W]``, computed in float64."""
+    """Normalise images, uint8 ``[B, H, W, C]``, to inputs of the model, float32 ``[B, C, H, W]``.
+
+    The numbers are computed in float64.
+    """
     mean = torch.tensor(image_format.mean, dtype=torch.float64)
     std = torch.tensor(image_format.std, dtype=torch.float64)
     from_0_to_1 = images.double() / 255
@@ -252,10 +275,9 @@ def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
 
 
 def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
-    """Return the images, uint8 ``[B, H, W, C]``, that were normalised to inputs ``[B, C, H, W]``.
+    """Undo the normalisation: return images, uint8 ``[B, H, W, C]``, from inputs of the model, ``[B, C, H, W]``.
 
-    Where a transform resizes images of whole numbers to images of whole numbers, as Pillow does, they are those images;
-    elsewhere they are rounded.
+    The result is exact if the transform resized images in bytes, as Pillow does. Otherwise the pixels are rounded.
     """
     mean = torch.tensor(image_format.mean, dtype=torch.float64)
     std = torch.tensor(image_format.std, dtype=torch.float64)
@@ -267,27 +289,33 @@ def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
 
 
 def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) -> dict[str, Tensor]:
-    """Return texts of a length that the example does not have, the second half of the first one as padding.
+    """Return texts with another number of tokens than the given ones; half of the first text is padding.
 
     Args:
-        inputs: of the length of the example, by name ``[B, tokens]``.
-        longest: tokens of a text at most.
-        shorter: whether they are shorter than the example, else longer, where the model takes longer ones.
+        inputs: tensors by name, ``[B, tokens]`` each.
+        longest: the greatest number of tokens in a text.
+        shorter: whether the new texts are shorter; otherwise they are longer, if ``longest`` allows it.
+
+    Returns:
+        Tensors by name, ``[B, length]`` each: the tokens of the given texts, repeated and cut at the new length.
     """
     length = _other_length(inputs["input_ids"].shape[1], longest, shorter)
-    texts = {}  # [B, length] each: the example twice over, cut at the length
+    texts = {}
     for name, tensor in inputs.items():
-        twice = torch.cat([tensor, tensor], dim=1)
-        texts[name] = twice[:, :length].contiguous()
+        repeated = torch.cat([tensor, tensor], dim=1)  # [B, 2 * tokens]
+        texts[name] = repeated[:, :length].contiguous()
     if "attention_mask" in texts:
         padding = length // 2
-        first_text = texts["attention_mask"][0]  # a view
-        first_text[length - padding :] = 0
+        mask_of_first_text = texts["attention_mask"][0]  # a view: the next line changes `texts`
+        mask_of_first_text[length - padding :] = 0
     return texts
 
 
 def _other_length(length: int, longest: int, shorter: bool) -> int:
-    """Return about half of a length, or about twice of it; one less where ``longest`` forbids anything longer."""
+    """Return about half of ``length`` (at least 2), or about twice ``length`` (at most ``longest``).
+
+    If ``length`` is already ``longest``, the longer length is impossible, and ``length - 1`` is returned.
+    """
     if shorter:
         return max(2, length // 2)
     longer = min(longest, 2 * length - 1)
@@ -298,39 +326,39 @@ def _other_length(length: int, longest: int, shorter: bool) -> int:
 
 @torch.no_grad()
 def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | None = None) -> Graph:
-    """Trace a model, which is good for nothing else afterwards.
-
-    It is frozen, runs in one way whatever the batch, and a zero-shot model has no tower of the labels any more.
+    """Trace a model to a graph with torch.export. The model is changed in place and cannot be used afterwards.
 
     Args:
-        model: on the CPU, in float32, with classes.
-        longest: tokens of a text at most; None for images.
-        image_format: how the graph makes inputs of images in uint8; None for a graph that takes them preprocessed.
+        model: a model on the CPU, in float32, whose classes are known.
+        longest: the greatest number of tokens in a text; None for images.
+        image_format: how the graph normalises images in uint8; None if the graph takes preprocessed inputs.
 
     Raises:
-        HydraError: for a model that torch.export cannot make a graph of.
+        HydraError: if torch.export cannot trace the model.
     """
     module = _module_to_trace(model, takes_texts=longest is not None, image_format=image_format)
     example = _example_to_trace_with(model, image_format)
-    _freeze_for_tracing(module)
+    _freeze_for_tracing(module)  # changes the model in place
 
+    # In every input the batch may have any size, and for texts also the number of tokens.
     dimensions_of_any_size = {0: torch.export.Dim("batch")}
     if longest is not None:
         dimensions_of_any_size[1] = torch.export.Dim("tokens", min=2, max=longest)
     dynamic = {name: dict(dimensions_of_any_size) for name in example}
+
     try:
-        # The warnings are about how torch does it inside; the graph is checked by running it.
+        # torch warns about its own internals. Whether the graph is right is checked later by running it.
         with warnings.catch_warnings(action="ignore"):
             outputs = module(**example)
             program = torch.export.export(module, (), dict(example), dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         raise HydraError(f"torch cannot export {model.description.arch}: {first_line(error)}") from error
-    _forget_sources(program)  # in place
+    _forget_sources(program)  # changes the program in place
     return Graph(program, example, dynamic, outputs)
 
 
 def _module_to_trace(model: HydraModel, *, takes_texts: bool, image_format: ImageFormat | None) -> _OfImages:
-    """Return the model as a module with inputs and outputs by name: of texts, uint8 images or preprocessed images."""
+    """Wrap the model as a module with named inputs and outputs, for images in uint8, texts, or preprocessed images."""
     answer = graph_answer_of(model)
     if image_format is not None:
         return _OfPixels(model, answer, image_format)
@@ -340,23 +368,26 @@ def _module_to_trace(model: HydraModel, *, takes_texts: bool, image_format: Imag
 
 
 def _example_to_trace_with(model: HydraModel, image_format: ImageFormat | None) -> dict[str, Tensor]:
-    """Return inputs of the module by name, a batch of :data:`EXAMPLE_BATCH`."""
+    """Return example inputs of the module by name, with a batch of :data:`EXAMPLE_BATCH`."""
     if image_format is not None:
         return {IMAGES: random_uint8_images(image_format, EXAMPLE_BATCH, seed=0)}
     return named_inputs(model.example_inputs(EXAMPLE_BATCH))
 
 
 def _freeze_for_tracing(module: _OfImages) -> None:
-    """Change a module, and the model in it, in place to what a graph is to hold: no training, no copies, no prompts."""
+    """Change a module, and the model in it, in place, so that a graph of it holds nothing superfluous."""
     model = module.model
     module.eval().requires_grad_(False)
-    model.side_by_side = True  # what is faster depends on the batch, of which a graph knows nothing
-    model.batched = False  # stacked weights would be in the file once more
-    _settle_labels(model)  # after eval(), which makes the model forget the features of its classes
+    model.side_by_side = True  # otherwise the size of the batch decides how members run, which a graph cannot do
+    model.batched = False  # stacked weights would be stored in the file a second time
+    _settle_labels(model)  # must come after eval(), which clears the features of the classes
 
 
 def _settle_labels(model: HydraModel) -> None:
-    """Compute the features of the classes, which the model then keeps, and let go of the weights they came from."""
+    """Store the features of the classes in a zero-shot model, and remove the parameters of its text tower, in place.
+
+    Models with a classifier are not changed.
+    """
     if model.prompted is None:
         return
     model.label_features()
@@ -369,7 +400,7 @@ def _settle_labels(model: HydraModel) -> None:
 
 
 def _drop_parameters(network: nn.Module, prefixes: tuple[str, ...]) -> None:
-    """Let go of the parameters whose names start with one of the prefixes."""
+    """Remove the parameters whose names start with one of the prefixes, in place."""
     names = [name for name, _ in network.named_parameters() if name.startswith(prefixes)]
     for name in names:
         parent_name, _, leaf = name.rpartition(".")
@@ -378,7 +409,7 @@ def _drop_parameters(network: nn.Module, prefixes: tuple[str, ...]) -> None:
 
 
 def _forget_sources(program: torch.export.ExportedProgram) -> None:
-    """Remove what a graph remembers of the machine: paths of source files, names of classes, example inputs."""
+    """Remove paths of source files, names of classes and example inputs from a graph, in place."""
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue

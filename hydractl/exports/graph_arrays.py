@@ -1,4 +1,4 @@
-"""The operations of :class:`hydractl.metrics.arrays.Arrays` on float64 tensors, by operators that ONNX has for them."""
+"""The operations of :class:`hydractl.metrics.arrays.Arrays` on float64 tensors, with operators that ONNX also has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydractl.metrics.arrays import Arrays
 
 
 class GraphArrays:
-    """The operations. Of equal values ONNX Runtime and torch take those first that stand first, as numpy does."""
+    """The operations, see :class:`Arrays`. Equal values keep their order in torch and ONNX Runtime, as in numpy."""
 
     def exp(self, values: Tensor) -> Tensor:
         return torch.exp(values)
@@ -60,13 +60,15 @@ class GraphArrays:
 
     def quotients(self, numerators: Tensor, denominators: Tensor) -> Tensor:
         is_zero = denominators == 0
+        # Both branches of `where` are computed, so avoid the division by 0.
         divided = numerators / torch.where(is_zero, torch.ones_like(denominators), denominators)
         return torch.where(is_zero, torch.zeros_like(divided), divided)
 
     def taken(self, values: Tensor, places: Tensor) -> Tensor:
+        # numpy broadcasts the indices over the other axes, torch does not.
         other_axes = values.shape[:-1]
-        everywhere = places.expand(*other_axes, places.shape[-1])
-        return torch.gather(values, -1, everywhere)
+        indices = places.expand(*other_axes, places.shape[-1])
+        return torch.gather(values, -1, indices)
 
     def placed(self, values: Tensor, places: Tensor, width: int) -> Tensor:
         zeros = values.new_zeros(values.shape[0], width)
@@ -76,7 +78,7 @@ class GraphArrays:
         return torch.cumsum(values, dim=1)
 
     def number(self, number: float) -> Tensor:
-        # The exporter to ONNX writes plain numbers in float32.
+        # A plain Python number would be written in float32 by the exporter to ONNX.
         return torch.tensor(number, dtype=torch.float64)
 
     def numbers(self, numbers: Sequence[float]) -> Tensor:
@@ -92,4 +94,4 @@ class GraphArrays:
 
 
 IN_GRAPH = cast("Arrays", GraphArrays())
-"""The operations, for code that is typed for numpy arrays."""
+"""The operations, typed as :class:`Arrays` for functions that are written for numpy arrays."""

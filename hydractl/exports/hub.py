@@ -1,6 +1,6 @@
-"""A checkpoint or a published folder, and its card, as one commit in a repository of the Hugging Face Hub.
+"""Uploads a checkpoint or a published folder, with its model card, to the Hugging Face Hub in one commit.
 
-Everything that speaks to the Hub is ``huggingface_hub``'s: tokens, endpoints, retries, large files.
+``huggingface_hub`` handles everything about the connection: tokens, endpoints, retries, large files.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _NAMES_OF_MODEL_FILES = frozenset(
         *("bpe.codes", "chat_template.jinja", "chat_template.json"),
     }
 )
-"""Names of the files that transformers, timm and open_clip read with a model, and that hydractl writes beside it."""
+"""The names of all files that transformers, timm and open_clip read with a model, or that hydractl writes beside it."""
 _LICENCE = re.compile(r"(LICEN[CS]E|NOTICE|COPYING)([._-][A-Za-z0-9._-]{1,40})?")
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A repository of the Hub, and how files are uploaded to it.
+    """A repository on the Hub, and how files are uploaded to it.
 
     Attributes:
         repo: ``ORG/NAME``.
-        branch: the branch that is pushed to; None for the main one.
-        private: whether a repository that has to be made is private.
+        branch: the branch to push to; None means the main branch.
+        private: whether a new repository is private; an existing one is not changed.
         message: the message of the commit.
-        force: whether files of the same names with other contents are replaced.
+        force: whether files with the same names but other contents are replaced.
     """
 
     repo: str
@@ -59,11 +59,11 @@ class Destination:
 
 @dataclass(frozen=True)
 class PushedFiles:
-    """The files of a checkpoint or a folder that are pushed, and those that are not.
+    """The files of a checkpoint or folder that are pushed, and those that are left out.
 
     Attributes:
-        files: paths by their names in the repository.
-        left_out: other files of the folder, by their names there, each with its bytes.
+        files: the path of each file by its name in the repository.
+        left_out: the size in bytes of each other file in the folder, by its name there.
     """
 
     files: Mapping[str, Path]
@@ -71,36 +71,39 @@ class PushedFiles:
 
 
 def contents_of(path: Path, include: Sequence[str] = ()) -> PushedFiles:
-    """Choose the files of a checkpoint or of a published folder that belong to the model.
+    """Choose the files of a checkpoint or a published folder to push.
 
-    A folder may hold anything beside the model: notes, states of optimizers, other checkpoints. Of it, only files are
-    taken whose names say that a library reads them with the model, the weights that the index names, and those that
-    were asked for.
+    A folder may contain anything beside the model: notes, states of optimizers, other checkpoints. Only these files are
+    chosen: files with names that a library reads with a model, licences, the weights that the index lists, and the
+    files in ``include``.
 
     Args:
-        path: the checkpoint, or the folder.
-        include: names of further files of the folder.
+        path: the checkpoint or the folder.
+        include: names of more files in the folder to push.
 
     Raises:
-        InputError: a name that is no file of the folder, or a file that is a link out of it.
-        UsageError: further files of a checkpoint, which is one file.
+        InputError: if a name in ``include`` is not a file in the folder, or a chosen file is a link out of the folder.
+        UsageError: if ``path`` is a checkpoint and ``include`` is not empty.
     """
+    # A checkpoint is one file.
     if not path.is_dir():
         if include:
             raise UsageError(f"--include {include[0]}: {path} is one file", hint="push the folder that holds both")
         return PushedFiles({path.name: path}, {})
 
     names = _files_below(path)
-    unknown = [name for name in include if name not in names]
-    if unknown:
-        raise InputError(f"{path} holds no file {unknown[0]}", hint=f"names are those below {path}, such as {CARD}")
+    missing_names = [name for name in include if name not in names]
+    if missing_names:
+        raise InputError(
+            f"{path} holds no file {missing_names[0]}", hint=f"names are those below {path}, such as {CARD}"
+        )
 
-    wanted = _names_of_shards(path).union(include)
+    names_in_any_case = _names_of_shards(path).union(include)
     files: dict[str, Path] = {}
     left_out: dict[str, int] = {}
     for name in names:
         file = path / name
-        if name in wanted or _belongs_to_model(name):
+        if name in names_in_any_case or _belongs_to_model(name):
             files[name] = file
         else:
             left_out[name] = file.lstat().st_size
@@ -110,47 +113,48 @@ def contents_of(path: Path, include: Sequence[str] = ()) -> PushedFiles:
 
 
 def _refuse_links_outside(files: Mapping[str, Path], folder: Path) -> None:
-    """Refuse files that are links out of the folder: what they lead to was not meant to be published.
+    """Raise an error if a file is a link out of the folder, because its target was not meant to be published.
 
     Raises:
-        InputError: naming them.
+        InputError: with the names of all such files.
     """
-    outside = [name for name, file in files.items() if not _lies_in(file, folder)]
-    if not outside:
+    names_outside = [name for name, file in files.items() if not _lies_in(file, folder)]
+    if not names_outside:
         return
     problems: Sequence[str] = ()
-    if len(outside) > 1:  # the message names the first
-        problems = outside
+    if len(names_outside) > 1:  # a single name is already in the message
+        problems = names_outside
     raise InputError(
-        f"{folder / outside[0]} is a link to a file outside of the folder, which is not pushed",
+        f"{folder / names_outside[0]} is a link to a file outside of the folder, which is not pushed",
         hint="put a copy of the file in its place",
         problems=problems,
     )
 
 
 def _files_below(folder: Path) -> list[str]:
-    """List all files of a folder and of those in it by name; folders that are links are not followed."""
+    """Return the sorted names of all files at any depth below a folder; folders that are links are not followed."""
     names = []
-    for place, _, files in os.walk(folder):
+    for subfolder, _, files in os.walk(folder):
         for file in files:
-            names.append(Path(place, file).relative_to(folder).as_posix())
+            names.append(Path(subfolder, file).relative_to(folder).as_posix())
     return sorted(names)
 
 
 def _belongs_to_model(name: str) -> bool:
-    """Return whether a file of this name is read with a model, or says what may be done with it."""
+    """Return whether a file with this name is read with a model, or is a licence."""
     is_licence = _LICENCE.fullmatch(name) is not None
     return is_licence or name in _NAMES_OF_MODEL_FILES
 
 
 def _names_of_shards(folder: Path) -> set[str]:
-    """Return the names of the files of weights that the index of a folder lists.
+    """Return the names of the files with weights that the index in a folder lists.
 
-    Empty where the folder has no index, a broken one, or the weights in one file, which libraries then read.
+    The set is empty if there is no index, if it is broken, or if there is also one file with all weights, because
+    libraries then ignore the index.
     """
-    whole_weights = folder / _WEIGHTS
+    single_file = folder / _WEIGHTS
     index = folder / f"{_WEIGHTS}.index.json"
-    if not index.is_file() or whole_weights.is_file():
+    if not index.is_file() or single_file.is_file():
         return set()
     document = parse_json(index.read_bytes(), str(index))
     if not isinstance(document, dict):
@@ -167,25 +171,26 @@ def _names_of_shards(folder: Path) -> set[str]:
 
 
 def _lies_in(file: Path, folder: Path) -> bool:
-    """Return whether a file, which may be a link, is in a folder."""
-    root = os.path.realpath(folder)
-    target = os.path.realpath(file)
-    return os.path.commonpath([target, root]) == root
+    """Return whether a file is really in a folder, after following all links."""
+    real_folder = os.path.realpath(folder)
+    real_file = os.path.realpath(file)
+    return os.path.commonpath([real_file, real_folder]) == real_folder
 
 
 def upload(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, list[str]]:
-    """Upload what the repository does not have yet; all of it or nothing.
+    """Upload all files that the repository does not have yet, in one commit: all of them or none.
 
     Args:
         files: paths or contents by their names in the repository.
-        to: the repository, which is made where there is none.
+        to: the repository; it is created if it does not exist.
 
     Returns:
-        The commit that has all files, and the names of those that were uploaded for it.
+        The id of the commit that has all files, and the names of the files that were uploaded. If nothing had to be
+        uploaded, the commit is the present one.
 
     Raises:
-        OutputError: files of these names are there with other contents, and ``force`` is not set.
-        InputError: what the Hub answered.
+        OutputError: if a file with the same name but other contents exists, and ``force`` is not set.
+        InputError: if the Hub reports an error.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -195,54 +200,59 @@ def upload(files: Mapping[str, Path | bytes], to: Destination) -> tuple[str, lis
         if to.branch is not None:
             api.create_branch(to.repo, branch=to.branch, exist_ok=True)
         head = api.model_info(to.repo, revision=to.branch).sha
-        wanted = _files_to_upload(api, files, to)
-        if not wanted:
+        files_to_upload = _files_to_upload(api, files, to)
+        if not files_to_upload:
             return str(head), []
+
         operations = []
-        for name, content in wanted.items():
-            source: bytes | str
+        for name, content in files_to_upload.items():
+            path_or_bytes: bytes | str
             if isinstance(content, bytes):
-                source = content
+                path_or_bytes = content
             else:
-                source = str(content)
-            operations.append(CommitOperationAdd(name, source))
+                path_or_bytes = str(content)
+            operations.append(CommitOperationAdd(name, path_or_bytes))
+        # With `parent_commit` the Hub rejects the commit if somebody else has pushed since.
         commit = api.create_commit(
             to.repo, operations, commit_message=to.message, revision=to.branch, parent_commit=head, num_threads=1
         )
-        return commit.oid, sorted(wanted)
+        return commit.oid, sorted(files_to_upload)
 
 
 def _files_to_upload(api: HfApi, files: Mapping[str, Path | bytes], to: Destination) -> dict[str, Path | bytes]:
-    """Return the files that the repository does not have yet, or has with other contents.
+    """Return the files that the repository does not have, or has with other contents.
+
+    Args:
+        api: the connection to the Hub.
+        files: paths or contents by their names in the repository.
+        to: the repository.
 
     Raises:
-        OutputError: files of these names are there with other contents, and ``force`` is not set.
+        OutputError: if a file with the same name but other contents exists, and ``force`` is not set.
     """
     entries = api.get_paths_info(to.repo, list(files), revision=to.branch)
-    entry_of_name = {entry.path: entry for entry in entries}
-    wanted = {}
-    replaced = []
+    entry_by_name = {entry.path: entry for entry in entries}
+    files_to_upload = {}
+    names_with_other_contents = []
     for name, content in files.items():
-        entry = entry_of_name.get(name)
+        entry = entry_by_name.get(name)
         if entry is None:
-            wanted[name] = content
+            files_to_upload[name] = content
         elif not _has_contents(entry, content):
-            wanted[name] = content
-            replaced.append(name)
-    if replaced and not to.force:
-        names = " and another ".join(sorted(replaced))
+            files_to_upload[name] = content
+            names_with_other_contents.append(name)
+    if names_with_other_contents and not to.force:
+        names = " and another ".join(sorted(names_with_other_contents))
         raise OutputError(f"{to.repo} has another {names}", hint="--force replaces it")
-    return wanted
+    return files_to_upload
 
 
 def _has_contents(entry: Any, content: Path | bytes) -> bool:
-    """Return whether a file of a repository has these contents.
-
-    A large one is known by SHA-256, others by git's own hash.
+    """Return whether a file in a repository has these contents, by comparing hashes.
 
     Args:
-        entry: of the Hub's list of files.
-        content: the contents, or the file that has them.
+        entry: the entry in the Hub's list of files. It has the SHA-256 of a large file, and git's hash of others.
+        content: the contents, or the path of a local file.
     """
     if entry.lfs is not None:
         return bool(entry.lfs.sha256 == _sha256_of(content))
@@ -254,7 +264,7 @@ def _has_contents(entry: Any, content: Path | bytes) -> bool:
 
 
 def _sha256_of(content: Path | bytes) -> str:
-    """Return the digest of contents; a file is not read into memory as a whole."""
+    """Return the SHA-256 of contents or of a local file, which is read piece by piece."""
     if isinstance(content, Path):
         return sha256_file(content)
     return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""The metadata of an exported file: written, and read back with checks."""
+"""The metadata of an exported file: how they are made, and how they are read back and checked."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _NEEDED = (
     *("ood_score", "threshold", "calibration", "conformal"),
 )
 _CHOSEN = ("threshold", "calibration", "conformal")
-"""Entries of a checkpoint that calibrate wrote, which stand in the metadata as they are."""
+"""Entries of a checkpoint that ``calibrate`` wrote; they are copied into the metadata unchanged."""
 
 FLOAT32, UINT8, TOKENS = INPUT_KINDS = ("float32", "uint8", "tokens")
-"""What a graph takes: images preprocessed in float32, images at its size in uint8, or numbers of tokens."""
+"""The kinds of input of a graph: preprocessed images in float32, images of its size in uint8, or token ids."""
 
 
 def metadata_of(description: Description, inputs: list[str], macs: int, shapes: GraphShapes) -> dict[str, str]:
-    """Return the metadata of an exported file, every value a text.
+    """Return the metadata of an exported file; every value is a text, most of them JSON.
 
     Args:
-        description: of the model.
-        inputs: SHA-256 of the models it was made of.
-        macs: multiply-adds of one sample.
-        shapes: what its graph takes and gives.
+        description: the description of the model.
+        inputs: SHA-256 of the models from which it was made.
+        macs: multiply-adds for one sample.
+        shapes: the inputs and outputs of the graph.
     """
     labels = None
     if description.labels is not None:
@@ -69,11 +69,15 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
     }
     for key in _CHOSEN:
         metadata[key] = canonical_json(description.extra.get(key))
+
+    # The data to which the OOD score was fitted.
     fitted_on = None
     stored_score = description.extra.get("ood_score")
     if isinstance(stored_score, Mapping):
         fitted_on = stored_score.get("fitted_on")
     metadata["fitted_on"] = canonical_json(fitted_on)
+
+    # How images have to be resized and normalised.
     if metadata["input"] != TOKENS:
         image_format = get_family(description.family).image_format(description.preprocess)
         metadata["image"] = canonical_json(asdict(image_format))
@@ -81,7 +85,7 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
 
 
 def _input_kind(shapes: GraphShapes) -> str:
-    """Return what a graph takes, one of ``INPUT_KINDS``, by the names of its inputs."""
+    """Return the kind of input of a graph, one of :data:`INPUT_KINDS`, judging by the names of its inputs."""
     if IMAGES in shapes.inputs:
         return UINT8
     if PIXELS in shapes.inputs:
@@ -90,10 +94,10 @@ def _input_kind(shapes: GraphShapes) -> str:
 
 
 def chosen_of(metadata: Mapping[str, str]) -> Chosen:
-    """Return what ``calibrate`` had chosen for the model of an exported file.
+    """Return the choices of ``calibrate`` for the model of an exported file.
 
     Raises:
-        InputError: for what ``calibrate`` does not write.
+        InputError: if the metadata have values that ``calibrate`` does not write.
     """
     extra: dict[str, Any] = {"ood_score": {"score": metadata["ood_score"]}}
     for key in _CHOSEN:
@@ -102,46 +106,52 @@ def chosen_of(metadata: Mapping[str, str]) -> Chosen:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of an exported file, which is checked but for the numbers of its weights.
+    """Read the metadata of an exported file, and check everything in the file except the values of its weights.
 
     Raises:
-        InputError: it cannot be read, holds what no export of hydractl holds, or does not say what it is made of.
+        InputError: if the file cannot be read, has something that hydractl never exports, or its metadata are missing,
+            wrong, or do not agree with its graph.
     """
     kind = kind_of(path)
     assert kind is not None
     with refused_as(f"cannot read {path}"):
-        metadata, shapes, data = FORMATS[kind].facts(path)
+        metadata, graph_shapes, weight_files = FORMATS[kind].facts(path)
     hint = f"write it with export --format {kind}, of this version"
     has_needed_keys = metadata.keys() >= set(_NEEDED)
     if not has_needed_keys or metadata["schema"] != EXPORT_SCHEMA:
         raise InputError(f"{path} does not say what it is made of", hint=hint)
-    problems_of_values = _metadata_problems(metadata, path)
-    if problems_of_values:
-        problems = problems_of_values  # shapes cannot be told from such values
+
+    # Check the values first: the expected shapes follow from them.
+    value_problems = _metadata_problems(metadata, path)
+    if value_problems:
+        problems = value_problems
     else:
-        problems = _shape_problems(metadata, shapes, path)
+        problems = _shape_problems(metadata, graph_shapes, path)
     if problems:
         raise InputError(f"{path} says of itself what cannot be", hint=hint, problems=problems)
     if metadata["format"] != kind:
         raise InputError(f"{path} ends like a file of {kind} and says it is {shown(metadata['format'])}", hint=hint)
-    _check_weights_beside(metadata, data, path)
+    _check_weights_beside(metadata, weight_files, path)
     return metadata
 
 
 def _check_weights_beside(metadata: Mapping[str, str], data: Sequence[Path], path: Path) -> None:
-    """Refuse weights beside a file that are not those that it was written with.
+    """Raise an error if the weights of an exported file are in a second file, and this is not the original one.
 
     Args:
-        metadata: with the digest of those weights, where there are some.
-        data: the files beside the graph that it takes weights from.
-        path: of the file, for messages.
+        metadata: the metadata of the file; at :data:`DATA_SHA256` they have the digest of the second file, if the
+            weights are not in the file itself.
+        data: the files to which the graph refers for weights. An intact export has none or one.
+        path: the file, for messages.
 
     Raises:
-        InputError: naming the file that they lie in.
+        InputError: if there are several such files, the digest is missing, or the weights have another digest.
     """
     digest = metadata.get(DATA_SHA256)
+    # All weights are in the file itself.
     if not data and digest is None:
         return
+    # One file needs one valid digest, and the other way round.
     is_digest = digest is not None and _SHA256.fullmatch(digest) is not None
     if len(data) != 1 or not is_digest:
         raise InputError(
@@ -157,8 +167,15 @@ def _check_weights_beside(metadata: Mapping[str, str], data: Sequence[Path], pat
 
 
 def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
-    """List each value that :func:`metadata_of` would not write, a line each."""
+    """Return one line for each value in the metadata that :func:`metadata_of` would not write.
+
+    Args:
+        metadata: metadata with all needed keys, but any values.
+        path: the file, for messages.
+    """
     problems = []
+
+    # Plain values.
     for key in ("macs", "members"):
         count = metadata[key]
         if _COUNT.fullmatch(count) is None:
@@ -170,6 +187,7 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
         if not _are_texts(values):
             problems.append(f"{key} {shown(metadata[key])}")
 
+    # Values with functions of their own to read them.
     try:
         GraphShapes.from_json(parse_json(metadata["shapes"], f"shapes in {path}"))
     except ValueError as error:
@@ -178,9 +196,10 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
         chosen_of(metadata)
     except InputError as error:
         problems.append(error.message)
+
+    # How samples become inputs.
     if metadata["input"] not in INPUT_KINDS:
         problems.append(f"input {shown(metadata['input'])}")
-
     preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
     takes_images = metadata["input"] in (FLOAT32, UINT8)
     problems += _preprocess_problems(preprocess, takes_images)
@@ -188,7 +207,12 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
 
 
 def _preprocess_problems(preprocess: object, takes_images: bool) -> list[str]:
-    """List what is wrong with how samples become inputs: sizes of images, and lengths of texts that are limited."""
+    """List the problems with a preprocessing: impossible sizes of images, or lengths of texts.
+
+    Args:
+        preprocess: the value in the metadata, which may be anything.
+        takes_images: whether the graph takes images, so that a size is needed.
+    """
     if not isinstance(preprocess, dict):
         return [f"preprocess {shown(preprocess)}"]
     problems = []
@@ -202,65 +226,79 @@ def _preprocess_problems(preprocess: object, takes_images: bool) -> list[str]:
 
 
 def _shape_problems(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> list[str]:
-    """List how the graph differs from what the metadata say of it, a line each.
+    """Return one line for each wrong input or output, first of the graph, then of the metadata.
 
-    Where it does not, list how what they say differs from the graph of a model of such metadata.
+    First the shapes in the metadata are compared with the graph. If they agree, they are compared with the shapes that
+    follow from the other metadata.
 
     Args:
-        metadata: checked but for the shapes.
-        shapes: what the graph takes and gives.
-        path: of the file, for messages.
+        metadata: metadata in which everything but the shapes was checked.
+        shapes: the inputs and outputs of the graph.
+        path: the file, for messages.
     """
-    said = GraphShapes.from_json(parse_json(metadata["shapes"], f"shapes in {path}"))
+    declared = GraphShapes.from_json(parse_json(metadata["shapes"], f"shapes in {path}"))
     problems = [
-        *_differences_from_graph("input", said.inputs, shapes.inputs),
-        *_differences_from_graph("output", said.outputs, shapes.outputs),
+        *_differences_from_graph("input", declared.inputs, shapes.inputs),
+        *_differences_from_graph("output", declared.outputs, shapes.outputs),
     ]
     if problems:
         return problems
-    expected = _expected_shapes(metadata, said, path)
-    return _differences_from_expected(said, expected)
+    expected = _expected_shapes(metadata, declared, path)
+    return _differences_from_expected(declared, expected)
 
 
-def _differences_from_graph(what: str, said: Shapes, of_graph: Shapes) -> list[str]:
-    """List each input, or output, that the graph has otherwise than the metadata say."""
-    if list(said) != list(of_graph):
-        names = ", ".join(said)
-        names_in_graph = ", ".join(of_graph)
-        return [f"the {what}s {names}, and the graph has {names_in_graph}"]
+def _differences_from_graph(what: str, declared: Shapes, in_graph: Shapes) -> list[str]:
+    """Return one line for each input (or output) in which metadata and graph differ.
+
+    Args:
+        what: ``input`` or ``output``, for messages.
+        declared: the inputs or outputs in the metadata.
+        in_graph: the inputs or outputs of the graph.
+    """
+    if list(declared) != list(in_graph):
+        declared_names = ", ".join(declared)
+        names_in_graph = ", ".join(in_graph)
+        return [f"the {what}s {declared_names}, and the graph has {names_in_graph}"]
     problems = []
-    for name, tensor in said.items():
-        in_graph = of_graph[name]
-        if not tensor.like(in_graph):
-            problems.append(f"{name} as {tensor}, and in the graph it is {in_graph}")
+    for name, declared_tensor in declared.items():
+        graph_tensor = in_graph[name]
+        if not declared_tensor.like(graph_tensor):
+            problems.append(f"{name} as {declared_tensor}, and in the graph it is {graph_tensor}")
     return problems
 
 
-def _differences_from_expected(said: GraphShapes, expected: Shapes) -> list[str]:
-    """List each input and output that is not as expected, and outputs that are others; other inputs are let pass."""
+def _differences_from_expected(declared: GraphShapes, expected: Shapes) -> list[str]:
+    """Return one line for each input or output in the metadata that differs from the expected one.
+
+    Args:
+        declared: the inputs and outputs in the metadata.
+        expected: the inputs and outputs that follow from the other metadata. Inputs that are missing here are not
+            checked; outputs must be exactly these, in this order.
+    """
     problems = []
-    all_said = {**said.inputs, **said.outputs}
-    for name, tensor in all_said.items():
+    all_declared = {**declared.inputs, **declared.outputs}
+    for name, declared_tensor in all_declared.items():
         if name not in expected:
             continue
-        wanted = expected[name]
-        if not tensor.like(wanted):
-            problems.append(f"{name} as {tensor}, and it would be {wanted}")
-    wanted_outputs = [name for name in expected if name in OUTPUTS]
-    if list(said.outputs) != wanted_outputs:
-        names = ", ".join(said.outputs)
-        wanted_names = ", ".join(wanted_outputs)
-        problems.append(f"the outputs {names}, and they would be {wanted_names}")
+        expected_tensor = expected[name]
+        if not declared_tensor.like(expected_tensor):
+            problems.append(f"{name} as {declared_tensor}, and it would be {expected_tensor}")
+    expected_outputs = [name for name in expected if name in OUTPUTS]
+    if list(declared.outputs) != expected_outputs:
+        declared_names = ", ".join(declared.outputs)
+        expected_names = ", ".join(expected_outputs)
+        problems.append(f"the outputs {declared_names}, and they would be {expected_names}")
     return problems
 
 
 def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> Shapes:
-    """Return the inputs and outputs that a model of such metadata has, outputs in their order.
+    """Return the inputs and outputs that a graph with these metadata should have, outputs in order.
 
     Args:
-        metadata: of the file.
-        shapes: what the file says that its graph takes and gives; the number of classes is read off it.
-        path: of the file, for messages.
+        metadata: the metadata of the file.
+        shapes: the inputs and outputs in the metadata. The names of token inputs, and the number of classes if there
+            are no labels, are taken from here.
+        path: the file, for messages.
     """
     expected = _expected_inputs(metadata, shapes, path)
     members = int(metadata["members"])
@@ -279,7 +317,11 @@ def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Pat
 
 
 def _expected_inputs(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> dict[str, TensorShape]:
-    """Return the inputs that a graph may have: of images both kinds, of which it has one; of texts all it names."""
+    """Return the inputs that a graph with these metadata may have.
+
+    For texts these are all inputs in ``shapes``, as token tensors. For images these are both kinds of inputs
+    (preprocessed, and uint8), of which a graph has one.
+    """
     expected = {}
     if metadata["input"] == TOKENS:
         for name in shapes.inputs:
@@ -293,7 +335,7 @@ def _expected_inputs(metadata: Mapping[str, str], shapes: GraphShapes, path: Pat
 
 
 def _expected_classes(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> Size:
-    """Return the number of classes: that of the labels, else that of the probabilities; ``any`` where neither says."""
+    """Return the number of labels, or without labels the declared size of the probabilities, or else ``any``."""
     labels = parse_json(metadata["labels"], f"labels in {path}")
     if labels is not None:
         return len(labels)
@@ -304,7 +346,7 @@ def _expected_classes(metadata: Mapping[str, str], shapes: GraphShapes, path: Pa
 
 
 def _are_texts(values: object) -> bool:
-    """Return whether this is a list of texts, or nothing."""
+    """Return whether a value is a list of texts, or None."""
     if values is None:
         return True
     if not isinstance(values, list):
@@ -313,14 +355,14 @@ def _are_texts(values: object) -> bool:
 
 
 def _are_image_sizes(sizes: object) -> bool:
-    """Return whether these are channels, height and width of an image that is not absurdly large."""
+    """Return whether a value is a list of channels, height and width of an image of a sensible size."""
     if not isinstance(sizes, list) or len(sizes) != 3:
         return False
     return _are_sizes(sizes, _MOST_PIXELS)
 
 
 def _are_sizes(sizes: Sequence[object], most: int) -> bool:
-    """Return whether these are positive whole numbers whose product is ``most`` or less."""
+    """Return whether all values are positive whole numbers and their product is at most ``most``."""
     product = 1
     for size in sizes:
         if type(size) is not int:

@@ -1,7 +1,7 @@
-"""An ``.onnx`` file read as data: what it may name beside itself, and which operators it may ask for.
+"""Reads an ``.onnx`` file as data, and rejects it if it uses foreign operators or files outside its folder.
 
-ONNX Runtime runs operators that it has itself, so a graph runs no code of its own; but weights in a file of their own
-are looked for under any path that the graph names.
+ONNX Runtime only runs its own operators, so a graph cannot run other code. But weights may be in other files, and ONNX
+Runtime would open any path that the graph names.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
 
 _HINT = "export its checkpoint again: hydractl export FILE.st --format onnx"
 _DOMAINS = ("", "ai.onnx")
-"""Domains of ONNX's own operators; those of others come from libraries."""
+"""The domains of ONNX's own operators; operators of other domains come from libraries."""
 _KEYS = ("location", "offset", "length", "checksum")
 _NUMBER_FORMATS = {"FLOAT": "float32", "DOUBLE": "float64"}
-"""Number formats that ONNX calls otherwise than torch."""
+"""ONNX's names of number formats that differ from torch's, with torch's names."""
 _FLATBUFFER = b"ORTM"
-"""The mark of a format of ONNX Runtime's own, which nothing here reads."""
+"""The mark of ONNX Runtime's own file format, which is not supported."""
 
 
 def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
-    """Read and check an ``.onnx`` file, but for the numbers of its weights.
+    """Read an ``.onnx`` file, and check everything in it except the values of its weights.
 
     Returns:
-        The file as a message, and its bytes: nothing else is to be loaded.
+        The file as a message of protobuf, and its bytes. A runtime should load these bytes, not the file again, which
+        could have changed.
 
     Raises:
-        InputError: it cannot be read, or names files outside its folder or operators that are not ONNX's.
+        InputError: if the file cannot be read, is not an ONNX file, refers to files outside its folder, or uses
+            operators that are not ONNX's.
     """
     import onnx
 
@@ -49,28 +51,28 @@ def read_onnx(path: Path) -> tuple[ModelProto, bytes]:
     try:
         model = onnx.load_model_from_string(content)
         problems = [*_foreign_operators(model), *_files_outside(model, path)]
-    except Exception as error:  # whatever protobuf makes of a damaged message, and of texts in it that are no UTF-8
+    except Exception as error:  # protobuf raises errors of many kinds for damaged messages and texts
         raise InputError(f"{path} is no .onnx file: {first_line(error)}", hint=_HINT) from error
     if not model.graph.node:
         raise InputError(f"{path} is no .onnx file: it has no graph", hint=_HINT)
     if problems:
-        first = problems[0]
-        listed = problems if len(problems) > 1 else []  # a single one is in the message
+        first_problem = problems[0]
+        listed_problems = problems if len(problems) > 1 else []  # a single one is already in the message
         raise InputError(
-            f"{path} is not opened, for it holds what hydractl never exports: {first}",
+            f"{path} is not opened, for it holds what hydractl never exports: {first_problem}",
             hint=_HINT,
-            problems=listed,
+            problems=listed_problems,
         )
     return model, content
 
 
 def shapes_of_graph(model: ModelProto) -> GraphShapes:
-    """Return what a graph takes and gives."""
+    """Return the inputs and outputs of a graph."""
     return GraphShapes(_shapes_by_name(model.graph.input), _shapes_by_name(model.graph.output))
 
 
 def _shapes_by_name(values: Any) -> Shapes:
-    """Return the inputs or outputs of a graph by name; a size that is not fixed as the name of its dimension."""
+    """Return the dtypes and shapes of inputs or outputs by name; a dimension of any size is given as its name."""
     shapes = {}
     for value in values:
         tensor = value.type.tensor_type
@@ -86,7 +88,7 @@ def _shapes_by_name(values: Any) -> Shapes:
 
 
 def _number_format(elem_type: int) -> str:
-    """Return torch's name of one of ONNX's number formats; ``unknown`` for a number that is none."""
+    """Return torch's name of an ONNX number format, e.g. ``float32``; ``unknown`` if there is no such format."""
     import onnx
 
     formats = onnx.TensorProto.DataType
@@ -97,12 +99,12 @@ def _number_format(elem_type: int) -> str:
 
 
 def files_beside(model: ModelProto, path: Path) -> list[Path]:
-    """Return the files beside a checked graph that hold its weights."""
+    """Return the paths of the files that have weights of a checked graph."""
     return [path.with_name(location) for location in sorted(_names_of_weight_files(model))]
 
 
 def _names_of_weight_files(model: ModelProto) -> set[str]:
-    """Return the names of the files that weights lie in."""
+    """Return the names of all other files in which a graph looks for weights."""
     locations = set()
     for tensor in _messages_of_type(model, "TensorProto"):
         for entry in tensor.external_data:
@@ -112,22 +114,25 @@ def _names_of_weight_files(model: ModelProto) -> set[str]:
 
 
 def _foreign_operators(model: ModelProto) -> list[str]:
-    """List each domain of operators that neither ONNX nor the file itself defines, a line each."""
-    defined_here = {function.domain for function in model.functions}
-    known = defined_here.union(_DOMAINS)
-    named = {node.domain for node in _messages_of_type(model, "NodeProto")}
-    foreign = sorted(named - known)
-    return [f"operators of {shown(domain)}" for domain in foreign]
+    """Return one line for each domain of operators that is neither ONNX's nor defined in the file."""
+    domains_in_file = {function.domain for function in model.functions}
+    known_domains = domains_in_file.union(_DOMAINS)
+    used_domains = {node.domain for node in _messages_of_type(model, "NodeProto")}
+    foreign_domains = sorted(used_domains - known_domains)
+    return [f"operators of {shown(domain)}" for domain in foreign_domains]
 
 
 def _files_outside(model: ModelProto, path: Path) -> list[str]:
-    """List each place of weights that is no file in the folder of the graph, a line each."""
+    """Return one line for each file with weights that is not a regular file in the folder of the graph.
+
+    Unknown entries in the location of weights are reported as well.
+    """
     problems = []
     for tensor in _messages_of_type(model, "TensorProto"):
         keys = {entry.key for entry in tensor.external_data}
-        unknown = keys - set(_KEYS)
-        if unknown:
-            problems.append(f"weights with {shown(min(unknown))}")
+        unknown_keys = keys - set(_KEYS)
+        if unknown_keys:
+            problems.append(f"weights with {shown(min(unknown_keys))}")
     for location in sorted(_names_of_weight_files(model)):
         problem = _location_problem(location, path)
         if problem is not None:
@@ -136,39 +141,47 @@ def _files_outside(model: ModelProto, path: Path) -> list[str]:
 
 
 def _location_problem(location: str, path: Path) -> str | None:
-    """Return the problem with a file of weights; None for a regular file beside the graph.
+    """Return the problem with a file of weights; None if it is a regular file in the folder of the graph.
 
     Args:
-        location: where the graph says that the weights lie.
-        path: of the graph.
+        location: the path of the weights as the graph states it.
+        path: the path of the graph.
     """
     shown_location = shown(location)
+    # The location must be the name of a file, without any folder.
     is_bare_name = os.path.basename(location) == location
     is_name_of_folder = location in ("", ".", "..")
     has_odd_characters = "\\" in location or "\0" in location
     if not is_bare_name or is_name_of_folder or has_odd_characters:
         return f"weights in {shown_location}, outside its folder"
-    beside = path.with_name(location)
-    if not os.path.exists(beside):
+    weights = path.with_name(location)
+    if not os.path.exists(weights):
         return f"weights in {shown_location}, which is not there"
-    # The folder of the path, and that of the file where the path is a link to it.
-    folder = os.path.realpath(path.parent)
-    folder_of_file = os.path.dirname(os.path.realpath(path))
-    target = os.path.realpath(beside)
-    folder_of_target = os.path.dirname(target)
-    if folder_of_target not in (folder, folder_of_file):
+
+    # Both files may be symbolic links, e.g. in the cache of the hub. The weights must really be in the folder of the
+    # link to the graph, or in the folder of the graph itself.
+    folder_of_path = os.path.realpath(path.parent)
+    folder_of_graph = os.path.dirname(os.path.realpath(path))
+    real_weights = os.path.realpath(weights)
+    folder_of_weights = os.path.dirname(real_weights)
+    if folder_of_weights not in (folder_of_path, folder_of_graph):
         return f"weights in {shown_location}, a link that leads out of its folder"
-    if not os.path.isfile(target):
+    if not os.path.isfile(real_weights):
         return f"weights in {shown_location}, which is no regular file"
     return None
 
 
 def _messages_of_type(message: Any, name: str) -> Iterator[Any]:
-    """Yield every message of the type ``name`` in a message of protobuf, in graphs inside of graphs too."""
+    """Yield every message of a type inside a message of protobuf, at any depth, the message itself included.
+
+    Args:
+        message: the message to search.
+        name: the name of the type, e.g. ``NodeProto``.
+    """
     if message.DESCRIPTOR.name == name:
         yield message
     if message.DESCRIPTOR.name == "TensorProto":
-        return  # holds numbers alone
+        return  # a tensor contains only numbers, so there is nothing to search
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -177,7 +190,7 @@ def _messages_of_type(message: Any, name: str) -> Iterator[Any]:
 
 
 def _messages_of_field(value: Any) -> Any:
-    """Return the messages of a field, which is one or a list of them."""
+    """Return the messages of a field as an iterable; the field is one message or a list of messages."""
     if hasattr(value, "DESCRIPTOR"):
         return [value]
     return value

@@ -1,4 +1,4 @@
-"""An exported file found again: what it says of itself, and called like the model that it was made of."""
+"""Opens an exported file: its metadata, and a model that runs it and can be called like the original model."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from hydractl.model.source import Source, split_model
 
 
 class ExportedModel(nn.Module):
-    """A file that runs, on the CPU and in float32; it holds no parameters.
+    """A model that runs an exported file on the CPU; it has no parameters itself.
 
     Attributes:
-        family: of the model it was made of.
+        family: the family of the original model.
         labels: class names, or None.
-        preprocess: makes inputs of a list of raw samples.
+        preprocess: a function from a list of raw samples to inputs.
 
     Args:
-        run: the file.
-        family: of the model it was made of.
-        preprocess: how samples become inputs.
+        run: a function that runs the file.
+        family: the family of the original model.
+        preprocess: the preprocessing of the original model.
         labels: class names, or None.
-        image_format: how the graph makes inputs of images in uint8; None for a graph that takes inputs preprocessed.
+        image_format: how the graph normalises images in uint8; None if the graph takes preprocessed inputs.
     """
 
     def __init__(
@@ -62,30 +62,32 @@ class ExportedModel(nn.Module):
         self.preprocess = family.collate(preprocess)
 
     def outputs(self, inputs: Any) -> NamedTensors:
-        """Return all outputs by name, of inputs as :attr:`preprocess` makes them."""
+        """Return all outputs of the graph by name, for inputs from :attr:`preprocess`."""
+        # A graph for images in uint8 normalises them itself, so undo the normalisation of the inputs.
         if self._image_format is not None:
             images = images_of_inputs(inputs, self._image_format)
             return self._run({IMAGES: images})
         return self._run(named_inputs(inputs))
 
     def predict(self, inputs: Any) -> Prediction:
-        """Return the whole answer to a batch, as the file gives it.
+        """Return the prediction for a batch of inputs from :attr:`preprocess`.
 
         Raises:
-            NonFiniteError: for logits that are NaN or infinite.
+            NonFiniteError: if a logit is NaN or infinite.
         """
         outputs = self.outputs(inputs)
         probabilities = outputs[PROBABILITIES].double()
         confidence, predicted = probabilities.max(dim=1)
 
-        # The graph does not give what follows from the members alone: it is computed here, some samples at a time.
-        logits = outputs[MEMBER_LOGITS].numpy()
+        # The graph returns only the logits of the members. Compute mutual information and the probabilities of each
+        # member from them, some samples at a time to save memory.
+        logits = outputs[MEMBER_LOGITS].numpy()  # [M, B, classes]
         _, samples, _ = logits.shape
         mi = np.empty(samples)
         member_probabilities = np.empty(logits.shape)
-        for rows, block in blocks(logits):
-            mi[rows] = block.mi
-            member_probabilities[:, rows] = block.member_probs
+        for sample_slice, block in blocks(logits):
+            mi[sample_slice] = block.mi
+            member_probabilities[:, sample_slice] = block.member_probs
         return Prediction(
             labels=self.labels,
             probabilities=probabilities,
@@ -104,7 +106,7 @@ class ExportedModel(nn.Module):
         return self.outputs(inputs)[MEMBER_LOGITS]
 
     def forward(self, inputs: Any) -> Tensor:
-        """Return the mean prediction: probabilities ``[B, classes]``, and no logarithm of them as of other models."""
+        """Return the probabilities of the ensemble, ``[B, classes]``; other models return their logarithm here."""
         return self.outputs(inputs)[PROBABILITIES]
 
     def example_inputs(self, batch: int, seed: int = 0) -> Any:
@@ -114,14 +116,14 @@ class ExportedModel(nn.Module):
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file of ``export`` as a MODEL argument, not yet loaded.
+    """An exported file as a MODEL argument, not yet loaded.
 
     Attributes:
-        name: the name given, else that of the file.
-        path: of the file.
-        metadata: what it says of itself.
-        max_length: tokens of a text at most; None: as many as the model took.
-        sources: none, where other MODEL arguments have checkpoints.
+        name: the name that the user gave, or the name of the file.
+        path: the file.
+        metadata: the checked metadata of the file.
+        max_length: the greatest number of tokens in a text; None means the number of the original model.
+        sources: always empty; other MODEL arguments have checkpoints here.
     """
 
     name: str
@@ -132,17 +134,17 @@ class ExportedFile:
 
     @property
     def kind(self) -> str:
-        """Its format, a key of :data:`hydractl.exports.formats.FORMATS`."""
+        """The format of the file, a key of :data:`hydractl.exports.formats.FORMATS`."""
         return self.metadata["format"]
 
     @property
     def family(self) -> ModelFamily:
-        """The family of the model it was made of."""
+        """The family of the original model."""
         return get_family(self.metadata["family"])
 
     @property
     def preprocess(self) -> Preprocessing:
-        """How samples become inputs."""
+        """The preprocessing of the original model, with ``max_length`` replaced if it is set here."""
         preprocess: dict[str, object] = json.loads(self.metadata["preprocess"])
         if self.max_length is not None:
             preprocess["max_length"] = self.max_length
@@ -155,7 +157,7 @@ class ExportedFile:
 
     @property
     def outputs(self) -> Mapping[str, TensorShape]:
-        """Names and shapes of what its graph gives."""
+        """The names and shapes of the outputs of the graph."""
         document = json.loads(self.metadata["shapes"])
         return GraphShapes.from_json(document).outputs
 
@@ -163,7 +165,7 @@ class ExportedFile:
     def classes(self) -> int:
         """Number of classes."""
         _, classes = self.outputs[PROBABILITIES].shape
-        assert isinstance(classes, int)  # a graph fixes it
+        assert isinstance(classes, int)  # a graph has a fixed number of classes
         return classes
 
     @property
@@ -174,33 +176,33 @@ class ExportedFile:
 
     @property
     def reads(self) -> str:
-        """The kind of sample that it reads: ``image`` or ``text``."""
+        """The kind of samples that the model reads: ``image`` or ``text``."""
         if self.metadata["input"] == TOKENS:
             return "text"
         return "image"
 
     @property
     def chosen(self) -> Chosen:
-        """The choices of ``calibrate`` for its model."""
+        """The choices of ``calibrate`` for the original model."""
         return chosen_of(self.metadata)
 
     @property
     def macs(self) -> int | None:
-        """Multiply-adds of one sample; None for texts of another length than they were counted for."""
+        """Multiply-adds for one sample; None if ``max_length`` is set, because they were counted for another length."""
         if self.max_length is not None:
             return None
         return int(self.metadata["macs"])
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of the file; of weights in a file beside it, it says nothing."""
+        """The SHA-256 of the file itself, without a second file of weights."""
         return sha256_file(self.path)
 
     @property
     def file_bytes(self) -> int:
-        """Its size, with the weights beside it."""
-        beside = self.path.with_name(f"{self.path.name}.data")
-        files = (self.path, beside)
+        """The size of the file in bytes, including a second file of weights."""
+        weights_file = self.path.with_name(f"{self.path.name}.data")
+        files = (self.path, weights_file)
         size = 0
         for file in files:
             if file.exists():
@@ -208,7 +210,7 @@ class ExportedFile:
         return size
 
     def at_length(self, tokens: int) -> ExportedFile:
-        """Return the file on texts of at most so many tokens."""
+        """Return the same file with texts cut to at most ``tokens`` tokens."""
         if self.preprocess.get("max_length") == tokens:
             return self
         return replace(self, max_length=tokens)
@@ -216,8 +218,11 @@ class ExportedFile:
     def build(self) -> ExportedModel:
         """Load the file.
 
+        Returns:
+            A model that runs the file. It raises an InputError if the graph cannot be run.
+
         Raises:
-            InputError: it cannot be loaded; the model that is returned raises it where the graph cannot be run.
+            InputError: if the file cannot be loaded.
         """
         run, runtime = FORMATS[self.kind].runner(self.path)
 
@@ -226,8 +231,8 @@ class ExportedFile:
                 return run(inputs)
             except MemoryError:
                 raise
-            except Exception as error:  # whatever a runtime makes of a graph that is none
-                if "memory" in str(error):  # said with its own way out
+            except Exception as error:  # runtimes raise errors of many kinds for a broken graph
+                if "memory" in str(error):  # the caller reports a lack of memory with its own hint
                     raise
                 raise InputError(f"{runtime} cannot run {self.path}: {first_line(error)}") from error
 
@@ -238,16 +243,16 @@ class ExportedFile:
             return ExportedModel(run_or_refuse, self.family, self.preprocess, self.labels, image_format)
 
     def example_inputs(self) -> Any:
-        """Return random inputs of one sample.
+        """Return random inputs for one sample.
 
         Raises:
-            InputError: its metadata do not say what one is.
+            InputError: if the metadata do not describe the inputs.
         """
         with refused_as(f"cannot tell what {self.path} takes"):
             return self.family.example_inputs(self.preprocess, 1, 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the file says of itself."""
+        """Return the metadata of the file as a JSON document for users."""
         return {
             "format": self.kind,
             "family": self.metadata["family"],
@@ -267,11 +272,14 @@ class ExportedFile:
 
 
 def exported_file(text: str) -> ExportedFile | None:
-    """Return a MODEL argument that is an exported file; None for any other.
+    """Return the exported file that a MODEL argument names; None if the argument is not an exported file.
+
+    Args:
+        text: the argument, ``PATH`` or ``NAME=PATH``.
 
     Raises:
-        InputError: there is no such file, or it is of another program.
-        UsageError: the libraries that run it are not installed.
+        InputError: if there is no such file, or hydractl did not write it.
+        UsageError: if a library that runs the file is not installed.
     """
     name, files = split_model(text)
     if len(files) > 1 or kind_of(files[0]) is None:
@@ -280,11 +288,15 @@ def exported_file(text: str) -> ExportedFile | None:
 
 
 def exported_at(path: Path, name: str | None = None) -> ExportedFile:
-    """Return an exported file by its path, called by the name or else like the file.
+    """Return an exported file by its path.
+
+    Args:
+        path: the file.
+        name: the name of the model; None means the name of the file.
 
     Raises:
-        InputError: there is no such file, or it is of another program.
-        UsageError: the libraries that run it are not installed.
+        InputError: if there is no such file, or hydractl did not write it.
+        UsageError: if a library that runs the file is not installed.
     """
     kind = kind_of(path)
     if kind is None or not path.is_file():

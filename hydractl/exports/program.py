@@ -1,4 +1,7 @@
-"""The documents of a ``.pt2`` file: every value of a graph has a form of its own, and what has none is refused."""
+"""Checks the JSON documents of a ``.pt2`` file: every value of a graph must have an expected form.
+
+A form is a function that returns nothing if a value has the form, and raises :class:`Refused` otherwise.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SC
 from hydractl.exports.shapes import GraphShapes, Shapes, Size, TensorShape
 from hydractl.jsonio import parse_json, shown
 
-_LARGEST = 1 << 63  # of a whole number: a slice without an end has 2^63 - 1
+_LARGEST = 1 << 63  # the largest whole number; a slice without an end has 2^63 - 1
 _LONGEST_EXPRESSION = 4096
 
 
 class Refused(ValueError):
-    """Something in an archive that no export of hydractl holds; its text says what."""
+    """An archive has something that hydractl does not export; the message names it."""
 
 
 # --- forms of values --------------------------------------------------------------------------------------------------
 
 Form = Callable[[Any], None]
-"""Refuses a value that is not of the form."""
+"""A function that raises :class:`Refused` for a value that does not have the form."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 _PATH = re.compile(r"[A-Za-z0-9_.-]{0,2048}")
@@ -35,7 +38,7 @@ _LEAF: dict[str, object] = {"type": None, "context": None, "children_spec": []}
 
 
 def _refused(what: str, value: Any) -> Refused:
-    """Return the error of a value, shown in short behind what it was to be."""
+    """Return the error for a value: what it should be, and the value itself, shortened."""
     return Refused(f"{what} {shown(value)}")
 
 
@@ -50,7 +53,7 @@ def _whole(value: Any) -> None:
 
 
 def _number(value: Any) -> None:
-    # JSON has no infinity: torch writes a word.
+    # JSON has no infinity, so torch writes these words.
     if value in ("Infinity", "-Infinity", "NaN"):
         return
     if type(value) not in (int, float):
@@ -58,13 +61,13 @@ def _number(value: Any) -> None:
 
 
 def _name(value: Any) -> None:
-    """Refuse what cannot be a name in Python code, which names of nodes become."""
+    """Accept a Python identifier that is not a keyword, because torch writes the names of nodes into Python code."""
     if not isinstance(value, str) or _IDENTIFIER.fullmatch(value) is None or value in _RESERVED:
         raise _refused("the name", value)
 
 
 def _path(value: Any) -> None:
-    """Refuse what is no name of a parameter or module: parts between dots, none of them special to Python."""
+    """Accept the dotted name of a parameter or module; no part of it may start with two underscores."""
     if not isinstance(value, str) or _PATH.fullmatch(value) is None:
         raise _refused("the name", value)
     parts = value.split(".")
@@ -73,7 +76,7 @@ def _path(value: Any) -> None:
 
 
 def _matching(pattern: str) -> Form:
-    """Accept a text that matches the pattern as a whole."""
+    """Return a form for texts that match the whole pattern."""
     compiled = re.compile(pattern)
 
     def form(value: Any) -> None:
@@ -84,7 +87,7 @@ def _matching(pattern: str) -> Form:
 
 
 def _one_of(*values: Any) -> Form:
-    """Accept a value that equals one of these."""
+    """Return a form for values that equal one of these."""
 
     def form(value: Any) -> None:
         if value not in values:
@@ -99,7 +102,7 @@ def _nothing(value: Any) -> None:
 
 
 def _perhaps(form: Form) -> Form:
-    """Accept null, and what is of the form."""
+    """Return a form that also accepts null."""
 
     def perhaps(value: Any) -> None:
         if value is not None:
@@ -109,7 +112,7 @@ def _perhaps(form: Form) -> Form:
 
 
 def _list_of(form: Form) -> Form:
-    """Accept a list of values that are all of the form."""
+    """Return a form for lists in which every item has the given form."""
 
     def listed(value: Any) -> None:
         if not isinstance(value, list):
@@ -121,7 +124,7 @@ def _list_of(form: Form) -> Form:
 
 
 def _map_of(key_form: Form, form: Form) -> Form:
-    """Accept an object of any fields, whose names are of the first form and whose values are of the second."""
+    """Return a form for objects with any fields, whose names have the first form and whose values the second."""
 
     def mapped(value: Any) -> None:
         if not isinstance(value, dict):
@@ -134,7 +137,10 @@ def _map_of(key_form: Form, form: Form) -> Form:
 
 
 def _record(**forms: Form) -> Form:
-    """Accept an object of these fields, of which older versions of torch leave some out; other fields are empty."""
+    """Return a form for objects with these fields, each with its own form.
+
+    Fields may be missing, because older versions of torch leave some out. Other fields may exist if they are empty.
+    """
 
     def record(value: Any) -> None:
         if not isinstance(value, dict):
@@ -149,7 +155,7 @@ def _record(**forms: Form) -> Form:
 
 
 def _either(**forms: Form) -> Form:
-    """Accept an object of exactly one of these fields."""
+    """Return a form for objects with exactly one of these fields."""
 
     def either(value: Any) -> None:
         if not isinstance(value, dict) or len(value) != 1:
@@ -171,14 +177,16 @@ _FUNCTIONS = frozenset({"Add", "Mul", "Min", "Max", "FloorDiv", "CeilDiv", "Clea
 _HIGHEST_POWER = 8
 _TERM = r"(L\['[A-Za-z_][A-Za-z0-9_]*'\]\.size\(\)\[[0-9]{1,2}\]|[0-9]{1,18})"
 _GUARD = rf"{_TERM} (==|!=|<=|>=|<|>) {_TERM}"
-"""A guard compares sizes of inputs: ``L['input_ids'].size()[1] == L['attention_mask'].size()[1]``."""
+"""The pattern of a guard, which compares sizes: ``L['input_ids'].size()[1] == L['attention_mask'].size()[1]``."""
 
 
 def check_expression(text: Any) -> None:
-    """Refuse what is no sum, product or power of sizes, such as ``Mul(Integer(3), Symbol('s0', positive=True))``.
+    """Accept a simple expression of sizes, e.g. ``Mul(Integer(3), Symbol('s0', positive=True))``.
+
+    torch evaluates such expressions with sympy, which would run any Python code in them.
 
     Raises:
-        Refused: sympy would have to evaluate something else.
+        Refused: if the expression has anything but whole numbers, symbols and a few functions such as ``Add``.
     """
     if not isinstance(text, str) or len(text) > _LONGEST_EXPRESSION:
         raise _refused("the expression", text)
@@ -193,16 +201,18 @@ def check_expression(text: Any) -> None:
 
 
 def _is_size(node: ast.expr) -> bool:
-    """Return whether this is a whole number, a symbol, or one of a few functions of sizes."""
+    """Return whether an expression is a whole number, a symbol, or one of a few functions of such expressions."""
     if _is_whole_number(node):
         return True
+    # Everything else is a call of a function by its plain name.
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return False
     function = node.func.id
     if function == "Symbol":
         return _is_symbol(node)
+    # Only symbols may have keyword arguments, their assumptions; others are not known to be harmless.
     if node.keywords:
-        return False  # assumptions of symbols alone are known to be harmless
+        return False
     if function == "Integer":
         return len(node.args) == 1 and _is_whole_number(node.args[0])
     if function == "Pow":
@@ -211,7 +221,7 @@ def _is_size(node: ast.expr) -> bool:
 
 
 def _is_whole_number(node: ast.expr) -> bool:
-    """Return whether this is a whole number that is not absurdly large, with or without a minus."""
+    """Return whether an expression is a whole number of at most 2^63, with or without a minus sign."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     if not isinstance(node, ast.Constant) or type(node.value) is not int:
@@ -220,13 +230,18 @@ def _is_whole_number(node: ast.expr) -> bool:
 
 
 def _is_symbol(node: ast.Call) -> bool:
-    """Return whether this is like ``Symbol('s0', positive=True, integer=True)``."""
+    """Return whether a call has the form ``Symbol('s0', positive=True, integer=True)``.
+
+    The function itself is already known to be ``Symbol``.
+    """
+    # Keyword arguments: known assumptions, each True or False.
     for assumption in node.keywords:
         if assumption.arg not in _ASSUMPTIONS:
             return False
         value = assumption.value
         if not isinstance(value, ast.Constant) or type(value.value) is not bool:
             return False
+    # One positional argument: a name such as s0.
     if len(node.args) != 1:
         return False
     argument = node.args[0]
@@ -236,7 +251,10 @@ def _is_symbol(node: ast.Call) -> bool:
 
 
 def _is_low_power(arguments: Sequence[ast.expr]) -> bool:
-    """Return whether these are a symbol and a low exponent: powers of numbers and of powers have no bound."""
+    """Return whether the arguments of ``Pow`` are a symbol and ``Integer(N)`` with N from 0 to 8.
+
+    Powers of numbers, and powers of powers, could become too large to compute.
+    """
     if len(arguments) != 2:
         return False
     base, exponent = arguments
@@ -250,7 +268,7 @@ def _is_low_power(arguments: Sequence[ast.expr]) -> bool:
 
 
 def _is_call_of(node: ast.expr, function: str) -> bool:
-    """Return whether this calls the function of this name."""
+    """Return whether an expression is a call of the function with this name."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         return False
     return node.func.id == function
@@ -284,13 +302,13 @@ _OPERATORS = frozenset(
     zeros zeros_like
     """.split()  # noqa: SIM905 - one a line would be a page
 )
-"""Operators of ATen beside its core ones. None of them reads or writes a file, as ``from_file`` and ``save`` do."""
+"""Allowed operators of ATen that are not core ones. None of them reads or writes a file (``from_file``, ``save``)."""
 _TEXTS = r"none|tanh|ij|xy|constant|reflect|replicate|circular|floor|trunc|mean|sum|valid|same|[a-zA-Z,. >-]{1,60}"
-"""Options of operators: ``gelu`` with ``tanh``, ``meshgrid`` with ``ij``, the letters of ``einsum``."""
+"""The allowed texts as arguments of operators: ``gelu`` with ``tanh``, ``meshgrid`` with ``ij``, ``einsum``."""
 
 
 def _operator(value: Any) -> None:
-    """Refuse what is no operator that only computes: one of Python's, a core one of ATen, or one of ``_OPERATORS``."""
+    """Accept an operator that only computes: one of Python's, a core operator of ATen, or one of ``_OPERATORS``."""
     if not isinstance(value, str):
         raise _refused("the operator", value)
     if _PYTHON.fullmatch(value) is not None:
@@ -304,7 +322,7 @@ def _operator(value: Any) -> None:
 
 
 def _is_core(name: str, overload: str) -> bool:
-    """Return whether torch counts an operator of ATen among the core ones, which only compute."""
+    """Return whether torch marks an operator of ATen as a core operator; these only compute."""
     import torch
 
     overloads = getattr(torch.ops.aten, name, None)
@@ -335,7 +353,7 @@ _SYM_INT = _either(as_name=_name, as_int=_whole)
 _SYM_FLOAT = _either(as_name=_name, as_float=_number)
 _SYM_BOOL = _either(as_name=_name, as_bool=_flag)
 _OPTIONAL_TENSOR = _either(as_tensor=_OF_TENSOR, as_none=_flag)
-# Not among them: graphs, custom objects, operators, lists and maps of texts.
+# torch also knows graphs, custom objects, operators, lists and maps of texts as arguments; they are not allowed.
 _ARGUMENT = _either(
     as_none=_flag,
     as_tensor=_OF_TENSOR,
@@ -389,7 +407,7 @@ _OUTPUT = _either(user_output=_record(arg=_either(as_tensor=_OF_TENSOR)))
 
 
 def _tree_of_mapping(names: Sequence[str]) -> dict[str, object]:
-    """Return the tree of a mapping of these names to tensors, as torch writes it."""
+    """Return torch's JSON description of a dict from these names to tensors."""
     return {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [_LEAF] * len(names)}
 
 
@@ -403,15 +421,22 @@ _SIGNATURE_FIELDS = _record(
 
 
 def _signature(value: Any) -> None:
-    """Refuse inputs and outputs that are no mappings of names to tensors: torch imports what makes other trees."""
+    """Accept a signature whose inputs and outputs are dicts from names to tensors.
+
+    For any other structure ("tree") torch would import the module of its class.
+    """
     _SIGNATURE_FIELDS(value)
+
+    # Inputs: an empty tuple of positional arguments, and a dict of keyword arguments. 1 is the version of the format.
     input_names = value.get("forward_arg_names") or []
     no_positional = {"type": "builtins.tuple", "context": "null", "children_spec": []}
-    by_name = _tree_of_mapping(input_names)
-    expected_inputs = {"type": "builtins.tuple", "context": "null", "children_spec": [no_positional, by_name]}
+    keyword_inputs = _tree_of_mapping(input_names)
+    expected_inputs = {"type": "builtins.tuple", "context": "null", "children_spec": [no_positional, keyword_inputs]}
     inputs = parse_json(value.get("in_spec", ""), "the tree of inputs")
     if inputs != [1, expected_inputs]:
         raise _refused("the tree of inputs", value.get("in_spec"))
+
+    # Outputs: a dict with one of the possible lists of names.
     outputs = parse_json(value.get("out_spec", ""), "the tree of outputs")
     possible_outputs = [[1, _tree_of_mapping(names)] for names in _possible_output_names()]
     if outputs not in possible_outputs:
@@ -419,7 +444,7 @@ def _signature(value: Any) -> None:
 
 
 def _possible_output_names() -> Iterator[list[str]]:
-    """Yield the names of the outputs of every graph that is exported, in order."""
+    """Yield every list of output names that an exported graph can have."""
     possible_scores: list[list[str]] = [[], [OOD_SCORE], [OOD_SCORE, IS_OOD]]
     possible_sets: list[list[str]] = [[], [CONFORMAL_SET]]
     for score in possible_scores:
@@ -446,61 +471,69 @@ _REQUIRED: Collection[str] = ("graph_module", "opset_version", "range_constraint
 
 
 def check_program(document: Any) -> None:
-    """Check what an archive says of its graph.
+    """Check the document of the graph in an archive.
 
     Raises:
-        Refused: naming the first value that no export of hydractl holds, or a part of a graph that is not there.
+        Refused: with the first value that hydractl does not export, or the first missing part.
     """
     _PROGRAM(document)
-    missing = [key for key in _REQUIRED if key not in document]
-    if missing:
-        raise Refused(f"a graph without {missing[0]}")
+    missing_keys = [key for key in _REQUIRED if key not in document]
+    if missing_keys:
+        raise Refused(f"a graph without {missing_keys[0]}")
 
 
 _NUMBER_FORMATS = {1: "uint8", 5: "int64", 7: "float32", 8: "float64", 12: "bool"}
-"""The number formats of inputs and outputs, by torch's numbers in such a file."""
+"""The number formats of inputs and outputs, by the codes that torch uses for them in a file."""
 
 
 def shapes_of_program(document: Mapping[str, Any]) -> GraphShapes:
-    """Return what a checked graph takes and gives.
+    """Return the inputs and outputs of a graph.
+
+    Args:
+        document: a document that :func:`check_program` has checked.
 
     Raises:
-        Refused: its inputs and outputs are not those that its signature names.
-        LookupError, TypeError: it leaves out what says so.
+        Refused: if there are more or fewer inputs or outputs than names for them.
+        LookupError, TypeError: if a needed part of the document is missing.
     """
     module = document["graph_module"]
     graph = module["graph"]
-    # Inside of the graph a value has a name of its own; callers use those of the signature, in the same order.
-    input_values = []
+
+    # The names of inputs and outputs inside the graph. Parameters and buffers are also inputs, but not of the user.
+    inner_input_names = []
     for spec in module["signature"]["input_specs"]:
         if "user_input" in spec:
             argument = spec["user_input"]["arg"]
-            input_values.append(argument["as_tensor"]["name"])
-    output_values = [output["as_tensor"]["name"] for output in graph["outputs"]]
+            inner_input_names.append(argument["as_tensor"]["name"])
+    inner_output_names = [output["as_tensor"]["name"] for output in graph["outputs"]]
+
+    # The names that callers use, in the same order.
     signature = module["module_call_graph"][0]["signature"]
     input_names = signature["forward_arg_names"]
-    inputs = _shapes_of_values(graph, input_names, input_values)
-    outputs = _shapes_of_values(graph, _output_names(signature), output_values)
+    inputs = _shapes_of_values(graph, input_names, inner_input_names)
+    outputs = _shapes_of_values(graph, _output_names(signature), inner_output_names)
     return GraphShapes(inputs, outputs)
 
 
 def _output_names(signature: Mapping[str, Any]) -> list[str]:
-    """Return the names of the outputs: the context of the tree of a mapping, which is JSON within JSON."""
+    """Return the names of the outputs from a signature, where they are JSON inside JSON."""
     _, tree = json.loads(signature["out_spec"])
     names: list[str] = json.loads(tree["context"])
     return names
 
 
 def _shapes_of_values(graph: Mapping[str, Any], names: Sequence[str], values: Sequence[str]) -> Shapes:
-    """Return the shapes of some values of a graph by the names that callers use.
+    """Return the dtypes and shapes of some tensors of a graph, by the names that callers use.
+
+    Dimensions without a fixed size get the size ``any``.
 
     Args:
-        graph: checked.
-        names: that callers use.
-        values: what each of them is called in the graph.
+        graph: the checked document of the graph.
+        names: the names that callers use.
+        values: the names of the same tensors inside the graph, in the same order.
 
     Raises:
-        Refused: there are more of one than of the other.
+        Refused: if the two lists have different lengths.
     """
     if len(names) != len(values):
         raise Refused(f"{len(values)} tensors for {', '.join(names)}")
@@ -516,17 +549,18 @@ def _shapes_of_values(graph: Mapping[str, Any], names: Sequence[str], values: Se
 
 
 def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int]) -> None:
-    """Check the list of weights, or of constants: each raw numbers, in an entry of its own kind.
+    """Check the list of weights, or of constants, in an archive: each must be raw numbers in an entry of the archive.
 
     Args:
-        document: the list.
-        folder: where its entries are.
-        stem: what their names begin with.
-        sizes: the bytes of all entries of the archive.
+        document: the list: for each tensor its entry and its shape.
+        folder: the folder of the entries in the archive, e.g. ``data/weights``.
+        stem: the beginning of the entries' names, e.g. ``weight`` for ``weight_0``.
+        sizes: the size in bytes of every entry in the archive, by its full name.
 
     Raises:
-        Refused: something in the list has another form, or no numbers.
+        Refused: if a value in the list has another form, or a tensor has no numbers.
     """
+    # The form of the list. Pickled tensors are not allowed.
     payload = _record(
         path_name=_matching(rf"{stem}_[0-9]{{1,9}}"),
         is_param=_flag,
@@ -535,12 +569,14 @@ def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int
     )
     payloads = _record(config=_map_of(_path, payload))
     payloads(document)
+
+    # Every tensor with at least one number needs an entry that is not empty: for an empty one torch would allocate as
+    # many zeros as the shape says.
     for name, entry in document.get("config", {}).items():
         if "path_name" not in entry or "tensor_meta" not in entry:
             raise Refused(f"{shown(name)} without numbers")
-        sizes_of_tensor = entry["tensor_meta"].get("sizes", [])
-        numbers = math.prod(size.get("as_int", 1) for size in sizes_of_tensor)
+        shape = entry["tensor_meta"].get("sizes", [])
+        numbers = math.prod(size.get("as_int", 1) for size in shape)
         entry_bytes = sizes.get(f"{folder}/{entry['path_name']}")
-        # Of an empty entry, torch would make as many zeros as are asked for.
         if numbers and not entry_bytes:
             raise Refused(f"{shown(name)} without numbers")

@@ -1,4 +1,4 @@
-"""``export``: files that run a model without hydractl, each checked against the model when it is written."""
+"""``export``: writes files that run a model without hydractl, and checks each file against the model."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 
 MOST_IN_ONE_FILE = 2**31 - 2**26
-"""Bytes of weights that fit into an ONNX file, which is one message of protobuf, with room for the graph."""
+"""The most bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less some room for the graph."""
 
 
 MOST_BANK_BYTES = 2**28
-"""The largest bank of ``knn`` or ``nnguide``, of all members together, that is put into a file."""
+"""The most bytes of a bank (the stored training features of ``knn`` or ``nnguide``) in a file, for all members."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Target:
     """One file to export.
 
     Attributes:
-        kind: its format, a key of :data:`hydractl.exports.formats.FORMATS`.
+        kind: the format, a key of :data:`hydractl.exports.formats.FORMATS`.
         path: the file.
-        data: the file beside it that holds the weights, where they are too many for one file.
+        data: a second file for the weights, if they do not fit into one file; else None.
     """
 
     kind: str
@@ -52,13 +52,13 @@ class Target:
 
     @property
     def files(self) -> list[Path]:
-        """All files of it."""
+        """The file of the weights, if there is one, and the file itself."""
         if self.data is None:
             return [self.path]
         return [self.data, self.path]
 
     def planned(self) -> ExportedFileRecord:
-        """Return what an answer says of the file before it is written."""
+        """Return the record of the file for the answer of ``export``, before the file is written."""
         data = None
         if self.data is not None:
             data = str(self.data)
@@ -66,31 +66,37 @@ class Target:
 
 
 def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> list[Target]:
-    """Decide what to write, and check from headers alone that it can be.
+    """Decide which files to write, and check that the model can be exported, without reading any weights.
 
     Args:
-        kinds: formats.
-        stem: the paths of the files without their endings.
-        description: of the model.
-        tensors: its weights, which are not read.
+        kinds: the formats, keys of :data:`hydractl.exports.formats.FORMATS`.
+        stem: the path of all files without their endings.
+        description: the description of the model.
+        tensors: the weights of the model; only their sizes are used.
 
     Raises:
-        UsageError: for libraries that are not installed, a zero-shot model whose classes have no names, a cascade, and
-            what its OOD score was fitted to where it is too large for a file.
+        UsageError: if a library is not installed, a zero-shot model has no class names, the model has a cascade, the
+            bank of its OOD score is too large, or weights in int8 do not fit into one file.
     """
     for kind in kinds:
         FORMATS[kind].require()
+
+    # A zero-shot model without names of classes has no logits.
     if classes_of(description) is None and not description.labels:
         raise UsageError(
             f"{description.arch} has no classes of its own, and an exported file needs them",
             hint="name them: --labels FILE",
         )
+
+    # A cascade runs more members only for some samples.
     if description.extra.get("cascade") is not None:
         raise UsageError(
             "a checkpoint with a cascade cannot be exported: a graph runs all members for every sample, and threshold"
             " and calibration were fitted to the cascade",
             hint="F.st?cascade=0 runs all members: hydractl calibrate 'F.st?cascade=0' -o whole.st, and export that",
         )
+
+    # A bank of training features would make the file too large.
     score = stored_score(description.extra)
     bank_bytes = _bytes_beside(tensors, DETECTOR_START)
     if score in BANKS and bank_bytes > MOST_BANK_BYTES:
@@ -100,30 +106,31 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             f"the bank of {score} has {mebibytes:,.0f} MiB, and an exported file at most {most_mebibytes:.0f}",
             hint=f"fit it to fewer training samples: hydractl calibrate --ood-score {score} --knn-bank N",
         )
+
     weights = sum(tensors.info(name).numel for name in tensors.names())
     fitted_bytes = _bytes_beside(tensors, BESIDE)
     return [_target(kind, stem, weights, fitted_bytes) for kind in kinds]
 
 
 def _bytes_beside(tensors: TensorSource, start: str) -> int:
-    """Return the bytes of the tensors beside the weights whose names begin with ``start``.
+    """Return the total bytes of the tensors, other than weights, whose names begin with ``start``.
 
-    They are the same in a checkpoint and in an exported file, for no format rounds them.
+    The number is the same for a checkpoint and an exported file, because no format rounds these tensors.
     """
     return sum(info.nbytes for info in beside_infos(tensors, start))
 
 
 def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
-    """Return the target of a format, with a file for the weights where they are too many for one file.
+    """Return the target of one format, with a second file for the weights if they do not fit into one file.
 
     Args:
-        kind: the format.
+        kind: the format, e.g. ``onnx``.
         stem: the path of the file without its ending.
         weights: the number of weights of the model.
-        fitted_bytes: the size of what lies beside them, detectors and posteriors, which no format rounds.
+        fitted_bytes: the bytes of all other tensors (fitted detectors and posteriors), which no format rounds.
 
     Raises:
-        UsageError: weights rounded to int8 that do not fit into one file.
+        UsageError: if weights in int8 do not fit into one file; that format allows no second file.
     """
     export_format = FORMATS[kind]
     name = f"{stem.name}{export_format.ending}"
@@ -140,10 +147,12 @@ def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
 
 @contextlib.contextmanager
 def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
-    """Claim all files before any work; those not committed when it is over are gone.
+    """Open all output files under temporary names, before any work, and yield a :class:`Claim` that writes them.
+
+    When the block ends, files that were not committed are removed.
 
     Raises:
-        OutputError: a file is there already and ``force`` is not set, or it cannot be written.
+        OutputError: if a file already exists and ``force`` is not set, or a file cannot be written.
     """
     with contextlib.ExitStack() as stack:
         outputs = {}
@@ -156,14 +165,14 @@ def claimed(targets: Sequence[Target], *, force: bool) -> Iterator[Claim]:
 
 @dataclass(frozen=True)
 class _Reference:
-    """What the files of a model are checked against.
+    """Everything against which the exported files of a model are checked.
 
     Attributes:
-        model: whose preprocessing and score are taken.
-        image_format: how graphs make inputs of images in uint8; None for graphs that take inputs preprocessed.
-        expected: inputs, and what it makes of them.
-        data: what files that are not exact are measured on; None for nothing.
-        answers: of the model to these data.
+        model: the model; once it has been traced, only its settings can be used.
+        image_format: how graphs preprocess images in uint8; None if graphs take preprocessed inputs.
+        expected: several inputs, each with the model's outputs for them.
+        data: data on which files with rounded weights are measured, or None.
+        answers: the model's answers to ``data``; empty without data.
     """
 
     model: HydraModel
@@ -173,13 +182,22 @@ class _Reference:
     answers: Answers
 
     def model_of_file(self, run: Runner) -> ExportedModel:
-        """Return a file as a model, which takes inputs as the model that it was made of does."""
+        """Return an exported file as a model that takes the same inputs as the original model.
+
+        Args:
+            run: a function that runs the file.
+        """
         model = self.model
         return ExportedModel(run, model.family, model.description.preprocess, model.labels, self.image_format)
 
 
 class Claim:
-    """Exported files on their way."""
+    """Writes, checks and commits the exported files of a model.
+
+    Args:
+        targets: the files to write.
+        outputs: for each path of the targets, its open output with a temporary name.
+    """
 
     def __init__(self, targets: Sequence[Target], outputs: dict[Path, Output]) -> None:
         self._targets = targets
@@ -196,34 +214,36 @@ class Claim:
         *,
         uint8: bool = False,
     ) -> list[ExportedFileRecord]:
-        """Write every file under its temporary name and check it.
+        """Write every file under its temporary name, and check it against the model.
 
         Args:
-            build: makes the model, on the CPU and in float32; what it gives is used up.
-            origins: SHA-256 of the models it was made of.
-            macs: multiply-adds of one sample.
-            seed: draws the inputs of the check.
-            log: receives a line for every file.
-            data: what files that are not exact are measured on; None for nothing.
-            uint8: whether graphs take images in uint8, and normalise them.
+            build: builds the model on the CPU in float32; the model cannot be used afterwards.
+            origins: SHA-256 of the models from which this one was made.
+            macs: multiply-adds for one sample.
+            seed: the seed of the random inputs for the check.
+            log: receives one line for every file.
+            data: data on which files with rounded weights are measured, or None.
+            uint8: whether graphs take images in uint8 and normalise them.
 
         Returns:
-            For each target, what it is, its inputs, size and SHA-256, and the result of its check.
+            For each target its record, with inputs, outputs, size, SHA-256 and the result of the check.
 
         Raises:
-            HydraError: where a file does not run, or differs from the model.
+            HydraError: if a file does not run, or differs from the model.
         """
         model = build()
         image_format = None
         if uint8:
             image_format = model.family.image_format(model.description.preprocess)
         longest = model.family.longest_text(model.description.preprocess)
-        # What the model itself answers, before it is traced: tracing uses it up.
-        expected = expectations(model, longest, seed, image_format)
+
+        # Compute the model's own answers first, because tracing changes the model so that it cannot run any more.
+        expected_outputs = expectations(model, longest, seed, image_format)
         answers = []
         if data is not None:
             answers = data.measure(model, log)
-        reference = _Reference(model, image_format, expected, data, answers)
+        reference = _Reference(model, image_format, expected_outputs, data, answers)
+
         graph = traced(model, longest, image_format)
         metadata = metadata_of(model.description, origins, macs, graph.shapes())
         written = []
@@ -237,7 +257,7 @@ class Claim:
         return written
 
     def _written_record(self, target: Target, graph: Graph, check: ExportCheck) -> ExportedFileRecord:
-        """Return what an answer says of a file that is written under its temporary name."""
+        """Return the record of a file for the answer of ``export``; the file still has its temporary name."""
         temporary_files = [self._outputs[file].temporary for file in target.files]
         return replace(
             target.planned(),
@@ -249,10 +269,17 @@ class Claim:
         )
 
     def _check_against_model(self, target: Target, reference: _Reference, log: Log) -> ExportCheck:
-        """Run a written file, and compare it with its model; one that is not exact is also measured on the data.
+        """Run a written file under its temporary name, and compare its outputs with those of the model.
+
+        A file with rounded weights is also measured on the data of ``reference``, if there are any.
+
+        Args:
+            target: the file.
+            reference: the model's outputs and data.
+            log: receives one line.
 
         Raises:
-            HydraError: where it does not run, or differs from the model.
+            HydraError: if the file does not run, or differs from the model.
         """
         export_format = FORMATS[target.kind]
         exact = export_format.exact
@@ -260,32 +287,36 @@ class Claim:
         run, runtime = export_format.runner(temporary)
         chosen = Chosen.of(reference.model.description.extra)
         check = compare_with_model(target.path, run, runtime, reference.expected, chosen, exact=exact)
+
         data = reference.data
         on_data = None
         if data is not None and not exact:
-            rounded = reference.model_of_file(run)
-            answers = data.measure(rounded, log)
+            rounded_model = reference.model_of_file(run)
+            answers = data.measure(rounded_model, log)
             on_data = data.compared(chosen, reference.answers, answers)
         log.detail(f"{target.path}: {runtime} runs it as the model does")
         return replace(check, on_data=on_data)
 
     def _write_temporary(self, target: Target, graph: Graph, metadata: Mapping[str, str]) -> None:
-        """Write the files of one target under their temporary names, by which they also find each other."""
+        """Write the files of one target under their temporary names.
+
+        If the weights have a file of their own, the graph refers to its temporary name, so that the check can run it.
+        """
         with contextlib.ExitStack() as stack:
             output = self._outputs[target.path]
             handle = stack.enter_context(output.opened())
-            data = None
+            weights_file = None
             if target.data is not None:
-                beside = self._outputs[target.data]
-                data_handle = stack.enter_context(beside.opened())
-                data = WeightsFile(data_handle, beside.temporary.name)
-            FORMATS[target.kind].write(graph, metadata, handle, data)
+                weights_output = self._outputs[target.data]
+                weights_handle = stack.enter_context(weights_output.opened())
+                weights_file = WeightsFile(weights_handle, weights_output.temporary.name)
+            FORMATS[target.kind].write(graph, metadata, handle, weights_file)
             handle.flush()
-            if data is not None:
-                data.handle.flush()
+            if weights_file is not None:
+                weights_file.handle.flush()
 
     def _name_weights_finally(self, target: Target) -> None:
-        """Write the graph again, so that it looks for its weights under the name that they will have."""
+        """Replace the temporary name of the weights' file in the graph by its final name, if there is such a file."""
         if target.data is None:
             return
         output = self._outputs[target.path]
@@ -296,7 +327,7 @@ class Claim:
             handle.flush()
 
     def commit(self) -> list[Path]:
-        """Put every file in its place; return them."""
+        """Rename every file to its final name; return the paths."""
         paths = []
         for target in self._targets:
             for file in target.files:
@@ -305,5 +336,5 @@ class Claim:
 
 
 def _shapes_in_words(shapes: Shapes) -> dict[str, str]:
-    """Return inputs or outputs in words: ``float32 [batch, 3, 224, 224]``."""
+    """Return each input or output in words, e.g. ``float32 [batch, 3, 224, 224]``."""
     return {name: str(tensor) for name, tensor in shapes.items()}

@@ -1,4 +1,4 @@
-"""A model repository for Triton: an ONNX file in the folder that the server looks for, and what it asks of it.
+"""The configuration of an ONNX file for NVIDIA's Triton inference server.
 
 https://github.com/triton-inference-server/server/blob/main/docs/user_guide/model_configuration.md
 """
@@ -13,25 +13,25 @@ from typing import Any, NamedTuple
 from hydractl.errors import HydraError
 
 MODEL_FILE = "1/model.onnx"
-"""The model in its folder: version 1, under the name that the server takes where nothing else is said."""
+"""The path of the ONNX file in the model's folder: version 1, with the server's default name."""
 
 CONFIG_FILE = "config.pbtxt"
 LABELS_FILE = "labels.txt"
 
 _CLASSES = "probabilities"
-"""The output that has one number for each class, by which the server may tell the best classes by name."""
+"""The output with one number for each class; with a file of labels, the server can return the best classes by name."""
 
 _MOST_DELAY = 2000
-"""Microseconds that a request waits for others."""
+"""The longest time in microseconds that a request waits for others."""
 
 
 class _Tensor(NamedTuple):
-    """An input or an output of the graph.
+    """An input or output of the graph, as Triton describes it.
 
     Attributes:
-        name: its name.
-        data_type: Triton's name of its numbers.
-        sizes: its dimensions behind the batch; -1 for any size.
+        name: the name of the tensor.
+        data_type: Triton's name of the number format, e.g. ``TYPE_FP32``.
+        sizes: the sizes of all dimensions after the batch; -1 means any size.
     """
 
     name: str
@@ -40,27 +40,28 @@ class _Tensor(NamedTuple):
 
 
 def triton_config(model_path: Path, name: str, max_batch: int) -> str:
-    """Return ``config.pbtxt`` of an ONNX file, by what its graph takes and gives.
+    """Return the text of ``config.pbtxt`` for an ONNX file, from the inputs and outputs of its graph.
 
-    Outputs whose first dimension is not the batch, as the logits of members, are left out: the server cuts every
-    output into those of its clients.
+    The server splits every output along its first dimension between its clients. Outputs whose first dimension is not
+    the batch (the logits of members) are left out.
 
     Args:
-        model_path: the file.
-        name: of the folder of the model.
-        max_batch: samples that the server computes together, at most.
+        model_path: the ONNX file.
+        name: the name of the model's folder in the repository of the server.
+        max_batch: the greatest number of samples in one batch.
 
     Raises:
-        HydraError: the graph has no batch of any size, or numbers that the server does not know.
+        HydraError: if the batch of the graph has a fixed size, or Triton does not know a number format.
     """
     import onnx
 
     model = onnx.load_model(model_path, load_external_data=False)
-    batch = _first_dimension_name(model.graph.input[0])
-    if batch is None:
+    # The name of the batch dimension, which comes first in every input. A fixed size has no name.
+    batch_name = _first_dimension_name(model.graph.input[0])
+    if batch_name is None:
         raise HydraError(f"{model_path} takes no batch of any size, which Triton needs")
     inputs = [_triton_tensor(value) for value in model.graph.input]
-    outputs = [_triton_tensor(value) for value in model.graph.output if _first_dimension_name(value) == batch]
+    outputs = [_triton_tensor(value) for value in model.graph.output if _first_dimension_name(value) == batch_name]
     labels = labels_of(model_path)
 
     lines = [
@@ -72,15 +73,18 @@ def triton_config(model_path: Path, name: str, max_batch: int) -> str:
     for tensor in inputs:
         lines += _config_lines("input", tensor, [])
     for tensor in outputs:
-        further = []
+        extra_lines = []
         if tensor.name == _CLASSES and labels:
-            further.append(f"  label_filename: {_quoted(LABELS_FILE)}")
-        lines += _config_lines("output", tensor, further)
+            extra_lines.append(f"  label_filename: {_quoted(LABELS_FILE)}")
+        lines += _config_lines("output", tensor, extra_lines)
     return "\n".join(lines) + "\n"
 
 
 def labels_of(model_path: Path) -> list[str]:
-    """Return the names of the classes of an ONNX file, for a file of one a line; empty where that cannot be."""
+    """Return the class names in the metadata of an ONNX file.
+
+    The list is empty if there are none, or if a name has several lines, because the file of labels has one per line.
+    """
     import onnx
 
     model = onnx.load_model(model_path, load_external_data=False)
@@ -94,7 +98,7 @@ def labels_of(model_path: Path) -> list[str]:
 
 
 def _first_dimension_name(value: Any) -> str | None:
-    """Return the name of the first dimension of an input or output; None where that has a size, or is not there."""
+    """Return the name of the first dimension of an input or output; None if it is missing or has a fixed size."""
     dimensions = value.type.tensor_type.shape.dim
     if not dimensions:
         return None
@@ -102,10 +106,10 @@ def _first_dimension_name(value: Any) -> str | None:
 
 
 def _triton_tensor(value: Any) -> _Tensor:
-    """Return what the configuration says of an input or an output of the graph.
+    """Describe an input or output of an ONNX graph in Triton's words.
 
     Raises:
-        HydraError: its numbers have no name there.
+        HydraError: if Triton does not know its number format.
     """
     import onnx
 
@@ -122,8 +126,8 @@ def _triton_tensor(value: Any) -> _Tensor:
     if tensor.elem_type not in data_types:
         raise HydraError(f"{value.name} has numbers that Triton has no name for")
     sizes = []
-    dimensions_behind_batch = tensor.shape.dim[1:]
-    for dimension in dimensions_behind_batch:
+    dimensions_after_batch = tensor.shape.dim[1:]
+    for dimension in dimensions_after_batch:
         if dimension.HasField("dim_value"):
             sizes.append(dimension.dim_value)
         else:
@@ -132,26 +136,26 @@ def _triton_tensor(value: Any) -> _Tensor:
 
 
 def _config_lines(kind: str, tensor: _Tensor, further: Sequence[str]) -> list[str]:
-    """Return the lines of an input or an output, the further ones last.
+    """Return the lines of ``config.pbtxt`` for one input or output.
 
     Args:
         kind: ``input`` or ``output``.
-        tensor: what it is.
-        further: lines that only this one has.
+        tensor: the input or output.
+        further: more lines to put at the end of the entry.
     """
     lines = [f"{kind} {{", f"  name: {_quoted(tensor.name)}", f"  data_type: {tensor.data_type}"]
     if tensor.sizes:
         sizes = ", ".join(map(str, tensor.sizes))
         lines.append(f"  dims: [ {sizes} ]")
     else:
-        # One number for each sample: the server wants a dimension, which the graph does not have.
+        # The graph gives one number for each sample, but the server needs a dimension, so it has to reshape.
         lines.append("  dims: [ 1 ]")
         lines.append("  reshape { shape: [ ] }")
     return [*lines, *further, "}"]
 
 
 def _quoted(text: str) -> str:
-    """Return a text as protobuf's text format has it: printable ASCII, all other bytes in octal."""
+    """Quote a text for protobuf's text format: printable ASCII stays, all other bytes are written in octal."""
     characters = []
     for byte in text.encode("utf-8", "surrogateescape"):
         character = chr(byte)

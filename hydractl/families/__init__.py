@@ -1,7 +1,7 @@
 """Model families: one file (or folder) per library, behind :class:`hydractl.families.base.ModelFamily`.
 
-A family is imported when it is first met, and its library with it. Adding one is described in
-``docs/adding-a-family.md``.
+A family and its library are imported when they are first needed. ``docs/adding-a-family.md`` describes how to add a
+family.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers
 
 
 def get_family(name: str) -> ModelFamily:
-    """Return the family of that name.
+    """Return the family with this name.
 
     Raises:
-        InputError: for a name that is not known here.
+        InputError: if there is no such family.
     """
     family = FAMILIES.get(name)
     if family is None:
@@ -35,13 +35,13 @@ def get_family(name: str) -> ModelFamily:
 
 
 def families_for_folders() -> list[ModelFamily]:
-    """Return all families, in the order in which a folder is offered to them."""
+    """Return all families in the order in which they are asked to load a folder: highest priority first."""
     families = FAMILIES.all()
     return sorted(families, key=lambda family: family.priority, reverse=True)
 
 
 def classes_of(description: Description) -> int | None:
-    """Return the number of classes of a model; None for a zero-shot model whose classes have not been named."""
+    """Return the number of classes of a model; None if it is a zero-shot model without class names."""
     classes = get_family(description.family).classes(description.config)
     if classes is not None:
         return classes

@@ -41,11 +41,12 @@ class State:
 
 @dataclass(frozen=True)
 class Projection:
-    """The linear layer that ends a tower whose features are compared.
+    """The last linear layer of a tower whose features are compared, e.g. CLIP's visual projection.
 
     Attributes:
-        inputs: the state after the last block to what enters it, ``[B, prompts, d]``; a sample is one prompt.
-        parameters: its weight ``[D, d]`` and its bias ``[D]``, or None.
+        inputs: computes the inputs of the layer, ``[B, prompts, d]``, from the state after the last block; an image
+            counts as one prompt.
+        parameters: returns the weight ``[D, d]`` and the bias ``[D]`` of the layer; the bias is None if it has none.
     """
 
     inputs: Callable[[State], Tensor]
@@ -57,25 +58,30 @@ class Stages:
     """One tower of a model, cut where the residual stream can be looked at: ``readout(blocks(stem(inputs)))``.
 
     Attributes:
-        stem: inputs of the stock model to the state before the first block.
-        blocks: one callable per site, in model order, from state to state.
-        block_paths: the module path of each block.
-        merging: the module that makes fewer tokens before some blocks, by their places; part of their callables.
-        spans: for each block, its tokens as a share of those of the stem, and the windows that they attend in; empty:
-            all tokens in one.
-        stem_prefixes: how the names of the parameters start that act before the first block.
-        readout: the state after the last block to the output of the tower: the logits ``[B, classes]`` of a model of
-            one tower, else features ``[B, D]`` that :meth:`ModelFamily.logits` brings together. Where ``reads`` is
-            given, it also takes a state of those tokens only, ``[B, k, d_model]``, with ``read`` in its context.
-        attention_inputs: for each block, what its attention is given of the state before it, ``[B, T, d_model]``.
-        reads: the positions ``[B, k]`` of the only tokens that the readout looks at, from any state of the tower; None
-            where it looks at all of them.
-        per_sample: which entries of the context have the samples in dimension 0.
-        per_member: which entries of the context come of weights: where the stems of members differ, ``[M, ...]``.
-        tower: as in :class:`hydractl.heads.mask.Site`.
-        of_labels: whether its inputs are the prompts of the classes, which are the same for every sample.
-        prefixes: how the names of all parameters of the tower start; those of no tower belong to the whole model.
-        projection: of features that are compared, the layer before they are normalised; None where it is not linear.
+        stem: computes the state before the first block from the inputs of the library's model.
+        blocks: one function from state to state for each site (attention block), in model order.
+        block_paths: the dotted module name of each block.
+        merging: the module that merges tokens before a block (patch merging of Swin), by the index of the block. The
+            function of the block in ``blocks`` already calls it.
+        spans: for each block, the number of its tokens as a share of the tokens after the stem, and the number of
+            windows in which they attend. Empty means that every block attends to all tokens in one window.
+        stem_prefixes: the beginnings of the names of all parameters that the stem uses.
+        readout: computes the output of the tower from the state after the last block: logits ``[B, classes]`` if the
+            model has one tower, otherwise features ``[B, D]``, which :meth:`ModelFamily.logits` combines. If ``reads``
+            is set, it also takes a state with only the tokens that it reads, ``[B, k, d_model]``, whose context has
+            the entry ``read``.
+        attention_inputs: for each block, a function from the state before the block to the inputs of its attention,
+            ``[B, T, d_model]``.
+        reads: computes the positions ``[B, k]`` of the only tokens that the readout uses, from any state of the tower;
+            None means that it uses all tokens.
+        per_sample: the keys of the context whose tensors have the samples in dimension 0.
+        per_member: the keys of the context whose tensors depend on weights. If the stems of ensemble members differ,
+            these tensors are ``[M, ...]``.
+        tower: the name of the tower, as in :class:`hydractl.heads.mask.Site`.
+        of_labels: whether the inputs of the tower are the prompts of the classes, which are the same for every sample.
+        prefixes: the beginnings of the names of all parameters of the tower; a parameter that fits no tower belongs to
+            the whole model.
+        projection: the layer before the features are normalised and compared; None if this layer is not linear.
     """
 
     stem: Callable[[Any], State]
@@ -95,7 +101,11 @@ class Stages:
     projection: Projection | None = None
 
     def prefixes_of(self, block: int) -> tuple[str, ...]:
-        """Return how the names of a block's parameters start, those of what makes fewer tokens before it included."""
+        """Return the beginnings of the names of a block's parameters, and of the module that merges tokens before it.
+
+        Args:
+            block: the index of the block.
+        """
         paths = [self.block_paths[block]]
         if block in self.merging:
             paths.append(self.merging[block])
@@ -104,15 +114,16 @@ class Stages:
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """Image format of a model, for transforms other than the library's own for evaluation.
+    """The images that a model takes, for transforms that are not the library's own transform for evaluation.
 
     Attributes:
         size: channels, height, width.
-        mean, std: one number for each channel, of pixels in [0, 1].
+        mean, std: one number for each channel, for pixels in [0, 1].
         interpolation: ``nearest``, ``bilinear``, ``bicubic``, ``lanczos``, ``box`` or ``hamming``.
-        resize: how the library's transform for evaluation comes to the size: ``shorter``: the shorter side is resized
-            to ``shorter_side``, and the middle is cut out; ``squash``: resized to the size as it is; ``other``.
-        shorter_side: pixels; None unless ``resize`` is ``shorter``.
+        resize: how the library's transform for evaluation brings an image to the size. ``shorter``: it resizes the
+            shorter side to ``shorter_side`` and cuts out the middle. ``squash``: it resizes both sides and ignores the
+            aspect ratio. ``other``: anything else.
+        shorter_side: length in pixels; None unless ``resize`` is ``shorter``.
     """
 
     size: tuple[int, int, int]
@@ -123,12 +134,20 @@ class ImageFormat:
     shorter_side: int | None = None
 
     def resized(self, how: str, shorter_side: int | None = None) -> ImageFormat:
-        """Return the format of a library that resizes so; a size of the shorter side makes sense for ``shorter``."""
+        """Return the same format with ``resize`` set to ``how``.
+
+        Args:
+            how: ``shorter``, ``squash`` or ``other``.
+            shorter_side: the length of the shorter side in pixels; ignored unless ``how`` is ``shorter``.
+        """
         return replace(self, resize=how, shorter_side=shorter_side if how == "shorter" else None)
 
     @classmethod
     def of_preprocessing(cls, size: Sequence[int], preprocess: Preprocessing) -> ImageFormat:
-        """Build it from the names that several libraries use; their ``random`` interpolation is bilinear here."""
+        """Build the format from a preprocessing with the keys ``interpolation``, ``mean`` and ``std``.
+
+        The interpolation ``random``, which libraries use in training, becomes ``bilinear``.
+        """
         channels, height, width = size
         origin = "the preprocessing"
         interpolation = text_in(preprocess, "interpolation", origin)
@@ -144,12 +163,12 @@ ResultT = TypeVar("ResultT")
 
 
 def for_each(function: Callable[[Any, State], ResultT], blocks: Iterable[Any]) -> list[Callable[[State], ResultT]]:
-    """Return a function of a state for each block: ``function``, given that block first."""
+    """Return one function of a state for each block: ``function`` with the block as its first argument."""
     return [partial(function, block) for block in blocks]
 
 
 def numbered_paths(path: str, modules: Iterable[Any]) -> list[str]:
-    """Return the paths of the modules of a list."""
+    """Return the dotted names of the modules of a list: ``path.0``, ``path.1`` and so on."""
     paths = []
     for index, _ in enumerate(modules):
         paths.append(f"{path}.{index}")
@@ -158,43 +177,48 @@ def numbered_paths(path: str, modules: Iterable[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class FirstTokens:
-    """A :attr:`Stages.reads` of the first ``count`` tokens of every sample, which then need no gathering."""
+    """A function for :attr:`Stages.reads`: the readout uses only the first ``count`` tokens of every sample.
+
+    A caller that knows this class can slice these tokens and need not gather them.
+    """
 
     count: int
 
     def __call__(self, state: State) -> Tensor:
-        """Return the positions, ``[B, count]``."""
+        """Return the positions ``0 ... count - 1`` for every sample, ``[B, count]``."""
         samples = state.hidden.shape[0]
         return torch.arange(self.count, device=state.hidden.device).expand(samples, -1)
 
 
 def first_tokens(count: int) -> Callable[[State], Tensor]:
-    """Return a :attr:`Stages.reads` of the first ``count`` tokens of every sample."""
+    """Return a function for :attr:`Stages.reads` if the readout uses only the first ``count`` tokens."""
     return FirstTokens(count)
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Where the heads of a library's attention stand among its tensors: how their names start, within the module.
+    """The names that a library gives to the tensors of its attention, relative to the attention module.
 
-    Each is the name of a ``weight`` and, where there is one, of a ``bias``, which follow behind a dot; behind a name
-    that ends in an underscore they follow at once.
+    Each name stands for a ``weight`` and an optional ``bias``: ``proj`` for ``proj.weight`` and ``proj.bias``. If a
+    name ends in an underscore, no dot follows: ``in_proj_`` stands for ``in_proj_weight``. An empty name means that the
+    library has no such tensor.
 
     Attributes:
-        qkv: queries, keys and values: of one matrix ``[3 * heads * head_dim, d_model]`` (fewer rows where heads share
-            keys), or of one each.
-        out: of the output projection, ``[d_model, heads * head_dim]``.
-        gate: of the gate of the attention output, a matrix like that of queries; empty: none.
-        q_norm, k_norm: of norms that act on one head at a time; empty: none.
-        table: of what each head adds to the scores of tokens by their distance, ``[R, heads]``, or where ``features``
-            are made of distances of the linear layer behind them, ``[heads, F]``; empty: nothing.
-        features: of the layer that makes features of coordinates of distances; empty: none.
-        scale: of the logarithm of what each head multiplies the cosines of queries and keys by, ``[heads, 1, 1]``;
-            empty: scores are products of queries and keys.
-        positions: of the projections of vectors of distances to queries and to keys; empty: none.
-        biases: where all biases are tensors of their own, their names, as in
-            :class:`hydractl.heads.weights.HeadWeights`.
-        transposed: whether all weights stand with the dimension of their inputs first.
+        qkv: the name of one matrix with queries, keys and values, ``[3 * heads * head_dim, d_model]`` (fewer rows if
+            heads share keys), or three names with one matrix each.
+        out: the output projection, ``[d_model, heads * head_dim]``.
+        gate: the gate that multiplies the attention output, a matrix of the shape of the queries' matrix.
+        q_norm, k_norm: norms that act on the queries and the keys of one head at a time.
+        table: the tensor of relative positions. Without ``features``: what each head adds to the score of two tokens
+            at each of R distances, ``[R, heads]``. With ``features``: the linear layer behind the features,
+            ``[heads, F]``.
+        features: the layer that computes F features from the coordinates of a distance.
+        scale: the logarithm of the factor by which each head multiplies the cosines of queries and keys,
+            ``[heads, 1, 1]``. Empty means that scores are products of queries and keys.
+        positions: the two projections of vectors of distances, first to queries, then to keys.
+        biases: fields of :class:`hydractl.heads.weights.HeadWeights`, e.g. ``q_bias``, if the library stores the biases
+            of queries, keys and values as separate tensors with these names.
+        transposed: whether the library stores every weight with the dimension of the inputs first.
     """
 
     qkv: tuple[str, ...]
@@ -213,8 +237,8 @@ class AttentionLayout:
         """Return the weights of one attention block (site), head by head.
 
         Args:
-            tensors: of the model, by the names of its library.
-            site: the block; it may hold fewer heads than the whole model has there.
+            tensors: the tensors of the model, by the library's names.
+            site: the block; it may have fewer heads than the block of the whole model.
         """
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = self._outputs_first(tensors[out_weight])  # [d_model, heads * head_dim]
@@ -241,33 +265,39 @@ class AttentionLayout:
         )
 
     def _read_rows(self, tensors: Mapping[str, Tensor], site: Site, queries: int) -> dict[str, Tensor]:
-        """Read the tensors whose rows belong to heads, by the fields of :class:`HeadWeights` they fill.
+        """Read all tensors whose rows belong to heads: queries, keys, values, gate and their biases.
 
         Args:
-            tensors: of the model.
-            site: the attention block whose they are.
-            queries: the number of rows that queries have, ``heads * head_dim``.
+            tensors: the tensors of the model, by the library's names.
+            site: the attention block to read.
+            queries: the number of rows of the queries, ``heads * head_dim``.
 
         Returns:
-            Each as ``[heads, head_dim, ...]``; fields whose tensor is not there are left out.
+            For each field of :class:`HeadWeights` whose tensor exists, that tensor as ``[heads, head_dim, ...]``.
         """
         head_rows = {}
         for name, fields in self._fields_by_name(site.path).items():
             if name not in tensors:
                 continue
             tensor = self._outputs_first(tensors[name])
-            parts = [tensor]
+            tensors_of_fields = [tensor]
             is_stacked = len(fields) > 1
-            if is_stacked:  # queries, keys and values: [heads * head_dim + 2 * key_heads * head_dim, ...]
+            if is_stacked:
+                # One matrix holds queries, keys and values: [heads * head_dim + 2 * key_heads * head_dim, ...].
+                # Keys and values have equally many rows, but fewer than queries if heads share keys.
                 rows = tensor.shape[0]
-                keys = (rows - queries) // 2
-                parts = list(tensor.split([queries, keys, keys]))
-            for field_name, part in zip(fields, parts, strict=True):
-                head_rows[field_name] = part.unflatten(0, (-1, site.head_dim))
+                key_rows = (rows - queries) // 2
+                tensors_of_fields = list(tensor.split([queries, key_rows, key_rows]))
+            for field_name, field_tensor in zip(fields, tensors_of_fields, strict=True):
+                # [heads * head_dim, ...] -> [heads, head_dim, ...]
+                head_rows[field_name] = field_tensor.unflatten(0, (-1, site.head_dim))
         return head_rows
 
     def _read_table(self, tensors: Mapping[str, Tensor], site: Site) -> Tensor | None:
-        """Read what each head makes of distances, ``[heads, R]`` or ``[heads, F]``."""
+        """Return the table of relative positions, ``[heads, R]``, or ``[heads, F]`` if the layout has ``features``.
+
+        None means that the layout has no table or the tensor does not exist.
+        """
         if not self.table:
             return None
         table = tensors.get(f"{site.path}.{self.table}")
@@ -276,7 +306,7 @@ class AttentionLayout:
         return table.T  # [R, heads] -> [heads, R]
 
     def _read_scale(self, tensors: Mapping[str, Tensor], site: Site) -> Tensor | None:
-        """Read the logarithms of the factors of cosines, ``[heads, 1]``."""
+        """Return the logarithm of each head's factor of cosines, ``[heads, 1]``; None if there is no such tensor."""
         if not self.scale:
             return None
         scale = tensors.get(f"{site.path}.{self.scale}")
@@ -285,7 +315,7 @@ class AttentionLayout:
         return scale.flatten(1)  # [heads, 1, 1] -> [heads, 1]
 
     def _read_common(self, tensors: Mapping[str, Tensor], site: Site) -> dict[str, Tensor]:
-        """Read what belongs to no head, by the names of :attr:`HeadWeights.extra`."""
+        """Return the tensors that all heads share, e.g. a norm's weight, by their keys in ``HeadWeights.extra``."""
         common = {}
         for name, extra_name in self._common_names(site.path):
             if name in tensors:
@@ -293,76 +323,96 @@ class AttentionLayout:
         return common
 
     def write(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """Put the weights of one attention block (site) among the tensors of its library: the inverse of :meth:`read`.
+        """Write the weights of one attention block (site) into ``tensors``: the inverse of :meth:`read`.
 
         Args:
-            tensors: of the model, by the names of its library; those of the block are added or replaced.
+            tensors: the tensors of the model, by the library's names. The tensors of the block are added or replaced;
+                all others stay as they are.
             site: the block.
-            weights: its weights; what is None is not written.
+            weights: the weights of the block; fields that are None are not written.
         """
+        # Queries, keys, values, gate and positions.
         self._write_rows(tensors, site, weights)
+
+        # The output projection.
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = weights.o.permute(1, 0, 2).flatten(1)  # [heads, d_model, head_dim] -> [d_model, heads * head_dim]
         tensors[out_weight] = self._outputs_first(output)
         if weights.o_bias is not None:
             tensors[out_bias] = weights.o_bias
+
+        # The table of relative positions. The weight of a linear layer behind features is already [heads, F].
         if weights.table is not None:
             table = weights.table
             if not self.features:
                 table = table.T  # [heads, R] -> [R, heads]
             tensors[f"{site.path}.{self.table}"] = table.contiguous()
+
+        # The factors of cosines.
         if weights.scale is not None:
             tensors[f"{site.path}.{self.scale}"] = weights.scale[..., None]  # [heads, 1] -> [heads, 1, 1]
+
+        # The modules that all heads share.
         for name, extra_name in self._common_names(site.path):
             if extra_name in weights.extra:
                 tensors[name] = weights.extra[extra_name]
 
     def _write_rows(self, tensors: MutableMapping[str, Tensor], site: Site, weights: HeadWeights) -> None:
-        """Write the tensors whose rows belong to heads, ``[heads, head_dim, ...]`` each in ``weights``."""
+        """Write the tensors whose rows belong to heads; fields of ``weights`` that are None are skipped."""
         for name, fields in self._fields_by_name(site.path).items():
-            parts = []
+            rows_of_fields = []
             for field_name in fields:
-                part = getattr(weights, field_name)
-                if part is not None:
-                    parts.append(part.flatten(0, 1))  # [heads * head_dim, ...]
-            if parts:
-                stacked = torch.cat(parts)
+                field_tensor = getattr(weights, field_name)  # [heads, head_dim, ...]
+                if field_tensor is not None:
+                    rows_of_fields.append(field_tensor.flatten(0, 1))  # [heads * head_dim, ...]
+            if rows_of_fields:
+                stacked = torch.cat(rows_of_fields)
                 tensors[name] = self._outputs_first(stacked)
 
     def _outputs_first(self, tensor: Tensor) -> Tensor:
-        """Return a weight with the dimension of its outputs first, or put it back as the library has it."""
+        """Transpose a weight if the library stores the dimension of the inputs first; return others as they are.
+
+        Transposing is its own inverse, so :meth:`read` and :meth:`write` both use it.
+        """
         if self.transposed and tensor.dim() == 2:
             return tensor.T.contiguous()
         return tensor
 
     def _fields_by_name(self, path: str) -> dict[str, tuple[str, ...]]:
-        """Return which fields of :class:`HeadWeights` stand in which tensors, of those whose rows belong to heads.
+        """Return which fields of :class:`HeadWeights` each tensor holds, for all tensors whose rows belong to heads.
 
         Args:
-            path: of the attention module.
+            path: dotted name of the attention module, e.g. ``blocks.0.attn``.
 
         Returns:
-            By name of the tensor its fields, in the order in which they are stacked: ``("q", "k", "v")`` of one matrix,
-            ``("q",)`` of a matrix of its own. Not every one of these tensors need be there.
+            Names of tensors with their fields, in the order in which the tensor stacks them:
+            ``{"blocks.0.attn.qkv.weight": ("q", "k", "v"), "blocks.0.attn.qkv.bias": ("q_bias", "k_bias", "v_bias")}``.
+            A model need not have all of these tensors.
         """
-        named_fields: dict[str, tuple[str, ...]] = {}
+        fields_by_tensor: dict[str, tuple[str, ...]] = {}
         for module, fields in self._fields_by_module().items():
-            weight, bias = _weight_and_bias(path, module)
-            named_fields[weight] = fields
-            has_own_biases = bool(self.biases) and module in self.qkv
-            if not has_own_biases:
+            weight_name, bias_name = _weight_and_bias(path, module)
+            fields_by_tensor[weight_name] = fields
+            # Some libraries store the biases of queries, keys and values beside the matrix, under names of their own.
+            has_separate_biases = bool(self.biases) and module in self.qkv
+            if not has_separate_biases:
                 bias_fields = [f"{field_name}_bias" for field_name in fields]
-                named_fields[bias] = tuple(bias_fields)
-        for bias in self.biases:
-            named_fields[f"{path}.{bias}"] = (bias,)
-        return named_fields
+                fields_by_tensor[bias_name] = tuple(bias_fields)
+        # The library's name of a separate bias is also the name of its field.
+        for bias_field in self.biases:
+            fields_by_tensor[f"{path}.{bias_field}"] = (bias_field,)
+        return fields_by_tensor
 
     def _fields_by_module(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields of :class:`HeadWeights` that the weight of each linear layer with rows of heads holds."""
+        """Return which fields of :class:`HeadWeights` the weight of each linear layer holds, by the layer's name.
+
+        Only layers whose rows belong to heads are listed: queries, keys, values, gate and positions. Examples:
+        ``{"qkv": ("q", "k", "v")}``, or ``{"query": ("q",), "key": ("k",), "value": ("v",)}``.
+        """
         fields_by_module: dict[str, tuple[str, ...]] = {}
         if len(self.qkv) == 1:
-            (module_of_all,) = self.qkv
-            fields_by_module[module_of_all] = ("q", "k", "v")
+            (stacked_layer,) = self.qkv
+            fields_by_module[stacked_layer] = ("q", "k", "v")
         else:
             for module, letter in zip(self.qkv, "qkv", strict=True):
                 fields_by_module[module] = (letter,)
@@ -375,7 +425,10 @@ class AttentionLayout:
         return fields_by_module
 
     def _common_names(self, path: str) -> list[tuple[str, str]]:
-        """Return the names of the parameters that belong to no head, and their names in :attr:`HeadWeights.extra`."""
+        """Return the names of the parameters that all heads share, each with its key in :attr:`HeadWeights.extra`.
+
+        An example is ``("blocks.0.attn.q_norm.weight", "q_norm.weight")``. A model need not have all of them.
+        """
         pairs: list[tuple[str, str]] = []
         for kind in COMMON:
             module = getattr(self, kind)
@@ -385,7 +438,12 @@ class AttentionLayout:
 
 
 def _weight_and_bias(path: str, module: str) -> tuple[str, str]:
-    """Return the names of a weight and a bias; behind a module that ends in an underscore they follow at once."""
+    """Return the names of the weight and the bias of a module, e.g. ``blocks.0.attn.proj.weight``.
+
+    Args:
+        path: dotted name of the module that holds ``module``; may be empty.
+        module: name of the module. After a final underscore no dot is added: ``in_proj_`` gives ``in_proj_weight``.
+    """
     start = ".".join(filter(None, (path, module)))
     if not module.endswith("_"):
         start += "."
@@ -394,12 +452,12 @@ def _weight_and_bias(path: str, module: str) -> tuple[str, str]:
 
 @dataclass
 class LoadedModel:
-    """A model of a library as it was found, before hydractl touches it.
+    """A published model of a library, before hydractl changes it.
 
     Attributes:
-        left: names of the stored tensors that are no part of the model, those of another task's head; a star stands
-            for any end.
-        origin: where it was published, as ``ORG/NAME@COMMIT`` of the hub; None for a local one.
+        left: names of stored tensors that the model does not use, e.g. of a head for another task; a name may end in a
+            star, which stands for any rest.
+        origin: the repository and commit on the hub, as ``ORG/NAME@COMMIT``; None for a local model.
     """
 
     arch: str
@@ -415,66 +473,66 @@ class ModelFamily(ABC):
     """One library. See ``docs/adding-a-family.md`` for a walk through an implementation."""
 
     name: str
-    """The name of its file, and of its models: ``NAME:MODEL`` is a model of this library by name."""
+    """The name of the family's file. Users write ``NAME:MODEL`` for a model of this library."""
     version: str
     """The version of the library."""
     priority: int = 0
-    """A folder is offered to the families of higher priority first."""
+    """A published folder is offered first to the families with higher priority."""
     builds_by_name: bool = False
-    """Whether an architecture can be built from its name alone, as for ``--arch``."""
+    """Whether an architecture can be built from its name alone (``--arch``)."""
     scaled: Mapping[str, str] = {}
-    """Vectors that a block holds itself and multiplies by unless they are None, each with the module that is given the
-    product."""
+    """Names of vectors that a block holds itself and multiplies its hidden state by (if they are not None), each with
+    the name of the module that receives the product."""
     named_parts: Mapping[str, str] = {}
-    """Regular expressions for the names of parameters that can be spoken of: ``patch``, ``position``, ``class_token``,
-    ``words``, ``layer_scale``, ``scale`` and ``head``, which is the last layer of the classifier."""
+    """Regular expressions for the names of the parameters of a role. The roles are ``patch``, ``position``,
+    ``class_token``, ``words``, ``layer_scale``, ``scale`` and ``head`` (the last layer of the classifier)."""
 
     parts: Mapping[str, str] = {}
-    """Regular expressions for how the names of parameters start that belong to :meth:`part`; the first that fits
-    counts."""
+    """For each part of a model (see :meth:`part`), a regular expression for the beginnings of its parameters' names;
+    the first expression that matches decides."""
     attention: AttentionLayout = AttentionLayout((), "")
-    """The names of the tensors of the library's attention, for a family that reads and writes no others."""
+    """The names of the tensors of the library's attention, if they are the same at every site."""
 
     @abstractmethod
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a published folder of this library; None when it is none of its own."""
+        """Load a published folder of this library; return None if the folder is not a model of this library."""
 
     @abstractmethod
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel | Path:
         """Load a model by name from the hub, or with random weights drawn by ``seed`` (``pretrained=0``).
 
         Returns:
-            The model, or the path of a checkpoint of hydractl where the name is that of one.
+            The model, or the path of a file if the name stands for a checkpoint of hydractl.
         """
 
     def known_names(self) -> Sequence[str]:
-        """Return the names of models that the library knows; empty where any repository can be named."""
+        """Return the names of all models that the library knows; empty if models are named by their repository."""
         return ()
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return the ``NAME?OPTIONS`` of a model that the library's training script has made.
+        """Return ``NAME?OPTIONS`` for a model that was trained by the library's own training script.
 
         Args:
-            arguments: of the script, by name, as its checkpoint has them.
-            shapes: of the tensors of the checkpoint, by name.
+            arguments: the arguments of the script, by name, as stored in its checkpoint.
+            shapes: the shapes of the tensors in the checkpoint, by name.
 
         Returns:
-            None where the arguments do not say it.
+            The architecture, or None if the arguments do not name it.
         """
         return None
 
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
     ) -> Preprocessing:
-        """Return the preprocessing that the library's training script has evaluated with.
+        """Return the preprocessing that the library's training script used for evaluation.
 
         Args:
-            arguments: of the script.
-            name: of the model.
-            preprocess: that of the model where nothing is said.
+            arguments: the arguments of the script, by name.
+            name: the name of the model.
+            preprocess: the default preprocessing of the model, for everything that the arguments leave open.
 
         Raises:
-            InputError: for a preprocessing that the model cannot have.
+            InputError: if the model cannot have such a preprocessing.
         """
         return dict(preprocess)
 
@@ -482,14 +540,14 @@ class ModelFamily(ABC):
     def export_folder(
         self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
-        """Write what a published folder needs beside its weights; returns the name of the weights file."""
+        """Write all files of a published folder except its weights; return the file name to use for the weights."""
 
     @abstractmethod
     def build(self, config: LibraryConfig) -> nn.Module:
-        """Build the library's own model in eval mode, its parameters on the meta device, its buffers real.
+        """Build the library's own model in eval mode, with parameters on the meta device and real buffers.
 
         Raises:
-            InputError: for an architecture whose heads cannot be separated, naming its attention class.
+            InputError: if the heads of the architecture cannot be separated; the message names its attention class.
         """
 
     @abstractmethod
@@ -500,22 +558,22 @@ class ModelFamily(ABC):
     def classes(self, config: LibraryConfig) -> int | None:
         """Return the number of classes.
 
-        It is None for a zero-shot model, whose classes are given by name, and 0 for a body, which has no classifier yet
-        and reads out features.
+        None means a zero-shot model, whose classes users name. 0 means a model without a classifier, whose outputs are
+        features.
         """
 
     def prompts(
         self, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
     ) -> Any:
-        """Return the inputs of the tower of the labels: a mapping of tensors with the classes in dimension 0.
+        """Return the inputs of the text tower for the prompts of all classes: tensors with classes in dimension 0.
 
         Args:
-            config, preprocess: of the model.
+            config, preprocess: the configuration and the preprocessing of the model.
             labels: class names.
-            templates: each makes a prompt of a class name, whose place in it is ``{label}`` or ``{}``.
+            templates: prompts with ``{label}`` or ``{}`` in the place of the class name, e.g. ``a photo of a {}``.
 
         Raises:
-            UsageError: for a template without such a place, and for models that have a classifier.
+            UsageError: if a template has no place for the class name, or the model has a classifier.
         """
         raise UsageError(f"{self.name} models have a classifier of their own: they take no prompts")
 
@@ -524,7 +582,7 @@ class ModelFamily(ABC):
         return self.attention
 
     def read(self, tensors: Mapping[str, Tensor], site: Site) -> HeadWeights:
-        """Read the weights of one site, which may hold any number of heads. Works on meta tensors too."""
+        """Read the weights of one site (attention block), with any number of heads. Works on meta tensors too."""
         layout = self.layout(site)
         return layout.read(tensors, site)
 
@@ -536,7 +594,11 @@ class ModelFamily(ABC):
     def part(self, name: str, sites: Sequence[Site]) -> str:
         """Return the part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed``, ``own``.
 
-        ``own`` is never merged by the paper's reading: LayerScale, poolers, the classifier.
+        ``own`` is everything that is never merged, following the paper: LayerScale, poolers, the classifier.
+
+        Args:
+            name: the name of the tensor.
+            sites: the attention blocks of the model; families whose names of parts depend on them use this.
         """
         for part, pattern in self.parts.items():
             if re.match(pattern, name):
@@ -544,10 +606,10 @@ class ModelFamily(ABC):
         return "own"
 
     def common(self, model: nn.Module, site: Site) -> list[nn.Module]:
-        """Return the modules of an attention block (site) that act on every head alike, one for each of :data:`COMMON`.
+        """Return the modules of an attention block (site) that all heads share, one for each name in :data:`COMMON`.
 
-        To be called before the attention is replaced. A module that the library does not have here has a stand-in,
-        which does what the library does without it: nothing, or in attention by cosines, bring vectors to length 1.
+        Call it before the attention is replaced. If the library has no such module in this block, a stand-in takes its
+        place. The stand-in does nothing, or, if the block attends by cosines, it brings vectors to length 1.
         """
         layout = self.layout(site)
         attention_modules = dict(model.get_submodule(site.path).named_modules())
@@ -563,11 +625,11 @@ class ModelFamily(ABC):
         return common
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Return the dropout rates of the attention weights and of the attention output, used in training only."""
+        """Return the dropout rates of the attention weights and of the attention output; only training uses them."""
         return 0.0, 0.0
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Put ``attention`` in the place of the library's attention module."""
+        """Replace the library's attention module of this site by ``attention``."""
         model.set_submodule(site.path, attention)
 
     @abstractmethod
@@ -575,7 +637,7 @@ class ModelFamily(ABC):
         """Cut a model (with any attention installed) into stages: one for each tower, in the order of the sites."""
 
     def logits(self, model: nn.Module, outputs: Sequence[Tensor]) -> Tensor:
-        """Compute logits ``[B, classes]`` from what each tower of one member reads out."""
+        """Compute logits ``[B, classes]`` from the outputs of all towers of one ensemble member."""
         return outputs[0]
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
@@ -584,10 +646,10 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
-        """Return the function from raw samples to the inputs of the stock model, exactly as the library would."""
+        """Return a function from raw samples to the inputs of the library's model, with the library's own results."""
 
     def image_shape(self, config: LibraryConfig) -> list[int] | None:
-        """Return ``[channels, height, width]`` of the images a model takes; None where it takes more than one shape."""
+        """Return ``[channels, height, width]`` of the images a model takes; None if it takes several shapes."""
         return None
 
     @abstractmethod
@@ -595,17 +657,17 @@ class ModelFamily(ABC):
         """Draw random inputs of the right shape, for measuring cost."""
 
     def longest_text(self, preprocess: Preprocessing) -> int | None:
-        """Return the number of tokens of a text that the model itself can take; None for images."""
+        """Return the greatest number of tokens in a text that the model can take; None for images."""
         return None
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
-        """Return the image format, from the checkpoint's own preprocessing."""
+        """Return the image format that the preprocessing of a checkpoint describes."""
         raise UsageError("--augment crop: the model reads no images")
 
     def initial(self, config: LibraryConfig, seed: int) -> dict[str, Tensor]:
-        """Draw weights as the library does for a model that is trained from scratch, with all heads."""
+        """Draw the weights of a new model with all heads, with the library's own initialisation."""
         with seeded(seed):
             return dict(self.drawn(config).state_dict())
 
@@ -620,72 +682,78 @@ class ModelFamily(ABC):
     def image_classifier(
         self, config: LibraryConfig, preprocess: Preprocessing, classes: int
     ) -> tuple[str, LibraryConfig, Preprocessing]:
-        """Return architecture, configuration and preprocessing of a classifier on the images of a zero-shot model.
+        """Return architecture, configuration and preprocessing of a classifier made from a zero-shot model.
 
-        The classifier is the tower of images, with the names of its tensors.
+        The classifier is the image tower with a new last layer. Its tensors keep the names they have in the tower.
         """
         hint = "a CLIPModel or SiglipModel of transformers gets one"
         raise UsageError(f"--reset-head: {self.name} has no classifier on a tower of images", hint=hint)
 
     def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
-        """Return the number of texts that the model truncates as :meth:`prompts`, and the number of tokens it takes."""
+        """Return how many of the texts the model truncates, and the number of tokens that it can take."""
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")
 
     def judges_each_pair(self, model: nn.Module) -> bool:
-        """Return whether logits of images and texts judge each pair by itself (SigLIP) or compare them (CLIP)."""
+        """Return whether logits judge each pair of image and text separately (SigLIP) or against others (CLIP)."""
         return False
 
     def bound_scale(self, model: nn.Module) -> None:
-        """Keep the factor of the logits within the bounds of the library's own training, in place, if it is trained."""
+        """Clamp the trained factor of the logits, in place, to the bounds that the library's own training has."""
         return
 
     def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Return the configuration of the same model with so many heads of the same width at every site.
+        """Return the configuration of the same model with ``heads`` heads of unchanged width at every site.
 
-        None: there is no such configuration.
+        None means that the library has no such configuration.
         """
         return None
 
     def _with_heads_alone(self, config: LibraryConfig, small: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Return ``small`` where it is the same model with so many heads of the same width at every site, else None."""
-        wanted = [replace(site, heads=heads) for site in self.sites(config)]
+        """Return ``small`` if its sites are those of ``config`` with only the number of heads changed, else None.
+
+        Args:
+            config: the configuration of the whole model.
+            small: a changed copy of it, which may also have changed the width of heads.
+            heads: the number of heads that every site should have.
+        """
+        wanted_sites = [replace(site, heads=heads) for site in self.sites(config)]
         try:
-            sites = self.sites(small)
-        except InputError:  # the library builds no such model
+            small_sites = self.sites(small)
+        except InputError:  # the library cannot build this configuration
             return None
-        if sites != wanted:
+        if small_sites != wanted_sites:
             return None
         return small
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
-        """Return the configuration of the same model with a share of its width, of its heads and of its MLPs.
+        """Return the configuration of the same model with its width, heads and MLPs reduced to ``share``.
 
-        None: there is no such configuration. The caller checks that the share gives whole numbers.
+        None means that the library has no such configuration. The caller checks that the share gives whole numbers.
         """
         return None
 
     def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
-        """Return the same model's configuration with dropout behind attention, in the MLP and behind the embeddings."""
+        """Return the configuration of the same model with dropout after attention, in the MLP and after embeddings."""
         raise UsageError(f"--dropout: {self.name} models have no dropout")
 
     adds_dropout: bool = False
-    """Whether the library has no dropout layers, and :meth:`add_dropout` puts them into a model instead."""
+    """Whether the library has no dropout layers, so that :meth:`add_dropout` has to put them into a model."""
 
     def add_dropout(self, model: nn.Module, rate: float) -> None:
-        """Put dropout behind attention and behind the MLP of each block that reads samples, off until turned on."""
+        """Add dropout after the attention and after the MLP of each block that reads samples; it starts turned off."""
         raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw random numbers by a seed; those of the caller go on as if nothing had been drawn."""
+    """Seed torch's random numbers inside the block, and restore the state of the caller's generator afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 class MultiheadStandIn(nn.Module):
-    """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of ``nn.MultiheadAttention``."""
+    """Wraps :class:`hydractl.model.attention.HeadAttention` so that it can be called like ``nn.MultiheadAttention``."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -694,33 +762,43 @@ class MultiheadStandIn(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Attend from ``query`` ``[M * B, T, d_model]`` to itself: the blocks give it as key and value too."""
+        """Compute self-attention over ``query``, ``[M * B, T, d_model]``.
+
+        The blocks pass the same tensor as ``query``, ``key`` and ``value``; the last two are ignored.
+        """
         attended = self.attention(query, attn_mask=attn_mask)
         return attended, None
 
 
 class _UnitLength(nn.Module):
-    """Queries and keys of cosine attention, ``[..., head_dim]``."""
+    """Normalises queries or keys of cosine attention, ``[..., head_dim]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return vectors of length 1."""
+        """Scale every vector to length 1."""
         return F.normalize(x, dim=-1)
 
 
 def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:
-    """Read tensors that hold the heads ``kept``, see :meth:`ModelFamily.read`; they tell which heads share keys."""
+    """Read the weights of one site (see :meth:`ModelFamily.read`) and set which heads share keys.
+
+    Args:
+        family: the family of the model.
+        tensors: the tensors of the model, with only the kept heads.
+        site: the attention block.
+        kept: the indices that the kept heads have in the whole model; they decide which heads share keys.
+    """
     weights = family.read(tensors, site)
     key_heads = site.key_heads(kept)
     return replace(weights, key_heads=key_heads)
 
 
 def parts_by_name(family: ModelFamily, names: Iterable[str], sites: Sequence[Site]) -> dict[str, str]:
-    """Return, for each tensor name, the part of the model that it belongs to: see :meth:`ModelFamily.part`."""
+    """Return the part of the model for each tensor name (see :meth:`ModelFamily.part`)."""
     return {name: family.part(name, sites) for name in names}
 
 
 def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
-    """Return the tensor names that belong to the heads of one site (and not, say, to a norm beside them)."""
+    """Return the names of the tensors that belong to the heads of one site, without e.g. a norm in its module."""
     start = f"{site.path}."
     names_of_heads = []
     for name in names:

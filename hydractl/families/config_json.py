@@ -1,4 +1,7 @@
-"""What a library writes of a model in JSON. Values come from files of others: each is checked where it is read."""
+"""Checked access to the values of configurations in JSON, which come from files that hydractl did not write.
+
+In all functions ``origin`` names the file for error messages.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,21 @@ from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
 LibraryConfig = Mapping[str, object]
-"""The configuration that a library builds a model of, in the words of that library."""
+"""The configuration from which a library builds a model, with the library's own keys."""
 
 Preprocessing = Mapping[str, object]
-"""How raw samples become the inputs of a model, in the words of its library; ``kind`` is ``text`` or ``image``."""
+"""How raw samples become the inputs of a model, with the library's own keys; ``kind`` is ``text`` or ``image``."""
 
 
 def is_whole_number(value: object, least: int, most: float = math.inf) -> TypeGuard[int]:
-    """Return whether a value of a file is a whole number within these bounds, both included."""
+    """Return whether ``value`` is an int (not a bool) with ``least <= value <= most``."""
     if type(value) is not int:
         return False
     return least <= value <= most
 
 
 def are_whole_numbers(values: Sequence[object], least: int, most: float = math.inf) -> TypeGuard[Sequence[int]]:
-    """Return whether all of several values of a file are whole numbers within these bounds, both included."""
+    """Return whether all values are ints (not bools) with ``least <= value <= most``."""
     return all(is_whole_number(value, least, most) for value in values)
 
 
@@ -41,7 +44,7 @@ def object_in(values: Mapping[str, object], key: str, origin: str) -> Mapping[st
 
 
 def object_or_empty(values: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """Return the object at a key; an empty one where there is none."""
+    """Return the object at a key; return an empty one if the key is missing or its value is not an object."""
     value = values.get(key)
     if isinstance(value, Mapping):
         return value
@@ -99,7 +102,7 @@ def integers_in(values: Mapping[str, object], key: str, origin: str) -> list[int
 
 
 def numbers_in(values: Mapping[str, object], key: str, origin: str) -> list[float]:
-    """Return the list of numbers at a key, as they are written.
+    """Return the list of numbers at a key, with integers left as integers.
 
     Raises:
         InputError: naming ``origin``, for anything else.

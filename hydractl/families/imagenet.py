@@ -1,4 +1,4 @@
-"""ImageNet's class names and prompts as the libraries have them: open_clip the words, timm the synsets."""
+"""ImageNet's class names and prompts (from open_clip) and WordNet names of its classes (from timm)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from hydractl.families.torchvision_operators import declare_operators
 
 
 def class_names() -> tuple[str, ...]:
-    """Return the 1,000 names that open_clip makes prompts of, by the numbers of the classes.
+    """Return the 1,000 class names that open_clip puts into prompts, in the order of the classes.
 
-    Two of them stand for two classes each (``missile``, ``sunglasses``): of these a model always says the first.
+    ``missile`` and ``sunglasses`` each name two classes; a model always predicts the first of the two.
     """
     declare_operators()
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
@@ -17,7 +17,7 @@ def class_names() -> tuple[str, ...]:
 
 
 def synsets() -> tuple[str, ...]:
-    """Return WordNet's names of the same classes in the same order (``n01440764``), which ImageNet's folders have."""
+    """Return WordNet's names of the same classes in the same order, e.g. ``n01440764``: the names of the folders."""
     declare_operators()
     from timm.data import ImageNetInfo
 
@@ -25,10 +25,10 @@ def synsets() -> tuple[str, ...]:
 
 
 def templates(name: str) -> list[str]:
-    """Return the templates of prompts that CLIP was published with for ImageNet, ``{label}`` where the name goes.
+    """Return the prompts that CLIP was published with for ImageNet, with ``{label}`` in the place of the class name.
 
     Args:
-        name: ``openai-imagenet`` (80) or ``simple-imagenet`` (7 of them).
+        name: ``openai-imagenet`` for all 80 templates, or ``simple-imagenet`` for 7 of them.
     """
     declare_operators()
     from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES

@@ -1,8 +1,9 @@
-"""The meta device, on which tensors have shapes and no numbers, without importing sympy.
+"""The meta device, on which tensors have shapes but no numbers, without importing sympy.
 
-torch computes the shapes of many operators in Python: of ``stack``, of ``cat``, of ``erfinv_`` in timm's initialisers.
-These functions ask sympy whether a size is a symbol, as sizes are while a model is compiled. The import of sympy alone
-takes a third as long as ``import torch``. Here all sizes are plain numbers, so the answer is known without it.
+torch computes the shapes of many operators in Python, e.g. of ``stack``, ``cat``, and ``erfinv_`` in timm's
+initialisers. These functions ask sympy whether a size is a symbol, which happens only while a model is compiled.
+Importing sympy takes a third as long as ``import torch``. Here all sizes are plain numbers, so the answer is known
+without sympy.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ _SYMBOLIC_SHAPES = "torch.fx.experimental.symbolic_shapes"
 _CONFIG = "torch.fx.experimental._config"
 
 _standing_in = threading.RLock()
-"""Held while stand-ins are among the modules."""
+"""The lock that is held while stand-ins are in ``sys.modules``."""
 
 
 @contextlib.contextmanager
 def on_meta_device() -> Iterator[None]:
-    """Make new tensors on the meta device."""
+    """Create all new tensors on the meta device inside the block."""
     with plain_sizes(), torch.device("meta"):
         yield
 
 
 @contextlib.contextmanager
 def plain_sizes() -> Iterator[None]:
-    """Keep torch from importing sympy while it computes shapes inside.
+    """Keep torch from importing sympy while it computes shapes inside the block.
 
-    Stand-ins for sympy and for torch's module of symbolic sizes answer for plain numbers. Asked for anything else, they
-    import the real modules and pass the question on. Nothing happens where sympy has been imported already.
+    Stand-ins for sympy and for torch's module of symbolic sizes in ``sys.modules`` answer for plain numbers. For
+    anything else they import the real modules and call them. If sympy is already imported, nothing is done.
     """
     if _SYMPY in sys.modules or _SYMBOLIC_SHAPES in sys.modules:
         yield
         return
-    importlib.import_module(_CONFIG)  # which the real module of symbolic sizes brings along
+    importlib.import_module(_CONFIG)  # usually imported by the real module of symbolic sizes
     with _standing_in:
         sympy = _Sympy(_SYMPY)
         symbolic_shapes = _SymbolicShapes(_SYMBOLIC_SHAPES)
@@ -56,14 +57,14 @@ def plain_sizes() -> Iterator[None]:
 
 
 def _remove_stand_ins() -> None:
-    """Take the stand-ins from the modules; a real module that has taken their place stays."""
+    """Remove the stand-ins from ``sys.modules``; real modules that have replaced them stay."""
     for name in (_SYMPY, _SYMBOLIC_SHAPES):
         if isinstance(sys.modules.get(name), _StandIn):
             del sys.modules[name]
 
 
 class _StandIn(ModuleType):
-    """Stands for a module that takes long to import, and passes on every question that it cannot answer."""
+    """Replaces a module that takes long to import; imports it when an attribute is needed that is not defined here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -72,20 +73,20 @@ class _StandIn(ModuleType):
 
 
 def _real_module(name: str) -> ModuleType:
-    """Import a module for which there may be a stand-in."""
+    """Import and return the real module, after removing all stand-ins."""
     _remove_stand_ins()
     return importlib.import_module(name)
 
 
 class _Sympy(_StandIn):
-    """Stands for sympy."""
+    """Replaces sympy."""
 
     class Basic:
-        """The class of all expressions: torch asks whether a size is one of them."""
+        """Replaces the class of all expressions; torch checks whether a size is an instance of it."""
 
 
 class _SymbolicShapes(_StandIn):
-    """Stands for ``torch.fx.experimental.symbolic_shapes``."""
+    """Replaces ``torch.fx.experimental.symbolic_shapes``."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in _ANSWERS:
@@ -101,14 +102,14 @@ class _SymbolicShapes(_StandIn):
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a size, a condition, or a tuple of them holds no symbol."""
+    """Return whether a value is an int or bool, or a tuple or list with only such values, so without symbols."""
     if isinstance(value, (tuple, list)):
         return all(_is_plain(element) for element in value)
     return type(value) in (bool, int)
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
-    # These differ in what they do about symbols; of plain values each says whether the condition holds.
+    # These differ only for symbols. For plain values each returns whether the condition is true.
     "expect_true": bool,
     "guard_or_false": bool,
     "guard_or_true": bool,
@@ -122,4 +123,4 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "sym_eq": operator.eq,
     "sym_or": lambda *conditions: any(conditions),
 }
-"""What functions of that module return for plain sizes and conditions."""
+"""The results of functions in that module for plain sizes and conditions."""

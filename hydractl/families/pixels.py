@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 _GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 LARGEST = 1 << 14
-"""Pixels of a side of an image at most."""
+"""The side of an image must be shorter than this, in pixels."""
 
 
 def images_of(samples: Sequence[Any]) -> list[Image.Image]:
-    """Return the images of a batch that a person may have put together: a list, or one array of several images.
+    """Return the images of a batch as PIL images.
+
+    Args:
+        samples: a list of images, or one array of several images; see :func:`image_of` for a single image.
 
     Raises:
-        InputError: for one image alone, and for what :func:`image_of` does not take.
+        InputError: if ``samples`` is a single image, or :func:`image_of` cannot read one of the images.
     """
     shape = getattr(samples, "shape", None)
     is_one_array = shape is not None and len(shape) != 4
@@ -34,15 +37,14 @@ def images_of(samples: Sequence[Any]) -> list[Image.Image]:
 
 
 def image_of(sample: Any) -> Image.Image:
-    """Return what a program gives as an image as a PIL image.
+    """Convert an array or a tensor to a PIL image; return a PIL image unchanged.
 
     Args:
-        sample: a PIL image, which comes back as it is; a numpy array ``[height, width]`` or
-            ``[height, width, 1 or 3]``; or a tensor ``[height, width]`` or ``[1 or 3, height, width]``. Pixels are
-            bytes, or floating point numbers from 0 to 1.
+        sample: a PIL image; a numpy array ``[height, width]`` or ``[height, width, 1 or 3]``; or a tensor
+            ``[height, width]`` or ``[1 or 3, height, width]``. Pixels are bytes, or floating point numbers from 0 to 1.
 
     Raises:
-        InputError: for anything else.
+        InputError: if ``sample`` is anything else.
     """
     if isinstance(sample, Image.Image):
         return sample
@@ -52,6 +54,7 @@ def image_of(sample: Any) -> Image.Image:
 
     given_pixels = _channels_last(sample)
     pixels = given_pixels
+    # Floating point numbers from 0 to 1 become bytes. Others keep their type and are refused below.
     are_floats = given_pixels.dtype.kind == "f" and given_pixels.size > 0
     if are_floats and given_pixels.min() >= 0 and given_pixels.max() <= 1:
         levels = np.round(given_pixels * 255)
@@ -69,9 +72,9 @@ def image_of(sample: Any) -> Image.Image:
 
 
 def _channels_last(sample: Any) -> np.ndarray:
-    """Return an array or a tensor as a numpy array ``[height, width, 3]``, or ``[height, width]`` of one channel.
+    """Convert an array or a tensor to a numpy array ``[height, width, 3]``, or ``[height, width]`` for one channel.
 
-    An array of anything else comes back with its own shape; it is refused elsewhere.
+    Arrays of any other shape are returned too; the caller refuses them.
     """
     import numpy as np
 
@@ -83,7 +86,7 @@ def _channels_last(sample: Any) -> np.ndarray:
     else:
         pixels = np.asarray(sample.cpu())
 
-    # Tensors have their channels first.
+    # Tensors have the channels first, arrays have them last.
     if is_tensor and pixels.ndim == 3:
         pixels = pixels.transpose(1, 2, 0)  # [C, height, width] -> [height, width, C]
     has_one_channel = pixels.ndim == 3 and pixels.shape[2] == 1
@@ -93,13 +96,12 @@ def _channels_last(sample: Any) -> np.ndarray:
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Return the image in mode ``L`` or ``RGB``.
-
-    Pillow clips 16-bit images at 255 when it converts them; here the upper byte is taken instead.
-    """
+    """Convert an image to mode ``L`` or ``RGB``."""
+    # Pillow would clip the pixels of 16-bit images at 255; take their upper byte instead.
     if image.mode.startswith("I;16"):
         image = image.point(lambda value: value * (1 / 256), "L")
-    if image.mode == "LAB":  # which Pillow makes grey by way of RGB only
+    # Pillow can convert LAB to grey only through RGB.
+    if image.mode == "LAB":
         image = image.convert("RGB")
     if image.mode == mode:
         return image
@@ -107,7 +109,7 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Return an image of a grey mode as 8-bit grey, any other as RGB."""
+    """Convert an image with a grey mode to 8-bit grey, and any other image to RGB."""
     if image.mode in _GREY:
         return in_mode(image, "L")
     return in_mode(image, "RGB")
@@ -116,15 +118,15 @@ def grey_or_rgb(image: Image.Image) -> Image.Image:
 def stacked(
     transform: Callable[[Image.Image], Tensor], prepare: Callable[[Image.Image], Image.Image]
 ) -> Callable[[list[Any]], Tensor]:
-    """Return the function from images to the pixels ``[B, C, H, W]`` that a library's transform makes of them.
+    """Return a function that transforms a list of images and stacks the results to ``[B, C, H, W]``.
 
     Args:
-        transform: of the library, of one image.
-        prepare: comes before it.
+        transform: the library's transform, from one image to pixels ``[C, H, W]``.
+        prepare: changes each image before the transform, e.g. its mode.
     """
 
     def collate(samples: list[Any]) -> Tensor:
-        """Return the pixels of a batch of images, ``[B, C, H, W]``."""
+        """Return the transformed pixels of a batch of images, ``[B, C, H, W]``."""
         import torch
 
         pixels = [transform(prepare(image)) for image in images_of(samples)]
@@ -134,10 +136,10 @@ def stacked(
 
 
 def mode_of(channels: int) -> str:
-    """Return the mode of images of so many channels.
+    """Return Pillow's mode for images with 1 channel (``L``) or 3 channels (``RGB``).
 
     Raises:
-        InputError: for another number than 1 and 3.
+        InputError: for any other number of channels.
     """
     if channels not in (1, 3):
         raise InputError(f"the model takes images of {channels} channels; only 1 (grey) and 3 (RGB) can be read")
@@ -145,15 +147,15 @@ def mode_of(channels: int) -> str:
 
 
 def is_size(numbers: Sequence[Any]) -> bool:
-    """Return whether these are whole numbers that an image can have as its size."""
+    """Return whether all numbers are whole and can be sides of an image: at least 1 and below :data:`LARGEST`."""
     return are_whole_numbers(numbers, 1, LARGEST - 1)
 
 
 def input_size(preprocess: Preprocessing) -> list[int]:
-    """Return the size ``[channels, height, width]`` that a checkpoint's preprocessing names.
+    """Return ``input_size`` of a checkpoint's preprocessing: ``[channels, height, width]``.
 
     Raises:
-        InputError: where it names none.
+        InputError: if the entry is missing or is not such a list.
     """
     size = preprocess.get("input_size")
     if not isinstance(size, list) or len(size) != 3 or not is_size(size):

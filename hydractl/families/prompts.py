@@ -1,4 +1,4 @@
-"""What models that compare images with texts have in common: prompts of class names, and logits of both features."""
+"""Shared code of models that compare images with texts: prompts for class names, and logits from features."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _PLACE = re.compile(r"\{label\}|\{\}")
 
 
 def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """Return every template filled with the first class, then with the second, and so on.
+    """Return all templates filled with the first class name, then all filled with the second, and so on.
 
     Args:
-        labels: names of the classes.
-        templates: each with at least one ``{label}`` or ``{}`` where the name goes.
+        labels: class names.
+        templates: prompts with at least one ``{label}`` or ``{}`` in the place of the class name.
 
     Raises:
-        UsageError: for templates without a place for the name, or with braces that mean something else.
+        UsageError: if there are no labels or no templates, or if a template has no place for the name or has other
+            braces.
     """
     problems = _problems_of_templates(templates)
     if problems:
@@ -34,14 +35,14 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
     texts = []
     for label in labels:
         for template in templates:
-            # The name goes between the pieces, because it may hold what looks like a place.
+            # Split and join, because str.format or repeated replacement would also fill braces in the class name.
             pieces = _PLACE.split(template)
             texts.append(label.join(pieces))
     return texts
 
 
 def _problems_of_templates(templates: Sequence[str]) -> list[str]:
-    """List the templates without a place for the name of a class, or with other braces."""
+    """Return one message for each template that has no place for the class name or has other braces."""
     problems = []
     for template in templates:
         text_around, places = _PLACE.subn("", template)
@@ -53,11 +54,13 @@ def _problems_of_templates(templates: Sequence[str]) -> list[str]:
 
 
 def mean_features(features: Tensor, prompts: int) -> Tensor:
-    """Return the normalised mean ``[classes, D]`` of the normalised features of the prompts of each class.
+    """Return one feature vector of length 1 for each class, ``[classes, D]``, from the features of its prompts.
+
+    The features of the prompts are normalised, averaged and normalised again.
 
     Args:
-        features: ``[classes * prompts, D]``.
-        prompts: of each class.
+        features: features of all prompts, class by class, ``[classes * prompts, D]``.
+        prompts: number of prompts of each class.
     """
     normalised = F.normalize(features, dim=-1)
     by_class = normalised.unflatten(0, (-1, prompts))  # [classes, prompts, D]
@@ -67,7 +70,13 @@ def mean_features(features: Tensor, prompts: int) -> Tensor:
 
 
 def scaled_cosines(model: Any, images: Tensor, classes: Tensor) -> Tensor:
-    """Return the scaled (and shifted) cosines ``[B, classes]`` of images ``[B, D]`` and classes ``[classes, D]``."""
+    """Return the logits ``[B, classes]``: cosines of images and classes, scaled (and shifted) by the model.
+
+    Args:
+        model: the library's model with ``logit_scale`` (a logarithm) and, for SigLIP, ``logit_bias``.
+        images: normalised features ``[B, D]``.
+        classes: normalised features ``[classes, D]``.
+    """
     logits = model.logit_scale.exp() * images @ classes.T
     bias = getattr(model, "logit_bias", None)
     if bias is None:

@@ -1,4 +1,4 @@
-"""Where a family meets its library, published folders and the hub: files, kept results, and errors as one line."""
+"""Helpers of the families for published folders, the hub, cached results and the errors of libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^/@\s]+))?(
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of a library's error, cut to one line."""
+    """Return the first line of an error's message; the name of its class if the message is empty."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
@@ -33,13 +33,13 @@ def first_line(error: BaseException) -> str:
 
 
 def kind_of_error(error: BaseException) -> str:
-    """Return the kind of an error alone: the hub's own messages are long, and name requests."""
+    """Return only the class name of an error. The hub's own messages are long and contain request numbers."""
     return type(error).__name__
 
 
 @contextlib.contextmanager
 def quiet_logger(name: str) -> Iterator[None]:
-    """Keep a library from giving warnings, where what they say is handled here."""
+    """Silence the warnings of a library's logger inside the block; hydractl handles their causes itself."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -51,32 +51,35 @@ def quiet_logger(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refused_as(what: str, hint: str | None = None, why: Callable[[BaseException], str] = first_line) -> Iterator[None]:
-    """Turn any error of a library inside into an ``InputError``.
+    """Turn any error that a library raises inside the block into an ``InputError``.
 
     Args:
-        what: the start of its message.
-        hint: its hint.
-        why: makes the end of its message of the library's error; else the first line of that.
+        what: the start of the new message, e.g. ``cannot read config.json``.
+        hint: the hint of the new error.
+        why: computes the end of the new message from the library's error; the default is its first line.
     """
     try:
         yield
     except HydraError:
         raise
     except BaseException as error:
-        # A panic of a library in Rust is no Exception.
+        # A library written in Rust panics with an error that does not derive from Exception. All other errors of that
+        # kind, e.g. KeyboardInterrupt, are passed on.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{what}: {why(error)}", hint=hint) from error
 
 
 def cached_by_config(build: Callable[[Any], BuiltT]) -> Callable[[LibraryConfig], BuiltT]:
-    """Make a function of a configuration keep its last results: callers that change what it returns copy it first.
+    """Cache the last 8 results of a function of a configuration.
+
+    Calls with an equal configuration return the same object, so a caller that wants to change it has to copy it first.
 
     Raises:
-        InputError: for a configuration that is no JSON.
+        InputError: if a configuration cannot be written as JSON.
     """
 
-    # By its text: a configuration itself is no key of a cache.
+    # The key of the cache is the JSON text, because a configuration is a dict and cannot be hashed.
     @functools.lru_cache(maxsize=8)
     def build_of_text(text: str) -> BuiltT:
         return build(json.loads(text))
@@ -93,10 +96,10 @@ def cached_by_config(build: Callable[[Any], BuiltT]) -> Callable[[LibraryConfig]
 
 
 def read_config(path: Path) -> dict[str, object] | None:
-    """Read the ``config.json`` of a published folder; None where there is none, or it is no object.
+    """Read the ``config.json`` of a published folder; return None if it does not exist or is not a JSON object.
 
     Raises:
-        InputError: for a file that cannot be read or is no JSON.
+        InputError: if the file cannot be read or is not JSON.
     """
     try:
         document = parse_json(path.read_bytes(), str(path))
@@ -108,10 +111,15 @@ def read_config(path: Path) -> dict[str, object] | None:
 
 
 def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
-    """Open the weights of a published folder, unread: of one file, or of several with an index.
+    """Open the weights of a published folder without reading any tensor.
+
+    Args:
+        weights: the expected file, e.g. ``model.safetensors``. If it does not exist, the index of several files
+            (``model.safetensors.index.json``) is opened instead.
+        hint: the hint of the error.
 
     Raises:
-        InputError: with the hint, where there is no such file; naming pickles that lie in its place.
+        InputError: if neither file exists; the message names up to three pickles in the folder.
     """
     if weights.exists():
         return FileTensors(weights)
@@ -134,10 +142,15 @@ def write_config(path: Path, document: Mapping[str, object]) -> None:
 
 
 def refuse_options(ref: str, options: Mapping[str, object], hint: str) -> None:
-    """Refuse options of a model that takes none.
+    """Raise an error if there are options, for a model that takes none.
+
+    Args:
+        ref: the model as the user wrote it.
+        options: the options that the user gave.
+        hint: the hint of the error.
 
     Raises:
-        UsageError: naming them.
+        UsageError: if there are options; the message names them.
     """
     if options:
         listed = ", ".join(sorted(options))
@@ -146,7 +159,7 @@ def refuse_options(ref: str, options: Mapping[str, object], hint: str) -> None:
 
 @dataclass(frozen=True)
 class HubName:
-    """``ORG/NAME[@REVISION][/FILE]``, what a user writes for something in a repository of the hub."""
+    """The parts of ``ORG/NAME[@REVISION][/FILE]``, which names a repository on the hub or a file in it."""
 
     repo: str
     revision: str | None
@@ -165,7 +178,7 @@ def parse_hub_name(name: str) -> HubName:
     """Split ``ORG/NAME[@REVISION][/FILE]``.
 
     Raises:
-        UsageError: for what is no name of a repository.
+        UsageError: if the name does not have this form.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -176,16 +189,20 @@ def parse_hub_name(name: str) -> HubName:
 def from_hub(
     name: str, open_folder: Callable[[Path], LoadedT | None], needed: Sequence[str], optional: Sequence[str] = ()
 ) -> LoadedT | None:
-    """Open the published model of a repository of the hub, its origin noted; nothing else of it is fetched.
+    """Download the files of a published model from the hub and open them.
 
     Args:
-        name: as of :func:`parse_hub_name`, without a file.
-        open_folder: of the family; None for a folder that is none of its models.
-        needed: the two files without which there is no model.
-        optional: files that are fetched where they are there; a needed one that is not is then found missing later.
+        name: the repository, ``ORG/NAME`` or ``ORG/NAME@REVISION``.
+        open_folder: the family's function that opens a folder; it returns None if the folder is not one of its models.
+        needed: names of the two files that every model has.
+        optional: names or patterns of files to download if they exist. If this is not empty, a missing needed file is
+            not reported here but by ``open_folder``.
+
+    Returns:
+        The model with its ``origin`` set to ``ORG/NAME@COMMIT``, or None if ``open_folder`` returned None.
 
     Raises:
-        InputError: where the hub does not give them.
+        InputError: if the download fails.
     """
     import huggingface_hub
 
@@ -195,6 +212,7 @@ def from_hub(
     hint = f"check the {what_to_check}, or give a local folder with {files}"
     with _refused_by_hub(hub_name.repo, hint):
         if optional:
+            # A snapshot skips files that do not exist.
             snapshot = huggingface_hub.snapshot_download(
                 hub_name.repo, revision=hub_name.revision, allow_patterns=[*needed, *optional]
             )
@@ -208,17 +226,22 @@ def from_hub(
     loaded = open_folder(folder)
     if loaded is None:
         return None
+    # The hub's cache names the folder of a snapshot by its commit.
     return replace(loaded, origin=f"{hub_name.repo}@{folder.name}")
 
 
 def checkpoint_on_hub(name: str) -> Path | None:
-    """Fetch a checkpoint of hydractl from a repository of the hub: the one named, or the only one.
+    """Download a checkpoint of hydractl from a repository on the hub.
+
+    Args:
+        name: ``ORG/NAME[@REVISION][/FILE]``. Without a file the repository must have exactly one checkpoint.
 
     Returns:
-        Its path on this machine; None for a repository of a published model.
+        The local path of the checkpoint; None if the repository holds a published model.
 
     Raises:
-        InputError: where there is neither, and where one of several has to be named.
+        InputError: if no file is named and the repository holds neither a model nor a checkpoint, or several
+            checkpoints.
     """
     import huggingface_hub
 
@@ -235,7 +258,10 @@ def checkpoint_on_hub(name: str) -> Path | None:
 
 
 def _holds_known_model(hub_name: HubName) -> bool:
-    """Return whether a published model is on this machine: the hub need not be asked what else it holds."""
+    """Return whether the local cache has the repository's ``config.json``, which only published models have.
+
+    This saves a request for the list of files.
+    """
     import huggingface_hub
 
     config = huggingface_hub.try_to_load_from_cache(hub_name.repo, "config.json", revision=hub_name.revision)
@@ -243,32 +269,34 @@ def _holds_known_model(hub_name: HubName) -> bool:
 
 
 def _only_checkpoint(name: str, hub_name: HubName) -> str | None:
-    """Return the name of the only checkpoint in a repository; None where it holds a published model.
+    """Return the file name of the only checkpoint in a repository; None if the repository holds a published model.
 
     Args:
-        name: as the user wrote it.
-        hub_name: the same, split.
+        name: the name as the user wrote it, for the hint.
+        hub_name: the same name, parsed.
 
     Raises:
-        InputError: where it holds neither, or several checkpoints.
+        InputError: if the repository holds neither a model nor a checkpoint, or several checkpoints.
     """
     files = _files_on_hub(hub_name)
+    # Only published models have this file.
     if "config.json" in files:
         return None
     checkpoints = sorted(file for file in files if file.endswith(".st"))
     if not checkpoints:
         raise InputError(f"{hub_name.repo} holds neither a published model (config.json) nor a checkpoint (.st)")
-    first = checkpoints[0]
+    first_checkpoint = checkpoints[0]
     if len(checkpoints) > 1:
-        listed = ", ".join(checkpoints[:5])
+        listed_checkpoints = ", ".join(checkpoints[:5])
         raise InputError(
-            f"{hub_name.repo} holds {len(checkpoints)} checkpoints: {listed}", hint=f"name one: hf:{name}/{first}"
+            f"{hub_name.repo} holds {len(checkpoints)} checkpoints: {listed_checkpoints}",
+            hint=f"name one: hf:{name}/{first_checkpoint}",
         )
-    return first
+    return first_checkpoint
 
 
 def _files_on_hub(hub_name: HubName) -> list[str]:
-    """List the files in a repository; those on this machine, where the hub cannot be asked."""
+    """List the files in a repository; without a connection, list the files in the local cache."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -276,12 +304,12 @@ def _files_on_hub(hub_name: HubName) -> list[str]:
         return huggingface_hub.HfApi().list_repo_files(hub_name.repo, revision=hub_name.revision)
     except HfHubHTTPError:
         raise
-    except Exception:  # no connection, or none wanted (HF_HUB_OFFLINE)
+    except Exception:  # there is no connection, or the user forbids it (HF_HUB_OFFLINE)
         snapshot = huggingface_hub.snapshot_download(hub_name.repo, revision=hub_name.revision, local_files_only=True)
         folder = Path(snapshot)
         return [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
 
 
 def _refused_by_hub(repo: str, hint: str) -> contextlib.AbstractContextManager[None]:
-    """Turn an error of the hub inside into an ``InputError`` that says its kind."""
+    """Turn an error of the hub inside the block into an ``InputError`` that names the class of the error."""
     return refused_as(f"cannot get {repo} from the hub", hint, kind_of_error)

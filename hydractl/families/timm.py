@@ -68,12 +68,12 @@ _EMBED = ("patch_embed.", "pos_embed", "cls_token", "reg_token", "dist_token", "
 _PREPROCESS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
-_LARGEST_PIXEL = 1e6  # of means and deviations, which are those of pixels
+_LARGEST_PIXEL = 1e6  # bound for the means and standard deviations of pixels
 _RELATIVE = (timm_relative.Beit, *timm_relative.Swin)
 _LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
 _PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
-"""An option of a model that can be written behind its name."""
-# Arguments of timm's factory, not of a model; the first one would unpickle a file.
+"""An option that can be written after the name of a model, e.g. ``num_classes=10``."""
+# Arguments of timm's factory that are not arguments of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
     *("cache_dir", "scriptable", "exportable", "no_jit", "features_only", "device", "dtype"),
@@ -84,11 +84,11 @@ _FILES = (
     *("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit"),
     *("swin_transformer", "swin_transformer_v2"),
 )
-"""Files of timm that define the models opened here, and few others."""
+"""Files of timm that define the supported models and few others."""
 
 
 class TimmViT(ModelFamily):
-    """timm ``VisionTransformer`` and its subclasses."""
+    """The family of timm's ``VisionTransformer`` and its subclasses, ``Eva``, ``Beit`` and Swin."""
 
     name = "timm"
     version = timm.__version__
@@ -126,16 +126,16 @@ class TimmViT(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Load ``timm:NAME`` from the hub, or random weights with ``pretrained=0`` and any argument of the model.
+        """Download the model ``timm:NAME`` from the hub, or draw random weights if ``pretrained=0``.
 
         Args:
-            name: of the model, perhaps with a tag behind a dot.
-            options: ``pretrained``, and arguments of timm's factory, which only random weights take.
-            seed: of random weights.
+            name: timm's name of the model, with or without a tag, e.g. ``vit_tiny_patch16_224.augreg_in21k``.
+            options: ``pretrained`` (on by default) and arguments of the model. Only random weights allow arguments.
+            seed: the seed of random weights.
 
         Raises:
-            InputError: for a model that timm does not have, cannot build, or does not publish as safetensors.
-            UsageError: for options that are none of the model's.
+            InputError: if timm does not have the model, cannot build it, or does not publish it as safetensors.
+            UsageError: if the model has no such options, or there are arguments with pretrained weights.
         """
         arguments = dict(options)
         pretrained = arguments.pop("pretrained", True)
@@ -143,15 +143,16 @@ class TimmViT(ModelFamily):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
         if not pretrained:
             return _draw_weights(name, arguments, seed)
+        # timm would silently change pretrained weights that do not fit the arguments.
         hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
         refuse_options(f"timm:{name} with pretrained weights", arguments, hint)
         return self._download(name)
 
     def _download(self, name: str) -> LoadedModel:
-        """Load the published folder of a pretrained model; safetensors only.
+        """Download the configuration and the safetensors of a pretrained model, and load them.
 
         Raises:
-            InputError: nothing is published under this name, or the hub does not give it.
+            InputError: if timm has published no weights with this name, or the download fails.
         """
         with refused_as(f"timm {timm.__version__}", hint=_hint_at_tags(name)):
             published = timm.get_pretrained_cfg(name)
@@ -161,7 +162,7 @@ class TimmViT(ModelFamily):
                 hint=f"random weights: 'timm:{name}?pretrained=0'",
             )
         repo = published.hf_hub_id
-        if repo.endswith("/"):  # timm writes "timm/" for "the repository named like this model"
+        if repo.endswith("/"):  # timm writes "timm/" if the repository has the name of the model
             repo += f"{published.architecture}.{published.tag}"
         loaded = from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
         if loaded is None:
@@ -169,20 +170,22 @@ class TimmViT(ModelFamily):
         return loaded
 
     def known_names(self) -> Sequence[str]:
-        """Return the models of those files of timm whose classes have attention that is read here."""
+        """Return the names of all models in the files of timm that define supported classes."""
         names: list[str] = []
         for file in _FILES:
             names += timm.list_models(module=file)
         return names
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return the ``NAME?OPTIONS`` that ``train.py`` has made of ``--model``, ``--num-classes`` and so on.
+        """Return ``NAME?OPTIONS`` for a model that was trained by timm's ``train.py``.
 
-        None where no model of timm is named. Values that cannot be written as options are left out.
+        The options come from ``--num-classes``, ``--in-chans``, ``--gp`` and ``--model-kwargs``. Values that cannot be
+        written as options, e.g. lists or None, are left out. None means that ``--model`` is not a model of timm.
         """
         name = arguments.get("model")
         if not isinstance(name, str) or not _is_known(name):
             return None
+
         options = {
             "num_classes": arguments.get("num_classes"),
             "in_chans": arguments.get("in_chans"),
@@ -191,20 +194,25 @@ class TimmViT(ModelFamily):
         model_arguments = arguments.get("model_kwargs")
         if isinstance(model_arguments, dict):
             options |= model_arguments
-        written = []
+
+        written_options = []
         for key, value in options.items():
             option = f"{key}={value}"
-            is_plain = type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(option)
-            if is_plain:
-                written.append(option)
-        if not written:
+            can_be_written = type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(option)
+            if can_be_written:
+                written_options.append(option)
+        if not written_options:
             return name
-        return f"{name}?{'&'.join(written)}"
+        return f"{name}?{'&'.join(written_options)}"
 
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
     ) -> Preprocessing:
-        """Return what ``train.py`` has evaluated with, by timm's own rule; the input size is that of the model."""
+        """Return the preprocessing that timm's ``train.py`` used for evaluation, by timm's own rule.
+
+        The script's arguments come first, then the published configuration of the model. The input size always stays
+        that of ``preprocess``.
+        """
         published = timm.get_pretrained_cfg(name)
         defaults = {} if published is None else published.to_dict()
         with refused_as(f"timm cannot tell how {name} was evaluated in its training"):
@@ -222,11 +230,11 @@ class TimmViT(ModelFamily):
     def export_folder(
         self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
-        """Write ``config.json``; the weights belong into ``model.safetensors``."""
+        """Write ``config.json``; the weights go into ``model.safetensors``."""
         document = dict(config)
         if labels is not None:
             document["label_names"] = list(labels)
-        # What timm makes a transform of.
+        # timm reads its transform from this section.
         document["pretrained_cfg"] = {**object_or_empty(config, "pretrained_cfg"), **preprocess}
         write_config(folder / "config.json", document)
         return _WEIGHTS
@@ -234,19 +242,19 @@ class TimmViT(ModelFamily):
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: LibraryConfig) -> nn.Module:
-        """Build the timm model with its parameters on the meta device."""
+        """Build timm's model on the meta device, as a copy that the caller may change."""
         return copy.deepcopy(_meta_model(config))
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """Return the sites ``blocks.0.attn`` and so on."""
+        """Return one site for each block: ``blocks.0.attn`` and so on."""
         return timm_sites(_meta_model(config))
 
     def layout(self, site: Site) -> AttentionLayout:
-        """Return the layout of this kind of attention, which is how it holds queries, keys and values."""
+        """Return the names of the tensors of this kind of attention."""
         return _LAYOUTS[site.layout]
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace the attention; where it has rotary positions or tables of distances by one that hands them on."""
+        """Replace timm's attention; wrap the new one if timm's takes rotary positions or tables of distances."""
         library = model.get_submodule(site.path)
         if isinstance(model, timm_eva.Eva):
             attention = timm_eva.RotaryStandIn(attention, library, model.rope_mixed)
@@ -259,7 +267,7 @@ class TimmViT(ModelFamily):
         return int(_meta_model(config).num_classes)
 
     def image_shape(self, config: LibraryConfig) -> list[int] | None:
-        """Return the image shape of the patch embedding; None where positions are stretched to any size."""
+        """Return the image shape of the patch embedding; None if the model takes images of any size."""
         model = _meta_model(config)
         size = model.patch_embed.img_size
         if size is None or getattr(model, "dynamic_img_size", False):
@@ -273,15 +281,17 @@ class TimmViT(ModelFamily):
         return attention.attn_drop.p, attention.proj_drop.p  # type: ignore[union-attr,return-value]
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model where the residual stream can be looked at: stem, blocks and readout, its only tower.
+        """Cut the model into its only tower: stem, blocks and readout.
 
-        Stem: everything before the blocks. Readout: final norm, pooling, classifier.
+        The stem is everything before the blocks. The readout is the final norm, pooling and the classifier.
         """
         if isinstance(model, timm_eva.Eva):
             return timm_eva.eva_stages(model, (*_EMBED, "norm_pre."))
         if isinstance(model, timm_relative.Swin):
             return timm_relative.swin_stages(model, _EMBED)
-        # timm's own forward_features on a copy without blocks and final norm is the stem, whatever the variant.
+
+        # Variants of the ViT differ in what they do before the blocks. The stem runs timm's own forward_features on a
+        # shallow copy without blocks and final norm, which works for all of them and shares the parameters.
         stem_model = copy.copy(model)
         stem_model._modules = dict(model._modules)
         stem_model.blocks = nn.Sequential()
@@ -289,7 +299,7 @@ class TimmViT(ModelFamily):
         shares_table = getattr(model, "rel_pos_bias", None) is not None
 
         def stem(images: Tensor) -> State:
-            """Return the tokens before the first block, and the table of distances that blocks share."""
+            """Return the tokens before the first block, and in the context the table that all blocks share, if any."""
             hidden = stem_model.forward_features(images)
             context = timm_relative.shared_table(model)
             return State(hidden, context)
@@ -314,16 +324,17 @@ class TimmViT(ModelFamily):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
-        """Return timm's own evaluation transform on PIL images, which gives ``[B, C, H, W]``."""
+        """Return timm's own transform for evaluation, from PIL images to ``[B, C, H, W]``."""
         channels, height, width = input_size(preprocess)
         mode = mode_of(channels)
-        # JSON has no tuples, which timm wants.
+        # timm expects tuples, but the preprocessing comes from JSON, which has only lists.
         settings = {}
         for key, value in preprocess.items():
             settings[key] = tuple(value) if isinstance(value, list) else value
         with refused_as(f"timm cannot preprocess images with {shown(settings, 200)}"):
             transform = timm.data.create_transform(**settings, is_training=False)
-            transform(Image.new(mode, (width, height)))  # what timm checks only when it meets an image
+            # Transform a blank image, because timm checks some settings only then.
+            transform(Image.new(mode, (width, height)))
         return stacked(transform, partial(in_mode, mode=mode))
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
@@ -336,7 +347,8 @@ class TimmViT(ModelFamily):
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Return the image format that timm's data configuration describes.
 
-        timm resizes an image so that the model's size is a share of it (``crop_pct``), and cuts that out.
+        timm first resizes an image, and then cuts out the size of the model, which is the share ``crop_pct`` of the
+        resized image. If the settings fit neither ``squash`` nor ``shorter``, ``resize`` stays ``other``.
         """
         image_format = ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
         _, height, width = image_format.size
@@ -344,19 +356,24 @@ class TimmViT(ModelFamily):
         if not isinstance(share, int | float) or share <= 0:
             return image_format
         crop_mode = preprocess.get("crop_mode")
+        # Both sides are resized to the size, and nothing is cut off.
         if crop_mode == "squash" and share == 1:
             return image_format.resized("squash")
+        # The shorter side is resized, and a square is cut out of the middle.
         if crop_mode == "center" and height == width:
             shorter_side = math.floor(height / share)
             return image_format.resized("shorter", shorter_side)
         return image_format
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
-        """Draw weights by timm's own initialisation."""
+        """Build the model with weights drawn by timm's own initialisation."""
         return _create_model(config)
 
     def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
-        """Set ``num_classes`` wherever timm looks for it, and drop the names of the old ones."""
+        """Return the configuration with another number of classes and without the names of the old classes.
+
+        timm reads ``num_classes`` from the top level, from the section ``model_args`` and from ``pretrained_cfg``.
+        """
         changed = dict(config)
         changed.pop("label_names", None)
         changed.pop("label_descriptions", None)
@@ -370,7 +387,11 @@ class TimmViT(ModelFamily):
         return changed
 
     def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Set the number of heads, of the same width, in each stage of a Swin; None for timm's other models."""
+        """Return the configuration of a Swin with ``heads`` heads of unchanged width in each stage.
+
+        None means that the model is not a Swin: timm's other models do not take these arguments, and
+        :meth:`_with_heads_alone` then finds other sites.
+        """
         head_dim_by_stage = {}
         for site in self.sites(config):
             stage = site.path.split(".")[1]  # layers.STAGE.blocks.INDEX.attn
@@ -383,7 +404,10 @@ class TimmViT(ModelFamily):
         return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
-        """Scale ``embed_dim`` and ``num_heads`` of a plain ViT; None for others, or where heads would not fill it."""
+        """Return the configuration of a plain ViT with ``embed_dim`` and ``num_heads`` multiplied by ``share``.
+
+        None means that the model is not a plain ViT, or that the new width is not a multiple of the new heads.
+        """
         model = _meta_model(config)
         if not isinstance(model, VisionTransformer):
             return None
@@ -398,9 +422,9 @@ class TimmViT(ModelFamily):
         return narrow
 
     def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
-        """Put dropout behind every dense layer of a block but queries, keys and values, and behind positions.
+        """Return the configuration with dropout after the positions and every dense layer but queries, keys, values.
 
-        See ViT, appendix B.1.
+        This follows the paper of ViT, appendix B.1. A Swin adds no positions.
         """
         rates = {"proj_drop_rate": rate}
         if not isinstance(_meta_model(config), timm_relative.Swin):
@@ -412,26 +436,27 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
     """Build a model of timm with random weights.
 
     Args:
-        name: of the model; timm has it.
-        arguments: of timm's factory.
-        seed: of the weights.
+        name: a name that timm knows.
+        arguments: arguments of the model, for timm's factory.
+        seed: the seed of the weights.
 
     Raises:
-        InputError: for a model that timm cannot build, or whose heads cannot be pruned.
-        UsageError: for arguments of the factory that are none of the model's.
+        InputError: if timm cannot build the model, or its heads cannot be pruned one by one.
+        UsageError: if an argument belongs to timm's factory and not to the model, e.g. ``checkpoint_path``.
     """
-    foreign = sorted(_NOT_THE_MODEL & set(arguments))
-    if foreign:
-        raise UsageError(f"timm:{name} takes no option {', '.join(foreign)}: only those of the model itself")
+    factory_arguments = sorted(_NOT_THE_MODEL & set(arguments))
+    if factory_arguments:
+        raise UsageError(f"timm:{name} takes no option {', '.join(factory_arguments)}: only those of the model itself")
     _check_depth(name, arguments)
     with refused_as(f"timm cannot build {name} with {arguments}"):
         with seeded(seed):
             model = timm.create_model(name, pretrained=False, **arguments).eval()
         check_timm_model(model)
         config = _published_config(model, arguments)
-    crop = None  # the published share
+    # The published share of an image to cut out is meant for the published size. With another size nothing is cut off.
+    crop = None  # means the published share
     if "img_size" in arguments:
-        crop = 1.0  # nothing is cut off: the share was published for images of another size
+        crop = 1.0
     return LoadedModel(
         arch=str(config["architecture"]),
         config=config,
@@ -442,26 +467,26 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
 
 
 def _is_known(name: str) -> bool:
-    """Return whether timm has a model of this name, which may have a tag behind a dot."""
+    """Return whether timm has a model with this name; a tag after a dot is ignored."""
     architecture = name.split(".")[0]
     return timm.is_model(architecture)
 
 
 def _with_arguments(config: LibraryConfig, arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return a configuration with these arguments of the library's model."""
+    """Return a configuration with these arguments added to, or replaced in, its section ``model_args``."""
     before = object_or_empty(config, "model_args")
     return {**config, "model_args": {**before, **arguments}}
 
 
 def _with_classes_unnamed(section: Mapping[str, object], classes: int) -> dict[str, object]:
-    """Return a part of a configuration with another number of classes, which have no names yet."""
+    """Return a section of a configuration with another number of classes and without names of classes."""
     changed = {key: value for key, value in section.items() if not key.startswith("label_")}
     changed["num_classes"] = classes
     return changed
 
 
 def timm_sites(model: Any) -> list[Site]:
-    """List the attention blocks (sites), in order, of a model that :func:`check_timm_model` lets pass."""
+    """Return the sites (attention blocks) in model order, for a model that :func:`check_timm_model` accepts."""
     sites = []
     if isinstance(model, _RELATIVE):
         for path, block in timm_relative.relative_blocks(model).items():
@@ -477,7 +502,7 @@ def timm_sites(model: Any) -> list[Site]:
 
 
 def _run_block(block: nn.Module, state: State) -> State:
-    """Return the state behind one block, which is given the table of distances that all share, if there is one."""
+    """Return the state after one block; the table of distances that all blocks share is passed on if there is one."""
     arguments = {}
     shared_table = state.context.get(timm_relative.SHARED_TABLE)
     if shared_table is not None:
@@ -486,16 +511,16 @@ def _run_block(block: nn.Module, state: State) -> State:
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
-    """Return what the attention of a block is given of the state before it."""
+    """Return the inputs of a block's attention, computed from the state before the block."""
     if isinstance(block, ResPostBlock):
-        return state.hidden  # with its norms behind attention and MLP, a block gives attention the stream as it is
+        return state.hidden  # these blocks have their norms after attention and MLP
     return block.norm1(state.hidden)
 
 
 def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
-    """Return a function to the positions of the tokens that ``forward_head`` pools; None where these are all tokens.
+    """Return a function for :attr:`Stages.reads`; None if ``forward_head`` uses all tokens.
 
-    They are the first one, or with a distillation token the first two.
+    Otherwise it uses the class token, which comes first, or with distillation the first two tokens.
     """
     if isinstance(model, VisionTransformerDistilled):
         return first_tokens(2)
@@ -507,7 +532,10 @@ def _tokens_to_read(model: Any) -> Callable[[State], Tensor] | None:
 
 @cached_by_config
 def _meta_model(config: LibraryConfig) -> Any:
-    """Build the model of a configuration on the meta device."""
+    """Build a model on the meta device from its configuration, check it and fill its buffers.
+
+    The result is cached, so copy it before changing it.
+    """
     with on_meta_device():
         model = _create_model(config)
     check_timm_model(model)
@@ -516,7 +544,7 @@ def _meta_model(config: LibraryConfig) -> Any:
 
 
 class _Frozen(nn.Module):
-    """A norm that keeps the statistics of its checkpoint in training too."""
+    """A mixin for norms that stay in eval mode, so that training does not change the statistics of a checkpoint."""
 
     def train(self, mode: bool = True) -> _Frozen:
         return super().train(False)
@@ -531,17 +559,18 @@ class _FrozenNormAct(_Frozen, BatchNormAct2d):  # type: ignore[misc]  # timm has
 
 
 def fill_timm_buffers(model: nn.Module) -> None:
-    """Make the buffers of a model on the meta device real, in place: they are no part of a checkpoint.
+    """Fill the buffers of a model on the meta device with timm's own numbers, in place.
 
-    Their numbers are those that the library itself gives them.
+    Checkpoints do not store these buffers. Batch norms are also replaced by frozen ones.
     """
     for module in model.modules():
+        # Allocate memory for each buffer; the numbers are written below.
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
             module._buffers[name] = torch.empty_like(buffer, device="cpu")
         if isinstance(module, BatchNorm2d):
             module.reset_running_stats()
-            # Of a class that training leaves in eval mode.
+            # Change the class in place, so that training leaves the norm in eval mode.
             module.__class__ = _FrozenNormAct if isinstance(module, BatchNormAct2d) else _FrozenNorm
 
     if isinstance(model, timm_relative.Swin):
@@ -552,16 +581,17 @@ def fill_timm_buffers(model: nn.Module) -> None:
     if frequencies is None:
         reinit_non_persistent_buffers(model)
         return
-    # The library makes a grid where the frequencies are, which are parameters on the meta device.
+    # timm creates the grid of positions on the device of the learned frequencies, which is the meta device here. An
+    # empty parameter on the CPU stands in for them meanwhile.
     rope.freqs = nn.Parameter(torch.empty(0))
     reinit_non_persistent_buffers(model)
     rope.freqs = frequencies
 
 
 def _create_model(config: LibraryConfig) -> Any:
-    """Build the model of a configuration, on the default device."""
+    """Build a model with random weights from its configuration, on the default device."""
     _check_depth(config.get("architecture"), config.get("model_args"))
-    # A folder with only config.json is timm's public way to rebuild a model from its published configuration.
+    # timm's public way to build a model from a published configuration is a folder with only config.json.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(canonical_json(config), encoding="utf-8")
@@ -571,38 +601,42 @@ def _create_model(config: LibraryConfig) -> Any:
 
 
 def _check_depth(name: object, arguments: object) -> None:
-    """Refuse blocks without end: each would be built before any is compared with the weights.
+    """Raise an error if the arguments ask for more blocks than any model has.
+
+    Without this check, a broken file could make timm build blocks until the memory is full, before anything is compared
+    with the weights.
 
     Args:
-        name: of the model, for messages.
-        arguments: of the library's model, from a file: ``depth``, or ``depths`` of stages; anything may stand there.
+        name: the name of the model, for the message.
+        arguments: the arguments of timm's model. They come from a file and may be anything. ``depth`` is the number of
+            blocks, ``depths`` is the list of the numbers of blocks of all stages.
 
     Raises:
-        InputError: for more blocks than any model has, or what is no number of blocks.
+        InputError: if there are more than 200 blocks, or the number of blocks is not a whole number.
     """
     if not isinstance(arguments, Mapping):
         return
     depth: Any
     if "depths" not in arguments:
         depth = _total_depth([arguments.get("depth", 1)])
-    else:  # of a model with stages
+    else:  # the model has stages, like a Swin
         depth = _total_depth(arguments["depths"])
     if type(depth) is not int or depth > _MOST_BLOCKS:
         raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
 
 
 def _total_depth(depths: object) -> object:
-    """Return the blocks of all stages together; what is no list of whole numbers as it is."""
+    """Return the sum of a list of whole numbers; return anything else unchanged, for the message of an error."""
     if isinstance(depths, list) and are_whole_numbers(depths, 0):
         return sum(depths)
     return depths
 
 
 def check_timm_model(model: Any) -> None:
-    """Refuse a model of timm that cannot be pruned head by head.
+    """Raise an error if the heads of a timm model cannot be pruned one by one.
 
     Raises:
-        InputError: naming its attention, or what else stands in the way.
+        InputError: with the reason, e.g. the class of its attention.
     """
     kind = type(model).__name__
     if not isinstance(model, (VisionTransformer, timm_eva.Eva, *_RELATIVE)):
@@ -627,7 +661,7 @@ def check_timm_model(model: Any) -> None:
 
 
 def _attention_of(model: nn.Module) -> str:
-    """Say which attention a model has, in the words of a refusal."""
+    """Return a phrase for error messages that names the class of the first attention module in a model."""
     for module in model.modules():
         kind = type(module)
         if re.search("Attn|Attention", kind.__name__):
@@ -636,28 +670,31 @@ def _attention_of(model: nn.Module) -> str:
 
 
 def _check_plain_vit(model: Any, kind: str) -> None:
-    """Refuse a ViT with attention of another class than timm's plain one, or with buffers that are not known.
+    """Raise an error if a ViT has attention of another class than ``timm.layers.Attention``, or unknown buffers.
 
     Args:
-        model: of the library.
+        model: timm's VisionTransformer.
         kind: the name of its class, for messages.
 
     Raises:
-        InputError: naming the block, or the buffers.
+        InputError: if the attention of a block has another class or normalises across heads, or if a module other than
+            the norms of the patch embedding has buffers.
     """
     for index, block in enumerate(model.blocks):
         attention: Any = getattr(block, "attn", None)
         if type(attention) is not Attention:
-            kind_met = "nothing" if attention is None else type(attention).__name__
+            attention_class = "nothing" if attention is None else type(attention).__name__
             raise InputError(
-                f"blocks.{index} of {kind} is a {type(block).__name__} with {kind_met} as its attn, "
+                f"blocks.{index} of {kind} is a {type(block).__name__} with {attention_class} as its attn, "
                 "expected timm.layers.Attention"
             )
+        # A norm over the outputs of all heads changes if one of them is removed.
         if not isinstance(attention.norm, nn.Identity):
             raise InputError(
                 f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
                 "so its heads cannot be separated"
             )
+    # Only the norms of a convolutional patch embedding may have buffers: fill_timm_buffers knows no others.
     for name, _ in model.named_buffers():
         path, _, _ = name.rpartition(".")
         is_of_patch_norm = path.startswith("patch_embed.") and isinstance(model.get_submodule(path), BatchNorm2d)
@@ -666,9 +703,13 @@ def _check_plain_vit(model: Any, kind: str) -> None:
 
 
 def _published_config(model: nn.Module, options: Mapping[str, object]) -> LibraryConfig:
-    """Return timm's published configuration of a model made with options, which timm before 1.0.31 does not keep.
+    """Return the configuration that timm would publish for a model, with the options it was built with.
 
-    Rates of dropout are no part of it, as timm has it.
+    timm before 1.0.31 does not remember the options itself. Dropout rates are left out, as timm does.
+
+    Args:
+        model: timm's model.
+        options: the arguments of the factory that built it.
     """
     arguments = {}
     for name, value in options.items():
@@ -681,20 +722,23 @@ def _published_config(model: nn.Module, options: Mapping[str, object]) -> Librar
 
 
 def _preprocess_of(model: Any, name: str, crop: float | None) -> Preprocessing:
-    """Return timm's data configuration of a model, with the true input size and as many means as channels.
+    """Return timm's data configuration of a model, with the input size and the channels that the model really has.
 
     Args:
-        model: of the library.
-        name: for messages.
-        crop: the share of an image that is cut out; None: the library's.
+        model: timm's model.
+        name: the name of the model, for messages.
+        crop: the share of an image to cut out; None means the share in timm's configuration.
     """
-    with quiet_logger("timm"):  # it warns of what is done below: one mean for all channels
+    with quiet_logger("timm"):  # timm warns that one mean is used for all channels, which is done below
         data_config = timm.data.resolve_model_data_config(model)
+
+    # The patch embedding knows the size for which the model was built.
     size = model.patch_embed.img_size
-    if size is None:  # of a model that takes images of any size
+    if size is None:  # the model takes images of any size
         size = data_config["input_size"][1:]
     height, width = size
     channels = int(model.in_chans)
+
     settings = {key: data_config[key] for key in _PREPROCESS}
     settings["input_size"] = [channels, int(height), int(width)]
     for key in ("mean", "std"):
@@ -705,16 +749,17 @@ def _preprocess_of(model: Any, name: str, crop: float | None) -> Preprocessing:
 
 
 def _spread_over_channels(values: Any, channels: int, key: str, name: str) -> list[float]:
-    """Return the mean or the standard deviation of pixels for every channel of a model.
+    """Return one mean, or one standard deviation, of pixels for every channel of a model.
 
     Args:
-        values: as the configuration has them, one for each of its channels.
-        channels: of the images that the model takes. Where these are not as many, each gets the mean of the values.
+        values: the values in the configuration, e.g. three for RGB.
+        channels: the number of channels that the model takes. If there are more or fewer values, every channel gets
+            their mean.
         key: ``mean`` or ``std``, for messages.
-        name: of the model, for messages.
+        name: the name of the model, for messages.
 
     Raises:
-        InputError: for values that are no list of numbers.
+        InputError: if ``values`` is not a list of numbers, or is empty.
     """
     is_sequence = isinstance(values, (list, tuple)) and len(values) > 0
     if not is_sequence or not all(map(_is_pixel_value, values)):
@@ -726,19 +771,20 @@ def _spread_over_channels(values: Any, channels: int, key: str, name: str) -> li
 
 
 def _is_pixel_value(value: Any) -> bool:
-    """Return whether a value of a file is a number that the mean or deviation of pixels can be."""
+    """Return whether a value from a file is a number that can be the mean or standard deviation of pixels."""
     if type(value) not in (int, float):
         return False
     return bool(abs(value) < _LARGEST_PIXEL)
 
 
 def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
-    """Return the class names of the published configuration, else of the part of ImageNet that timm takes them for.
+    """Return the class names in the published configuration, otherwise those of the part of ImageNet that timm infers.
 
-    None where there are none, or not as many as the model has classes.
+    None means that there are no names, or not as many as the model has classes.
     """
     pretrained = object_or_empty(config, "pretrained_cfg")
-    published = config.get("label_names") or pretrained.get("label_names")  # a list, or by number
+    published = config.get("label_names") or pretrained.get("label_names")
+    # Names are a list, or a mapping from the number of the class.
     names = published
     if isinstance(published, Mapping):
         names = _as_list(published, model.num_classes)
@@ -746,6 +792,7 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
         if len(names) != model.num_classes:
             return None
         return [str(name) for name in names]
+    # timm recognises, e.g., ImageNet-1k by the number of classes.
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
         return None
@@ -754,30 +801,30 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
 
 
 def _as_list(names: Mapping[str, object], classes: int) -> list[object] | None:
-    """Return the names of classes, which are given by number, as a list; None where there is not one for each class."""
-    numbered = [names.get(str(index)) for index in range(classes)]
-    if None in numbered or len(names) != classes:
+    """Turn ``{"0": NAME, "1": NAME, ...}`` into a list; None unless there is exactly one name for each class."""
+    listed = [names.get(str(index)) for index in range(classes)]
+    if None in listed or len(names) != classes:
         return None
-    return numbered
+    return listed
 
 
 def _hint_at_tags(name: str) -> str:
-    """Return a hint that names the published weights of an architecture."""
-    base, _, _ = name.partition(".")
-    tags = timm.list_pretrained(f"{base}.*")
+    """Return a hint with the names of published weights of the same architecture."""
+    architecture, _, _ = name.partition(".")
+    tags = timm.list_pretrained(f"{architecture}.*")
     first_tags = ", ".join(tags[:5])
     return f"published: {first_tags}"
 
 
 def _hint_at_similar_names(name: str) -> str:
-    """Return a hint that names architectures like one that is unknown."""
-    base = name.split(".")[0]
-    known = timm.list_models(["vit_*", "deit*"])
-    near = [model_name for model_name in known if model_name.startswith(base)][:3]
-    if not near:
-        near = difflib.get_close_matches(base, known)
-    if near:
-        return f"near names: {', '.join(near)}"
+    """Return a hint with names of architectures that are similar to an unknown name."""
+    architecture = name.split(".")[0]
+    known_names = timm.list_models(["vit_*", "deit*"])
+    similar_names = [model_name for model_name in known_names if model_name.startswith(architecture)][:3]
+    if not similar_names:
+        similar_names = difflib.get_close_matches(architecture, known_names)
+    if similar_names:
+        return f"near names: {', '.join(similar_names)}"
     return "list them with: python -c 'import timm; print(timm.list_models())'"
 
 

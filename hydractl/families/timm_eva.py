@@ -1,6 +1,6 @@
-"""timm's ``Eva`` transformers, of the family of timm: EVA, EVA-02, DINOv3, Perception Encoder, ViTs with RoPE.
+"""timm's ``Eva`` transformers, part of the family timm: EVA, EVA-02, DINOv3, Perception Encoder, ViTs with RoPE.
 
-They turn queries and keys by the positions of their tokens, which the blocks are given beside the state.
+They rotate queries and keys by the positions of their tokens. The blocks receive the angles beside the tokens.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LAYOUTS = {
     "own biases": replace(_FUSED, biases=("q_bias", "v_bias")),
     "apart": replace(_FUSED, qkv=("q_proj", "k_proj", "v_proj")),
 }
-"""The tensors of timm's kinds of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
+"""The names of the tensors of each kind of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
 
 
 class RotaryStandIn(nn.Module):
-    """:class:`hydractl.model.attention.HeadAttention` with the call of the library's attention with rotary positions.
+    """Wraps ``HeadAttention`` so that it can be called like timm's attention with rotary positions.
 
     Args:
-        attention: the one that attends.
-        library: the module in whose place it stands.
-        mixed: whether each head has rotary frequencies of its own.
+        attention: the :class:`hydractl.model.attention.HeadAttention` to call.
+        library: the timm module that it replaces.
+        mixed: whether each head has its own rotary frequencies.
     """
 
     def __init__(self, attention: Any, library: Any, mixed: bool) -> None:
@@ -54,13 +54,13 @@ class RotaryStandIn(nn.Module):
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Attend ``[M * B, T, d_model]``.
+        """Compute the attention of M ensemble members over B samples.
 
         Args:
-            x: the tokens.
-            rope: ``[T - prefix, 2 * head_dim]``, sines first, is of no prefix token; ``[heads, T - prefix, ...]`` where
-                each head has its own, or ``[M, heads, T - prefix, ...]``.
-            attn_mask, is_causal: as of the library.
+            x: the tokens, ``[M * B, T, d_model]``.
+            rope: sines, then cosines of the angles of all tokens but the prefix, ``[T - prefix, 2 * head_dim]``. If
+                each head has its own angles, ``[heads, T - prefix, ...]`` or ``[M, heads, T - prefix, ...]``.
+            attn_mask, is_causal: as for timm's attention.
         """
         rotary = None
         if rope is not None:
@@ -68,20 +68,26 @@ class RotaryStandIn(nn.Module):
         return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
 
     def _with_prefix(self, rope: Tensor) -> Rotary:
-        """Return the angles of all tokens, given those of the patches.
+        """Add the prefix tokens (class token, registers) to the angles of the patches.
 
         Args:
-            rope: sines and cosines side by side, ``[..., T - prefix, 2 * head_dim]``, see :meth:`forward`.
+            rope: sines, then cosines of the patches, ``[..., T - prefix, 2 * head_dim]``; see :meth:`forward`.
+
+        Returns:
+            Sines and cosines of all tokens, ``[1, 1, T, head_dim]``, or with angles for each head
+            ``[1, heads, T, head_dim]`` or ``[M, 1, heads, T, head_dim]``.
         """
         patch_sin, patch_cos = rope.chunk(2, dim=-1)  # [..., T - prefix, head_dim] each
-        # The tokens of the prefix (class, registers) are not turned: their angle is 0.
+
+        # Tokens of the prefix are not rotated: their angle is 0, with sine 0 and cosine 1.
         *leading, _, width = patch_cos.shape
         prefix_shape = (*leading, self.prefix, width)
         prefix_sin = patch_sin.new_zeros(prefix_shape)
         prefix_cos = patch_cos.new_ones(prefix_shape)
         sin = torch.cat((prefix_sin, patch_sin), dim=-2)  # [..., T, head_dim]
         cos = torch.cat((prefix_cos, patch_cos), dim=-2)
-        # One dimension more for the samples, and for the heads where all have the same angles.
+
+        # Add a dimension for the samples, and one for the heads if all heads have the same angles.
         if rope.dim() == 2:  # [T, head_dim] -> [1, 1, T, head_dim]
             sin = sin[None, None]
             cos = cos[None, None]
@@ -92,7 +98,7 @@ class RotaryStandIn(nn.Module):
 
 
 def layout_name(attention: Any) -> str:
-    """Return which of :data:`LAYOUTS` an attention of the library has."""
+    """Return the key of :data:`LAYOUTS` for an attention module of timm."""
     if getattr(attention, "qkv", None) is None:
         return "apart"
     if getattr(attention, "q_bias", None) is not None:
@@ -101,10 +107,10 @@ def layout_name(attention: Any) -> str:
 
 
 def check_eva(model: Any) -> None:
-    """Refuse an Eva that cannot be pruned head by head.
+    """Raise an error if the heads of an Eva cannot be pruned one by one.
 
     Raises:
-        InputError: naming what stands in the way.
+        InputError: with the reason.
     """
     problem = _why_unsupported(model)
     if problem is not None:
@@ -112,34 +118,36 @@ def check_eva(model: Any) -> None:
 
 
 def _why_unsupported(model: Any) -> str | None:
-    """Return why the heads of a model cannot be separated, or None."""
+    """Return why the heads of a model cannot be pruned one by one; None if they can."""
     attentions = [block.attn for block in model.blocks]
     kinds = {type(attention) for attention in attentions}
     if not kinds <= {EvaAttention, AttentionRope}:
         names = sorted(kind.__name__ for kind in kinds)
         return f"its attention is {', '.join(names)}"
+    # A norm over the outputs of all heads changes if one of them is removed.
     normalises_across_heads = any(not isinstance(attention.norm, nn.Identity) for attention in attentions)
     if normalises_across_heads:
         name = type(attentions[0]).__name__
         return f"its {name} normalises across heads, so its heads cannot be separated"
+    # Dropped patches would need the angles of the remaining ones, for each sample.
     if model.patch_drop is not None:
         return "it drops patches in training (patch_drop_rate)"
     return None
 
 
 def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """Cut an Eva into stem, blocks and readout, its only tower.
+    """Cut an Eva into its only tower: stem, blocks and readout.
 
-    The stem is the library's own ``forward_features`` up to the blocks, which are given the angles of positions beside
-    the tokens.
+    The stem does what timm's ``forward_features`` does before the blocks. The angles of the positions are the entry
+    ``rope`` of the context.
 
     Args:
-        model: of the library.
-        prefixes: how the names of the parameters of its stem start.
+        model: timm's Eva.
+        prefixes: the beginnings of the names of the stem's parameters.
     """
 
     def stem(images: Tensor) -> State:
-        """Return the tokens before the first block, and the angles of their positions."""
+        """Return the tokens before the first block, and in the context the angles of their positions."""
         patches = model.patch_embed(images)
         tokens, rope = model._pos_embed(patches)
         hidden = model.norm_pre(tokens)
@@ -152,7 +160,7 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
     blocks: list[Callable[[State], State]] = []
     for index, block in enumerate(model.blocks):
-        if model.rope_mixed:  # every block has angles of its own
+        if model.rope_mixed:  # every block has its own angles
             blocks.append(partial(_run_block_by_index, index, block))
         else:
             blocks.append(partial(_run_block, block))
@@ -170,29 +178,37 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
 
 def _run_block(block: nn.Module, state: State) -> State:
-    """Return the state behind one block; all blocks are given the same angles."""
+    """Return the state after one block of a model whose blocks all use the same angles."""
     context = state.context
     hidden = block(state.hidden, rope=context["rope"])
     return State(hidden, context)
 
 
 def _run_block_by_index(index: int, block: nn.Module, state: State) -> State:
-    """Run a block; of angles ``[(M,) blocks, heads, T, 2 * head_dim]`` it is given those at its index."""
+    """Return the state after one block of a model whose blocks have their own angles.
+
+    The context holds the angles of all blocks, ``[blocks, heads, T, 2 * head_dim]`` or ``[M, blocks, heads, ...]``.
+    """
     context = state.context
-    rope = context["rope"].select(-4, index)
+    rope = context["rope"].select(-4, index)  # [heads, T, 2 * head_dim] or [M, heads, ...]
     hidden = block(state.hidden, rope=rope)
     return State(hidden, context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
-    """Return what the attention of a block is given of the state before it."""
-    if isinstance(block, EvaBlockPostNorm):  # whose norms are behind attention and MLP
+    """Return the inputs of a block's attention, computed from the state before the block."""
+    if isinstance(block, EvaBlockPostNorm):  # these blocks have their norms after attention and MLP
         return state.hidden
     return block.norm1(state.hidden)
 
 
 def rotary_site(path: str, attention: Any) -> Site:
-    """Return the site of one attention of the library."""
+    """Return the site of one attention module of timm.
+
+    Args:
+        path: dotted name of the module in the model.
+        attention: the module.
+    """
     return Site(
         path,
         heads=attention.num_heads,

@@ -1,4 +1,4 @@
-"""timm's transformers whose heads add numbers of their own to the scores, by the distance of tokens: BEiT and Swin."""
+"""timm's transformers whose heads add learned biases to the scores by the distance of tokens: BEiT and Swin."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from timm.models.swin_transformer_v2 import WindowAttention as CosineAttention  
 
 Swin = (SwinTransformer, SwinTransformerV2)
 SHARED_TABLE = "shared_rel_pos_bias"
-"""The name of the table that the blocks of a BEiT share: their argument, and the entry of the context."""
+"""The name of the table that all blocks of a BEiT share: as an argument of the blocks, and as a key of the context."""
 
 _Grid = tuple[int, int]
-"""Rows and columns of tokens."""
+"""Number of rows and columns of tokens."""
 
 _TABLE = "relative_position_bias_table"
 _KINDS = {BeitAttention: "relative", WindowAttention: "windows", CosineAttention: "cosines"}
@@ -44,15 +44,15 @@ LAYOUTS = {
         biases=("q_bias", "v_bias"),
     ),
 }
-"""The tensors of timm's kinds of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
+"""The names of the tensors of each kind of attention, by :attr:`hydractl.heads.mask.Site.layout`."""
 
 
 class DistanceStandIn(nn.Module):
-    """:class:`hydractl.model.attention.HeadAttention` with the call of timm's attention with tables of distances.
+    """Wraps ``HeadAttention`` so that it can be called like timm's attention with tables of relative positions.
 
     Args:
-        attention: the one that attends.
-        library: the module in whose place it stands.
+        attention: the :class:`hydractl.model.attention.HeadAttention` to call.
+        library: the timm module that it replaces; its indices and coordinates of distances are kept as buffers.
     """
 
     index: Tensor | None
@@ -72,13 +72,14 @@ class DistanceStandIn(nn.Module):
         self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        """Attend ``[M * B * W, T, d_model]``.
+        """Compute the attention of M ensemble members over B samples with W windows each.
 
         Args:
-            x: the tokens.
-            mask: ``[W, T, T]``, added to the scores of the windows of a sample.
-            shared_rel_pos_bias: ``[heads, T, T]`` or ``[M, heads, T, T]``, what all blocks share.
+            x: the tokens, ``[M * B * W, T, d_model]``.
+            mask: added to the scores of the windows of a sample, ``[W, T, T]``.
+            shared_rel_pos_bias: the biases that all blocks share, ``[heads, T, T]`` or ``[M, heads, T, T]``.
         """
+        # A BEiT without any table attends like a plain ViT.
         if self.index is None and shared_rel_pos_bias is None:
             return self.attention(x)
         relative = Relative(self.index, mask, shared_rel_pos_bias, coordinates=self.coordinates, scale=self.scale)
@@ -86,10 +87,10 @@ class DistanceStandIn(nn.Module):
 
 
 def check_relative(model: Any) -> None:
-    """Refuse a BEiT or Swin that cannot be pruned head by head.
+    """Raise an error if the heads of a BEiT or Swin cannot be pruned one by one.
 
     Raises:
-        InputError: naming what stands in the way.
+        InputError: with the reason.
     """
     problem = _why_unsupported(model)
     if problem is not None:
@@ -98,7 +99,7 @@ def check_relative(model: Any) -> None:
 
 
 def _why_unsupported(model: Any) -> str | None:
-    """Return why the heads of a model cannot be separated, or None."""
+    """Return why the heads of a model cannot be pruned one by one; None if they can."""
     kinds = {type(block.attn) for block in relative_blocks(model).values()}
     if not kinds <= _KINDS.keys():
         names = sorted(kind.__name__ for kind in kinds)
@@ -109,7 +110,7 @@ def _why_unsupported(model: Any) -> str | None:
 
 
 def relative_blocks(model: Any) -> dict[str, Any]:
-    """Return the blocks of a BEiT or Swin by their paths, in order."""
+    """Return the blocks of a BEiT or Swin by their dotted names, in model order."""
     blocks = {}
     if isinstance(model, Beit):
         for index, block in enumerate(model.blocks):
@@ -122,7 +123,12 @@ def relative_blocks(model: Any) -> dict[str, Any]:
 
 
 def relative_site(path: str, attention: Any) -> Site:
-    """Return the site of one attention of the library."""
+    """Return the site of one attention module of timm.
+
+    Args:
+        path: dotted name of the module in the model.
+        attention: the module.
+    """
     return Site(
         path,
         heads=attention.num_heads,
@@ -133,7 +139,7 @@ def relative_site(path: str, attention: Any) -> Site:
 
 
 def shared_table(model: Any) -> dict[str, Tensor]:
-    """Return what the blocks of a BEiT are given beside the state, by the library's name: a table that they share."""
+    """Return the table that all blocks of a BEiT share, as a keyword argument of the blocks; empty if there is none."""
     table = getattr(model, "rel_pos_bias", None)
     if table is None:
         return {}
@@ -141,17 +147,20 @@ def shared_table(model: Any) -> dict[str, Tensor]:
 
 
 def fill_swin_buffers(model: Any) -> None:
-    """Make the buffers of a Swin on the meta device real: indices and coordinates of distances, masks of windows.
+    """Fill the buffers of a Swin on the meta device with real numbers, in place.
 
-    The library makes them where its parameters are, and these stay without numbers.
+    The buffers are the indices and coordinates of distances and the masks of windows. timm creates them on the device
+    of the parameters, so on the meta device they have no numbers.
     """
     cpu = torch.device("cpu")
     for block in relative_blocks(model).values():
         attention = block.attn
         if isinstance(attention, CosineAttention):
+            # Swin v2: timm's public method would use the device of the parameters.
             coordinates, index = attention._make_pair_wise_relative_positions(cpu, torch.float32)
             attention.relative_coords_table = coordinates
             attention.relative_position_index = index
+            # Keys have no learned bias in Swin v2; timm keeps zeros as a buffer.
             if attention.k_bias is not None:
                 attention.k_bias = torch.zeros_like(attention.k_bias, device=cpu)
         else:
@@ -160,14 +169,15 @@ def fill_swin_buffers(model: Any) -> None:
 
 
 def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
-    """Cut a Swin into stem, blocks and readout, its only tower.
+    """Cut a Swin into its only tower: stem, blocks and readout.
 
-    Between blocks the tokens of an image are a row, ``[B, T, d]``. What merges four tokens into one before a stage
-    belongs to the first block of that stage.
+    Between blocks the tokens of an image are in one row, ``[B, T, d]``; inside a block they are on a grid,
+    ``[B, H, W, d]``. Before each stage but the first, patch merging turns four tokens into one. It runs as part of the
+    first block of that stage.
 
     Args:
-        model: of the library.
-        prefixes: how the names of the parameters of its stem start.
+        model: timm's SwinTransformer or SwinTransformerV2.
+        prefixes: the beginnings of the names of the stem's parameters.
     """
 
     def stem(images: Tensor) -> State:
@@ -179,16 +189,18 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     attention_inputs: list[Callable[[State], Tensor]] = []
     merging = {}
     spans = []
-    grid = tuple(model.patch_embed.grid_size)  # rows and columns of tokens before the block
+    grid = tuple(model.patch_embed.grid_size)  # rows and columns of tokens before the current block
     for number, stage in enumerate(model.layers):
         for index, block in enumerate(stage.blocks):
             merge = nn.Identity()
             if index == 0:
-                merge = stage.downsample  # which does nothing in the first stage
+                merge = stage.downsample  # an identity in the first stage
                 if number > 0:
                     merging[len(blocks)] = f"layers.{number}.downsample"
             blocks.append(partial(_run_block, block, merge, grid))
             attention_inputs.append(partial(_attention_input, block, merge, grid))
+
+            # The block attends, and returns its tokens, on the grid after merging.
             grid = tuple(stage.output_resolution)
             share_of_tokens = math.prod(grid) / model.patch_embed.num_patches
             spans.append((share_of_tokens, _count_windows(block, grid)))
@@ -215,8 +227,9 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
 
 def _count_windows(block: Any, grid: _Grid) -> int:
-    """Return the number of windows that the tokens of a block attend in; those at the edges may be padded."""
-    # Of the members behind the first no blocks are left, and nobody asks.
+    """Return the number of windows in which the tokens of a block attend, padded windows at the edges included."""
+    # In a stacked ensemble the blocks of all members but the first are replaced by empty modules without a window
+    # size. Nothing uses their number of windows.
     sides = getattr(block, "window_size", grid)
     windows = 1
     for tokens, side in zip(grid, sides, strict=True):
@@ -225,16 +238,23 @@ def _count_windows(block: Any, grid: _Grid) -> int:
 
 
 def _run_block(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) -> State:
-    """Return the state behind a block and the merging before it; the tokens come on ``grid``."""
+    """Merge tokens, run a block and return the state after it.
+
+    Args:
+        block: the block.
+        merge: the patch merging before it, or an identity.
+        grid: rows and columns of the tokens in ``state``, before merging.
+        state: the state before merging.
+    """
     on_grid = state.hidden.unflatten(1, grid)  # [B, T, d] -> [B, H, W, d]
     merged = merge(on_grid)
-    hidden = block(merged).flatten(1, 2)
+    hidden = block(merged).flatten(1, 2)  # [B, H', W', d'] -> [B, T', d']
     return State(hidden, state.context)
 
 
 def _attention_input(block: Any, merge: nn.Module, grid: _Grid, state: State) -> Tensor:
-    """Return what the attention of a block is given of the state before it, whose tokens are on ``grid``."""
+    """Return the inputs of a block's attention, computed from the state before merging; see :func:`_run_block`."""
     hidden = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
-    if not isinstance(block, SwinTransformerV2Block):  # whose norms are behind attention and MLP
+    if not isinstance(block, SwinTransformerV2Block):  # blocks of v2 have their norms after attention and MLP
         hidden = block.norm1(hidden)
     return hidden.flatten(1, 2)

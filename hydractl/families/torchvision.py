@@ -1,4 +1,4 @@
-"""torchvision's vision transformers, ``vit_b_16`` and its kin."""
+"""torchvision's vision transformers: ``vit_b_16`` and the other sizes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _BLOCK = r"encoder\.layers\.encoder_layer_\d+\."
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The sizes of a model, by the names of the arguments of torchvision's class."""
+    """The sizes of a model, with the argument names of torchvision's ``VisionTransformer``."""
 
     image_size: int
     patch_size: int
@@ -62,34 +62,35 @@ class _Sizes:
 
     @classmethod
     def of_config(cls, config: LibraryConfig) -> _Sizes:
-        """Return the sizes in a configuration, which comes from a file and may hold anything.
+        """Read the sizes from a configuration and check them; it comes from a file and may hold anything.
 
         Raises:
-            InputError: for a configuration of no model.
+            InputError: if a size is missing or is not a positive whole number (the problems name all such sizes), if
+                the width is not a multiple of the number of heads, or if there are too many layers.
         """
-        sizes: dict[str, int] = {}
-        wrong = []
+        valid_sizes: dict[str, int] = {}
+        wrong_names = []
         for name in _SIZE_NAMES:
             size = config.get(name)
             if is_whole_number(size, 1, _LARGEST_SIZE):
-                sizes[name] = size
+                valid_sizes[name] = size
             else:
-                wrong.append(name)
+                wrong_names.append(name)
         problem = "this is no configuration of torchvision's VisionTransformer"
-        if wrong:
-            raise InputError(problem, problems=wrong)
-        checked = cls(**sizes)
-        heads_fill_width = checked.hidden_dim % checked.num_heads == 0
-        if not heads_fill_width or checked.num_layers > _MOST_LAYERS:
+        if wrong_names:
+            raise InputError(problem, problems=wrong_names)
+        sizes = cls(**valid_sizes)
+        heads_fill_width = sizes.hidden_dim % sizes.num_heads == 0
+        if not heads_fill_width or sizes.num_layers > _MOST_LAYERS:
             raise InputError(problem)
-        return checked
+        return sizes
 
 
 _SIZE_NAMES = tuple(field.name for field in fields(_Sizes))
 
 
 class TorchvisionViT(ModelFamily):
-    """torchvision's ``VisionTransformer`` without a stem of convolutions."""
+    """The family of torchvision's ``VisionTransformer`` with a single convolution as patch embedding."""
 
     name = "torchvision"
     version = torchvision.__version__.partition("+")[0]
@@ -111,11 +112,11 @@ class TorchvisionViT(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a folder that hydractl wrote: torchvision itself publishes none."""
+        """Load a folder that hydractl wrote; torchvision publishes no folders."""
         config = read_config(folder / _CONFIG)
         if config is None:
             return None
-        _meta_model(config)  # refuses what is no configuration
+        _meta_model(config)  # raises an error if the configuration is wrong
         return LoadedModel(
             arch="VisionTransformer",
             config=config,
@@ -125,16 +126,16 @@ class TorchvisionViT(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Draw random weights for ``torchvision:NAME?pretrained=0``: torchvision itself publishes only pickles.
+        """Draw random weights for ``torchvision:NAME?pretrained=0``; torchvision publishes its weights as pickles only.
 
         Args:
-            name: of a vision transformer of torchvision.
-            options: ``pretrained``, which has to be off, and sizes that are to differ from those of this name.
-            seed: of the weights.
+            name: a vision transformer of torchvision, e.g. ``vit_b_16``.
+            options: ``pretrained``, which must be off, and sizes that replace those of the named model.
+            seed: the seed of the random weights.
 
         Raises:
-            InputError: for an unknown name, and for pretrained weights.
-            UsageError: for other options.
+            InputError: if the name is unknown, or ``pretrained`` is on.
+            UsageError: if there are other options.
         """
         if name not in _NAMES:
             raise InputError(f"torchvision has no vision transformer {name!r}", hint=f"one of {', '.join(_NAMES)}")
@@ -145,11 +146,11 @@ class TorchvisionViT(ModelFamily):
                 f"torchvision publishes {name} as a pickle only, which hydractl never opens",
                 hint=f"download it and give the file with --arch torchvision:{name}: its numbers are read as data",
             )
-        foreign = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
-        if foreign:
-            raise UsageError(f"torchvision:{name} takes no option {', '.join(foreign)}")
+        unknown_options = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
+        if unknown_options:
+            raise UsageError(f"torchvision:{name} takes no option {', '.join(unknown_options)}")
         config = {**_config_of(name), **sizes}
-        _meta_model(config)  # refuses sizes that do not fit each other
+        _meta_model(config)  # raises an error if the sizes do not fit each other
         return LoadedModel(
             arch=name,
             config=config,
@@ -159,11 +160,15 @@ class TorchvisionViT(ModelFamily):
         )
 
     def known_names(self) -> Sequence[str]:
-        """Return the vision transformers of torchvision."""
+        """Return the names of torchvision's vision transformers."""
         return _NAMES
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return the model that the reference script has made of ``--model``; the data gave it its classes."""
+        """Return ``NAME?num_classes=N`` for a model trained by torchvision's reference script.
+
+        The script has no argument for the number of classes, so it is read from the shape of the classifier. None means
+        that ``--model`` is not a vision transformer.
+        """
         name = arguments.get("model")
         if name not in _NAMES:
             return None
@@ -175,7 +180,7 @@ class TorchvisionViT(ModelFamily):
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
     ) -> Preprocessing:
-        """Return what the reference script has evaluated with: ``--val-resize-size`` and ``--interpolation``."""
+        """Return the preprocessing with ``--val-resize-size`` and ``--interpolation`` of the reference script."""
         evaluated = dict(preprocess)
         resize_size = arguments.get("val_resize_size")
         if type(resize_size) is int:
@@ -188,14 +193,14 @@ class TorchvisionViT(ModelFamily):
     def export_folder(
         self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
-        """Write the arguments of the library's class; the weights belong into ``model.safetensors``."""
+        """Write the arguments of the library's class as JSON; the weights go into ``model.safetensors``."""
         write_config(folder / _CONFIG, config)
         return _WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: LibraryConfig) -> nn.Module:
-        """Build the library's model with its parameters on the meta device."""
+        """Build the library's model on the meta device, as a copy that the caller may change."""
         return copy.deepcopy(_meta_model(config))
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
@@ -203,7 +208,7 @@ class TorchvisionViT(ModelFamily):
         return VisionTransformer(**config)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """Return the sites ``encoder.layers.encoder_layer_0.self_attention`` and so on."""
+        """Return one site for each block: ``encoder.layers.encoder_layer_0.self_attention`` and so on."""
         sizes = _Sizes.of_config(config)
         sites = []
         for index in range(sizes.num_layers):
@@ -221,28 +226,29 @@ class TorchvisionViT(ModelFamily):
         return _Sizes.of_config(config).num_classes
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Return the rate of the attention weights; the dropout behind stays the library's own."""
+        """Return the dropout rate of the attention weights, and 0: the library's block itself drops the output."""
         attention: Any = model.get_submodule(site.path)
         return float(attention.dropout), 0.0
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace ``nn.MultiheadAttention``."""
+        """Replace ``nn.MultiheadAttention`` by ``attention``, wrapped so that the block can call it."""
         stand_in = MultiheadStandIn(attention)
         super().install(model, site, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model where the residual stream can be looked at: stem, blocks and readout, its only tower.
+        """Cut the model into its only tower: stem, blocks and readout.
 
-        Stem: patches, class token, positions. Readout: final norm, class token, classifier.
+        The stem makes patches, prepends the class token and adds positions. The readout applies the final norm and
+        passes the class token to the classifier.
         """
 
         def stem(images: Tensor) -> State:
             """Return the tokens before the first block, ``[B, T, d_model]``."""
-            patches = model._process_input(images)
-            class_tokens = model.class_token.expand(patches.shape[0], -1, -1)
+            patches = model._process_input(images)  # [B, T - 1, d_model]
+            class_tokens = model.class_token.expand(patches.shape[0], -1, -1)  # [1, 1, d_model] -> [B, 1, d_model]
             tokens = torch.cat([class_tokens, patches], dim=1)
-            placed = tokens + model.encoder.pos_embedding
-            hidden = model.encoder.dropout(placed)
+            tokens_with_positions = tokens + model.encoder.pos_embedding
+            hidden = model.encoder.dropout(tokens_with_positions)
             return State(hidden)
 
         def readout(state: State) -> Tensor:
@@ -266,7 +272,7 @@ class TorchvisionViT(ModelFamily):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
-        """Return torchvision's own evaluation transform on PIL images, which gives ``[B, 3, H, W]``."""
+        """Return torchvision's own transform for evaluation, from PIL images to ``[B, 3, H, W]``."""
         with refused_as(f"torchvision cannot preprocess images with {shown(dict(preprocess), 200)}"):
             _, height, _ = input_size(preprocess)
             transform = ImageClassification(
@@ -284,39 +290,39 @@ class TorchvisionViT(ModelFamily):
         return random_pixels(size, batch, seed)
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
-        """Read the image format off the settings of the transform."""
+        """Return the image format that the settings of torchvision's transform describe."""
         image_format = ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
         return image_format.resized("shorter", integer_in(preprocess, "resize_size", "the preprocessing"))
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
-        """Set ``num_classes``."""
+        """Return the configuration with another ``num_classes``."""
         return {**config, "num_classes": classes}
 
     def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
-        """Set ``dropout``: behind attention, in the MLP and behind the positions."""
+        """Return the configuration with ``dropout``, which acts after attention, in the MLP and after the positions."""
         return {**config, "dropout": rate}
 
 
 def _block_path(index: int) -> str:
-    """Return the path of a block within the model."""
+    """Return the dotted name of a block in the model."""
     return f"encoder.layers.encoder_layer_{index}"
 
 
 def _run_block(block: nn.Module, state: State) -> State:
-    """Return the state behind one block."""
+    """Return the state after one block."""
     hidden = block(state.hidden)
     return State(hidden, state.context)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
-    """Return what the attention of a block is given of the state before it."""
+    """Return the inputs of a block's attention, computed from the state before the block."""
     return block.ln_1(state.hidden)
 
 
 def _config_of(name: str) -> LibraryConfig:
-    """Return the arguments of torchvision's class for one of its models by name."""
+    """Return the arguments of torchvision's ``VisionTransformer`` for a named model."""
     with on_meta_device():
         model: Any = torchvision.models.get_model(name)
     return {
@@ -333,14 +339,17 @@ def _config_of(name: str) -> LibraryConfig:
 
 @cached_by_config
 def _meta_model(config: LibraryConfig) -> Any:
-    """Build the model of a configuration on the meta device."""
+    """Build a model on the meta device from its configuration, after checking the sizes.
+
+    The result is cached, so copy it before changing it.
+    """
     _Sizes.of_config(config)
     with refused_as("torchvision cannot build its VisionTransformer"), on_meta_device():
         return VisionTransformer(**config).eval()
 
 
 def _usual_preprocess(config: LibraryConfig) -> Preprocessing:
-    """Return the preprocessing of torchvision's weights: 224 of 256 pixels, or the same share of another size."""
+    """Return the preprocessing of torchvision's weights: resize to 256 and cut out 224 pixels, or in proportion."""
     size = _Sizes.of_config(config).image_size
     preset = ImageClassification(crop_size=size)
     return {

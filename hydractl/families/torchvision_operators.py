@@ -12,22 +12,22 @@ import torch
 from torch import library as operators
 
 _NAMES = ("nms", "qnms")
-"""What torchvision's library would have declared and torchvision's Python code asks for while it is imported."""
+"""The operators that torchvision's Python code needs while it is imported, and that its compiled library declares."""
 
 
 @functools.cache
 def declare_operators() -> None:
     """Declare torchvision's two non-maximum-suppression operators, if its compiled library cannot.
 
-    torchvision's wheel for Linux is linked against torch's CUDA libraries. Beside a CPU build of torch the library does
-    not load, which torchvision accepts; but a moment later it describes the operators ``torchvision::nms`` and
-    ``torchvision::qnms`` to torch, and ``import torchvision`` ends in "operator torchvision::nms does not exist". With
-    it fall timm, open_clip and the image side of transformers, though none of them suppresses a box. A declaration
-    without an implementation is enough for the import; ``torchvision.ops.nms`` itself still says that its compiled
-    operators are missing.
+    torchvision's wheel for Linux is linked against torch's CUDA libraries. With a CPU build of torch the library cannot
+    be loaded. torchvision accepts this, but then describes the operators ``torchvision::nms`` and ``torchvision::qnms``
+    to torch, and ``import torchvision`` fails with "operator torchvision::nms does not exist". timm, open_clip and the
+    image side of transformers then fail too, although none of them uses these operators. A declaration without an
+    implementation is enough for the import; ``torchvision.ops.nms`` itself still reports that its compiled operators
+    are missing.
 
-    Call this before the first import of torchvision or of anything that imports it. Where torchvision is absent,
-    imported already, or able to load its library, nothing is declared; further calls do nothing.
+    Call this before the first import of torchvision or of anything that imports it. Nothing is declared if torchvision
+    is not installed, is already imported, or can load its library. Only the first call has an effect.
     """
     if "torchvision" in sys.modules or _loads_its_library():
         return
@@ -36,19 +36,19 @@ def declare_operators() -> None:
 
 
 def _loads_its_library() -> bool:
-    """Return whether torchvision has its operators, or will have them; True too where no torchvision is installed.
+    """Return whether torchvision can load its compiled library; True if torchvision is not installed.
 
-    The compiled library is loaded as torchvision would load it, without importing torchvision: a failed import leaves
-    half of it in ``sys.modules``, whereas a library that the dynamic loader refuses has run no code. When torchvision
-    loads it a second time later, nothing changes.
+    The library is loaded directly, without importing torchvision, because a failed import would leave half of
+    torchvision in ``sys.modules``. A library that the dynamic loader refuses runs no code. If it does load, torchvision
+    loads it again later, which changes nothing.
     """
     spec = importlib.util.find_spec("torchvision")  # finds a top-level package without running it
     if spec is None or spec.origin is None:
         return True
     if sys.platform == "win32":
-        return True  # the wheels there are CPU builds, and finding their library needs torchvision's own search path
+        return True  # wheels for Windows are CPU builds, and finding their library needs torchvision's own search path
     folder = Path(spec.origin).parent
-    for name in ("_C", "_C_stable"):  # the second as of torchvision 0.29
+    for name in ("_C", "_C_stable"):  # torchvision 0.29 and later use the second name
         for suffix in importlib.machinery.EXTENSION_SUFFIXES:
             path = folder / f"{name}{suffix}"
             if path.is_file():
@@ -57,7 +57,7 @@ def _loads_its_library() -> bool:
 
 
 def _loads(path: Path) -> bool:
-    """Return whether the dynamic loader takes a library of operators."""
+    """Return whether the dynamic loader can load a library of operators; loads it into this process if so."""
     try:
         torch.ops.load_library(str(path))
     except OSError:

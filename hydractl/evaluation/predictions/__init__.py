@@ -1,1 +1,1 @@
-"""Predictions as files: one line per sample for people and scripts, or all member logits for later analysis."""
+"""Files of predictions: one line for each sample, or the logits of all members for later analysis."""

@@ -1,4 +1,4 @@
-"""The predictions files of several models, read like the one file of their ensemble."""
+"""Reads the predictions files of several models like one file of their ensemble."""
 
 from __future__ import annotations
 
@@ -17,89 +17,102 @@ from hydractl.files.predictions_header import PredictedModelRecord, PredictedSit
 from hydractl.jsonio import shown
 
 _MAY_DIFFER = ("name", "sha256", "heads", "cost", "calibration", "threshold", "ood_score", "training")
-"""The entries in which the models of an ensemble may differ. All else in a header decides logits, or names classes."""
+"""Entries of the header in which the models of an ensemble may differ. All others decide logits or name classes."""
 
 _MOST_PROBLEMS = 20
 
 
 class Concatenated:
-    """An ensemble of predictions files, read like one :class:`hydractl.evaluation.predictions.reading.Predictions`.
+    """An ensemble of predictions files that can be read like one ``Predictions``.
 
     Args:
-        parts: the files, two or more; they may hold several members each.
+        parts: the files, two or more, each with one or more members.
 
     Attributes:
-        origin: what to call it in messages.
-        model: what one header would say of the ensemble.
-        sets: the data sets, in the order of the first file. ``seen`` is the largest count of a part.
+        origin: the names of the files joined by ``+``, for messages.
+        model: the record of the ensemble, as it would be in the header of one file.
+        sets: the data sets, in the order of the first file. ``seen`` is the largest number in any file.
 
     Raises:
-        InputError: listing the differences in samples, classes and settings.
+        InputError: if the files have different samples, classes or settings; up to 20 differences are listed.
     """
 
     def __init__(self, parts: Sequence[Predictions]) -> None:
-        """Check that the files are of the same data and settings, and join what their headers say."""
-        self._parts = list(parts)
-        self.origin = "+".join(part.origin for part in parts)
+        """Check that the files have the same data and settings, and join their headers."""
+        self._files = list(parts)
+        self.origin = "+".join(file.origin for file in parts)
+
+        # Compare each file with the first.
         problems: list[str] = []
-        first, *others = parts
-        for other in others:
-            problems += _forbidden_differences(first, other)
+        first_file, *other_files = parts
+        for other_file in other_files:
+            problems += _forbidden_differences(first_file, other_file)
         if problems:
             raise InputError(
                 f"{self.origin} are no predictions of one ensemble",
                 hint="make them by the same eval, with the same data and settings",
                 problems=problems[:_MOST_PROBLEMS],
             )
-        models = []
-        members_of_parts = []
-        for part in parts:
-            members, _, _ = part.shape(0)
-            members_of_parts.append(members)
-            models.append(part.model)
-        self.model = _ensemble_header(models, members_of_parts)
-        self.sets = []
-        for index, dataset in enumerate(first.sets):
-            seen_by_part = []
-            for part, index_in_part in self._parts_and_indices(index):
-                seen_by_part.append(part.sets[index_in_part].seen)
-            self.sets.append(replace(dataset, seen=max(seen_by_part)))
 
-    def _parts_and_indices(self, index: int) -> list[tuple[Predictions, int]]:
-        """Return every file with the index that a set has in it; ``index`` is that in the first file."""
-        dataset = self._parts[0].sets[index]
-        parts_and_indices = []
-        for part in self._parts:
-            index_in_part = _index_of_same_set(part, dataset)
-            assert index_in_part is not None  # else it would be among the differences
-            parts_and_indices.append((part, index_in_part))
-        return parts_and_indices
+        # Join the records of the models.
+        model_records = []
+        members_by_file = []
+        for file in parts:
+            members, _, _ = file.shape(0)
+            members_by_file.append(members)
+            model_records.append(file.model)
+        self.model = _ensemble_header(model_records, members_by_file)
+
+        # Join the data sets.
+        self.sets = []
+        for index, dataset in enumerate(first_file.sets):
+            seen_by_file = []
+            for file, index_in_file in self._files_and_indices(index):
+                seen_by_file.append(file.sets[index_in_file].seen)
+            self.sets.append(replace(dataset, seen=max(seen_by_file)))
+
+    def _files_and_indices(self, index: int) -> list[tuple[Predictions, int]]:
+        """Return every file with the index of a data set in it, because files may have other orders of their sets.
+
+        Args:
+            index: the index of the set in the first file.
+        """
+        dataset = self._files[0].sets[index]
+        files_and_indices = []
+        for file in self._files:
+            index_in_file = _index_of_same_set(file, dataset)
+            assert index_in_file is not None  # a missing set is among the forbidden differences
+            files_and_indices.append((file, index_in_file))
+        return files_and_indices
 
     def shape(self, index: int) -> tuple[int, int, int]:
-        """Return ``(members, N, classes)`` of a set."""
-        shapes = [part.shape(index_in_part) for part, index_in_part in self._parts_and_indices(index)]
+        """Return the shape of the ensemble's logits on the set at an index, ``(members, N, classes)``."""
+        shapes = [file.shape(index_in_file) for file, index_in_file in self._files_and_indices(index)]
         all_members = sum(members for members, _, _ in shapes)
         _, samples, classes = shapes[0]
         return all_members, samples, classes
 
     @property
     def scores(self) -> list[str]:
-        """The OOD scores on features that its files hold, which are the same."""
-        return self._parts[0].scores
+        """The names of the OOD scores on features, which are the same in all files."""
+        return self._files[0].scores
 
     def batches(self, index: int) -> Iterator[LogitsBatch]:
-        """Yield the logits of all members on a set in pieces, without the samples that a file has no logits of."""
-        parts_and_indices = self._parts_and_indices(index)
+        """Yield the logits of all members on the set at an index in pieces that fit into memory.
+
+        Samples without logits in any of the files are left out.
+        """
+        files_and_indices = self._files_and_indices(index)
 
         def piece_of_all_members(rows: range, score: str | None) -> npt.NDArray[Any]:
-            pieces = [part.piece(index_in_part, rows, score) for part, index_in_part in parts_and_indices]
-            return np.concatenate(pieces)
+            pieces = [file.piece(index_in_file, rows, score) for file, index_in_file in files_and_indices]
+            return np.concatenate(pieces)  # along the members
 
         return in_pieces(self.shape(index), piece_of_all_members, self.scores)
 
 
 def _index_of_same_set(part: Predictions, dataset: SetEntry) -> int | None:
-    """Return the index of the set of the same role and name in a file; None where it has none."""
+    """Return the index in a file of the set with the same role and name; None if there is none."""
     for index, other in enumerate(part.sets):
         if other.role == dataset.role and other.name == dataset.name:
             return index
@@ -110,12 +123,21 @@ def _index_of_same_set(part: Predictions, dataset: SetEntry) -> int | None:
 
 
 def _forbidden_differences(first: Predictions, other: Predictions) -> list[str]:
-    """Return a sentence on each difference for which two files cannot be of one ensemble."""
+    """Return a sentence for each difference because of which two files cannot form an ensemble.
+
+    Args:
+        first: the first file of the ensemble.
+        other: the file that is compared with it.
+    """
     problems = []
+
+    # The number of classes.
     _, _, classes = first.shape(0)
     _, _, other_classes = other.shape(0)
     if classes != other_classes:
         problems.append(f"{other.origin}: {other_classes} classes, not {classes}")
+
+    # The data sets: both files need the same ones.
     for dataset in first.sets:
         problem = _set_difference(dataset, other)
         if problem is not None:
@@ -123,29 +145,43 @@ def _forbidden_differences(first: Predictions, other: Predictions) -> list[str]:
     for dataset in other.sets:
         if _index_of_same_set(first, dataset) is None:
             problems.append(f"{first.origin}: has no set {dataset.name}")
+
+    # The settings.
     problems += _header_differences(first, other)
     return problems
 
 
 def _set_difference(dataset: SetEntry, other: Predictions) -> str | None:
-    """Return the first difference between a set and that of the same role and name in another file; None for none."""
+    """Return the first difference between a data set and the set with the same role and name in another file.
+
+    None means that they are equal.
+
+    Args:
+        dataset: a data set of the first file.
+        other: the other file.
+    """
     index = _index_of_same_set(other, dataset)
     if index is None:
         return f"has no set {dataset.name}"
-    stored = other.sets[index]
+    other_dataset = other.sets[index]
     samples = len(dataset.ids)
-    stored_samples = len(stored.ids)
-    if stored_samples != samples:
-        return f"{stored_samples} samples of {dataset.name}, not {samples}"
-    if stored.fingerprint != dataset.fingerprint:
+    other_samples = len(other_dataset.ids)
+    if other_samples != samples:
+        return f"{other_samples} samples of {dataset.name}, not {samples}"
+    if other_dataset.fingerprint != dataset.fingerprint:
         return f"other samples of {dataset.name}, or in another order"
-    if stored.group != dataset.group:
-        return f"{dataset.name} has the group {stored.group}, not {dataset.group}"
+    if other_dataset.group != dataset.group:
+        return f"{dataset.name} has the group {other_dataset.group}, not {dataset.group}"
     return None
 
 
 def _header_differences(first: Predictions, other: Predictions) -> list[str]:
-    """Return a sentence on each entry in which the headers of two files differ and must not."""
+    """Return a sentence for each entry of the headers in which two files differ, although they must not.
+
+    Args:
+        first: the first file of the ensemble.
+        other: the file that is compared with it.
+    """
     first_header = first.model.to_json()
     other_header = other.model.to_json()
     all_keys = {*first_header, *other_header}
@@ -153,24 +189,24 @@ def _header_differences(first: Predictions, other: Predictions) -> list[str]:
 
     problems = []
     for key in sorted(compared_keys):
-        expected = _without_penalties(first_header.get(key))
+        expected_value = _without_penalties(first_header.get(key))
         value = _without_penalties(other_header.get(key))
-        if value != expected:
+        if value != expected_value:
             value_text = _shown_entry(value)
-            expected_text = _shown_entry(expected)
+            expected_text = _shown_entry(expected_value)
             problems.append(f"{other.origin}: {key} is {value_text}, not {expected_text}")
     return problems
 
 
 def _without_penalties(value: Any) -> Any:
-    """Return an entry of a header without ``c``, which is each member's own choice in a probe."""
+    """Return an entry of a header without ``c``: the penalty of a probe is chosen for each member separately."""
     if not isinstance(value, Mapping):
         return value
-    return {key: part for key, part in value.items() if key != "c"}
+    return {key: item for key, item in value.items() if key != "c"}
 
 
 def _shown_entry(value: Any) -> str:
-    """Return an entry of a header as messages show it; None stands for one that is missing."""
+    """Return an entry of a header as text for messages; None means that it is missing."""
     if value is None:
         return "missing"
     return shown(value)
@@ -180,23 +216,25 @@ def _shown_entry(value: Any) -> str:
 
 
 def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[int]) -> PredictedModelRecord:
-    """Return the model entry of the ensemble's header: no calibration, as none was fitted for it.
+    """Return the record of an ensemble, as it would be in the header of one file.
+
+    It has no calibration, threshold or OOD score, because none was chosen for the ensemble.
 
     Args:
-        models: the entries of its files.
-        members: how many members each file has.
+        models: the records of the models in its files.
+        members: the number of members in each file.
     """
-    first = models[0]
+    first_model = models[0]
     heads_of_models = [model.heads or [] for model in models]
     costs_of_models = [model.cost or CostRecord() for model in models]
     return replace(
-        first,
+        first_model,
         sha256=_all_digests(models),
         heads=_heads_of_all_members(heads_of_models),
         training=_all_trainings(models, members),
         cost=_total_cost(costs_of_models),
-        decisive=replace(first.decisive, probe=_probe_of_all(models)),
-        # These were chosen for the predictions of one model alone.
+        decisive=replace(first_model.decisive, probe=_probe_of_all(models)),
+        # These were chosen for the predictions of a single model.
         calibration=None,
         threshold=None,
         ood_score=None,
@@ -204,7 +242,7 @@ def _ensemble_header(models: Sequence[PredictedModelRecord], members: Sequence[i
 
 
 def _all_digests(models: Sequence[PredictedModelRecord]) -> list[str | None]:
-    """Return the SHA-256 of every model; a file may itself be of several. None where it is not known."""
+    """Return the SHA-256 of every model, None if it is unknown; a file may have predictions of several models."""
     digests: list[str | None] = []
     for model in models:
         if isinstance(model.sha256, list):
@@ -215,70 +253,82 @@ def _all_digests(models: Sequence[PredictedModelRecord]) -> list[str | None]:
 
 
 def _probe_of_all(models: Sequence[PredictedModelRecord]) -> ProbeRecord | None:
-    """Return the probe of all members, with the penalty of each; None where they have none."""
+    """Return the record of the probes of all members, with the penalty of each; None if there are no probes."""
     penalties: list[float | None] = []
     for model in models:
         probe = model.decisive.probe
         if probe is not None:
             penalties += probe.c or []
-    first = models[0].decisive.probe
-    if first is None or not penalties:
-        return first
-    return replace(first, c=penalties)
+    first_probe = models[0].decisive.probe
+    if first_probe is None or not penalties:
+        return first_probe
+    return replace(first_probe, c=penalties)
 
 
 def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int]) -> list[TrainingRecord]:
-    """Return the trainings of all files, their members counted on from one file to the next."""
+    """Return the records of the trainings of all files, with members numbered through the whole ensemble.
+
+    Args:
+        models: the records of the models.
+        members: the number of members in each file.
+    """
     trainings: list[TrainingRecord] = []
-    members_before = 0
-    for model, count in zip(models, members, strict=True):
+    members_before = 0  # the number of members in all previous files
+    for model, members_in_file in zip(models, members, strict=True):
         for training in model.training:
-            member_in_file = training.member or 0  # None where the file has one member
+            member_in_file = training.member or 0  # None if the file has only one member
             trainings.append(replace(training, member=members_before + member_in_file))
-        members_before += count
+        members_before += members_in_file
     return trainings
 
 
 def _heads_of_all_members(parts: Sequence[Sequence[PredictedSiteRecord]]) -> list[PredictedSiteRecord]:
-    """Return the heads that all members keep at every site; an empty list where the sites of the models differ.
+    """Join the records of kept heads of several models to those of their ensemble.
 
     Args:
-        parts: the sites of each model, which are attention layers, each with the heads that its members keep there.
+        parts: for each model, one record for each of its sites (attention blocks). A record has the path of the site,
+            its number of heads before pruning, and for each member of the model the heads that it keeps.
+
+    Returns:
+        One record for each site, with the kept heads of all members of all models. The list is empty if the models have
+        different sites.
     """
-    first_sites = [_without_kept(site) for site in parts[0]]
-    for part in parts:
-        sites = [_without_kept(site) for site in part]
-        if sites != first_sites:
+    # All models must have the same sites, whatever heads they keep.
+    expected_sites = [_without_kept(site) for site in parts[0]]
+    for sites_of_model in parts:
+        sites = [_without_kept(site) for site in sites_of_model]
+        if sites != expected_sites:
             return []
 
-    heads = []
-    for same_site_of_models in zip(*parts, strict=True):
+    # zip() groups the records of all models by site.
+    joined_sites = []
+    for records_of_site in zip(*parts, strict=True):
         kept_by_member: list[Sequence[int]] = []
-        for site in same_site_of_models:
-            kept_by_member += site.kept
-        heads.append(replace(same_site_of_models[0], kept=kept_by_member))
-    return heads
+        for record in records_of_site:
+            kept_by_member += record.kept
+        joined_sites.append(replace(records_of_site[0], kept=kept_by_member))
+    return joined_sites
 
 
 def _without_kept(site: PredictedSiteRecord) -> PredictedSiteRecord:
-    """Return the record of a site (an attention layer) without the heads that members keep there."""
+    """Return the record of a site (attention block) without the heads that members keep there."""
     return replace(site, kept=())
 
 
 def _total_cost(costs: Sequence[CostRecord]) -> CostRecord:
-    """Return the cost of running all models; what is not known of one is None."""
-    first = costs[0]
-    nonzero = None
-    if first.params_nonzero is not None:
-        nonzero = _sum_if_all_known([cost.params_nonzero for cost in costs])
-    parameters = _sum_if_all_known([cost.params for cost in costs])
-    mult_adds = _sum_if_all_known([cost.macs for cost in costs])
-    return replace(first, params=parameters, params_nonzero=nonzero, macs=mult_adds)
+    """Return the total cost of all models; a number is None if it is unknown for any of them."""
+    first_cost = costs[0]
+    total_nonzero = None
+    if first_cost.params_nonzero is not None:
+        total_nonzero = _sum_if_all_known([cost.params_nonzero for cost in costs])
+    total_params = _sum_if_all_known([cost.params for cost in costs])
+    total_macs = _sum_if_all_known([cost.macs for cost in costs])
+    return replace(first_cost, params=total_params, params_nonzero=total_nonzero, macs=total_macs)
 
 
 def _sum_if_all_known(values: Sequence[int | None]) -> int | None:
-    """Return the sum of values; None where one of them is not known."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    """Return the sum of values; None if any of them is None."""
+    known_values = [value for value in values if value is not None]
+    if len(known_values) < len(values):
         return None
-    return sum(known)
+    return sum(known_values)

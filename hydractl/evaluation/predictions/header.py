@@ -1,4 +1,4 @@
-"""Entries that rows, checkpoints and the headers of predictions files have in common, as JSON."""
+"""JSON entries that are the same in rows, checkpoints and the headers of predictions files."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from hydractl.data.base import SkippedSamples
 
 
 class DataEntry(TypedDict):
-    """One data set as documents hold it."""
+    """The record of one data set."""
 
     spec: str
     n: int
     fingerprint: str
-    list: NotRequired[str]  # the list of OpenOOD that it is
+    list: NotRequired[str]  # the name of the list, if the set is one of the OpenOOD benchmark
     skipped: NotRequired[SkippedSamples]
-    left_out: NotRequired[int]  # training samples that are not in a validation set
+    left_out: NotRequired[int]  # samples that were removed from a validation set because they are training data
 
 
 class ScoreDataEntry(DataEntry):
-    """The training data, and the words, that OOD scores on features are fitted to."""
+    """The record of the training data and words to which OOD scores on features are fitted."""
 
     knn_k: int
     negative_words: NotRequired[str]
 
 
 class StoredScoreEntry(TypedDict):
-    """The OOD score of a checkpoint; one on features with what it was fitted to."""
+    """The OOD score in a checkpoint; for a score on features also the data to which it was fitted."""
 
     score: str
     fitted_on: NotRequired[ScoreDataEntry]
 
 
 class Asking(TypedDict, total=False):
-    """At how many tokens a text is cut, and with which templates a zero-shot model is asked."""
+    """The length in tokens at which texts are cut, and the templates of prompts for a zero-shot model."""
 
     max_length: int
     prompt: list[str]

@@ -1,4 +1,4 @@
-"""Predictions one sample each: ``.jsonl``, ``.csv`` with a line of names first, or the rows of a ``.parquet``."""
+"""Writes predictions with one line or row for each sample: ``.jsonl``, ``.csv`` with a header, or ``.parquet``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LineValue = str | int | float | None
 
 FIELDS = ("id", "label", "predicted", "confidence", "entropy", "mi", "ood_score")
 FLAG = "is_ood"
-"""A field more, where a threshold is known."""
+"""An additional field, if there is a threshold."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -30,14 +30,14 @@ def write_lines(
     labels: Sequence[str] | None,
     threshold: float | None = None,
 ) -> Path:
-    """Write the predictions.
+    """Write one line or row for each sample.
 
     Args:
         output: the file.
-        samples: the predictions on the samples.
+        samples: the predictions for all samples.
         ids: the id of each sample.
-        labels: the names of the classes; None where a class is written as its number.
-        threshold: the OOD score from which on a sample is ``is_ood``; None leaves that field out.
+        labels: the names of the classes; None writes classes as numbers.
+        threshold: samples with at least this OOD score are flagged as ``is_ood``; None leaves the field out.
     """
     rows = _sample_rows(samples, ids, labels, threshold)
     fields: tuple[str, ...] = FIELDS
@@ -50,13 +50,13 @@ def write_lines(
 def write_rows(
     output: Output, rows: Iterable[Mapping[str, object]], fields: Sequence[str], *, named_classes: bool = True
 ) -> Path:
-    """Write rows as they come: as CSV or Parquet where the file has that ending, else as JSON lines.
+    """Write rows one after another, as CSV or Parquet if the file has such an ending, otherwise as JSON lines.
 
     Args:
         output: the file.
-        rows: the value of every field by its name, one mapping for each sample.
+        rows: for each sample the values of all fields, by the name of the field.
         fields: the names of the fields, in the order of the columns.
-        named_classes: whether classes are names; else they are numbers.
+        named_classes: whether classes are written as names; otherwise they are numbers. Only Parquet needs this.
     """
     suffix = output.path.suffix.lower()
 
@@ -74,9 +74,16 @@ def write_rows(
 def _sample_rows(
     samples: Samples, ids: Sequence[str], labels: Sequence[str] | None, threshold: float | None
 ) -> Iterator[dict[str, LineValue]]:
-    """Yield one mapping per sample: label (or null), predicted label, its p, entropy and MI (nats), OOD score.
+    """Yield one dict of fields for each sample: those in :data:`FIELDS`, and :data:`FLAG` if there is a threshold.
 
-    Where there are both a score and a threshold, it also says whether the score reaches the threshold.
+    The label is None for unlabelled data. Entropy and mutual information are in nats. Without an OOD score
+    ``ood_score`` is None, and there is no flag.
+
+    Args:
+        samples: the predictions for all samples.
+        ids: the id of each sample.
+        labels: the names of the classes; None gives classes as numbers.
+        threshold: samples with at least this OOD score are flagged; None means no flags.
     """
     for index, sample_id in enumerate(ids):
         label = None
@@ -101,14 +108,14 @@ def _sample_rows(
 
 
 def _class_name(index: int, labels: Sequence[str] | None) -> str | int:
-    """Return the name of a class; its number where classes have no names."""
+    """Return the name of a class, or its number if there are no names."""
     if labels is None:
         return index
     return labels[index]
 
 
 def json_line(row: Mapping[str, object]) -> str:
-    """Return a row as one line of JSON, with its end."""
+    """Return a row as one line of JSON, including the line break."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -118,27 +125,27 @@ def _write_json_lines(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -
 
 
 def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
-    """Write a line of the names, then one line for each row; the file stays open."""
+    """Write a header line with the names, then one line for each row; ``handle`` stays open."""
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         cells = {name: _cell(value) for name, value in row.items()}
         writer.writerow(cells)
-    text.detach()  # else the handle would be closed with it
+    text.detach()  # otherwise the wrapper would close the handle when it is deleted
 
 
 def _cell(value: Any) -> LineValue:
-    """Return a value for a table that a spreadsheet may open; a list as JSON.
+    """Return a value as it is safe in a CSV file that a spreadsheet may open.
 
-    A text that would be a formula has a ``'`` before it, and control characters are spelled. Source: OWASP, "CSV
-    injection".
+    A list becomes JSON. A text that a spreadsheet would read as a formula gets a leading ``'``, and control characters
+    are written like ``\\x07``. Source: OWASP, "CSV injection".
     """
     if isinstance(value, list):
         value = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if not isinstance(value, str):
         return value
-    spelled = value.translate(_CONTROLS)
+    printable = value.translate(_CONTROLS)
     if value.startswith(_FORMULA):
-        return "'" + spelled
-    return spelled
+        return "'" + printable
+    return printable

@@ -1,4 +1,4 @@
-"""Finished predictions files, read piece by piece. What is damaged is refused before any logit is looked at."""
+"""Reads finished predictions files piece by piece; damage is reported before any logit is read."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class LogitsBatch(NamedTuple):
     """The logits of some samples of a data set.
 
     Attributes:
-        rows: the numbers of the samples in the data set, ``[B]``.
-        logits: the logits of every member, ``[M, B, C]``.
-        scores: the OOD scores on features, each ``[M, B]``, by name.
+        rows: the indices of the samples in the data set, ``[B]``.
+        logits: the logits of all members, ``[M, B, C]``.
+        scores: the OOD scores on features by name, ``[M, B]`` each.
     """
 
     rows: Sequence[int]
@@ -51,7 +51,7 @@ class Predictions:
     Attributes:
         path: the path of the file.
         model: the record of the model in the header.
-        sets: its data sets, with their ids and labels.
+        sets: the data sets in the file, with their ids and labels.
     """
 
     path: Path
@@ -61,11 +61,11 @@ class Predictions:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the file, as hex."""
+        """The SHA-256 of the file, as a hexadecimal text."""
         return self._tensors.scan().sha256
 
     def shape(self, index: int) -> tuple[int, int, int]:
-        """Return ``(members, N, classes)`` of a set."""
+        """Return the shape of the logits of the set at an index, ``(members, N, classes)``."""
         name = tensor_names(index)["logits"]
         members, samples, classes = self._tensors.info(name).shape
         return members, samples, classes
@@ -77,37 +77,38 @@ class Predictions:
 
     @property
     def scores(self) -> list[str]:
-        """The names of the OOD scores on features that the file holds."""
+        """The names of the OOD scores on features in the file."""
         return list(self.model.feature_scores or ())
 
     def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
-        """Return the logits ``[members, rows, classes]`` of neighbouring samples of a set, missing ones too.
+        """Read the logits of neighbouring samples in a set, ``[members, rows, classes]``; missing logits are NaN.
 
         Args:
-            index: the number of the set in the file.
+            index: the index of the set in the file.
             rows: the samples.
-            score: the name of a score on features to return instead, ``[members, rows, 1]``.
+            score: the name of an OOD score on features to read instead, ``[members, rows, 1]``; None reads logits.
         """
         if score is None:
             name = tensor_names(index)["logits"]
         else:
             name = score_tensor(index, score)
 
-        # The samples of one member lie behind those of the one before.
+        # The tensor has all samples of the first member, then all samples of the second, and so on. So the samples of
+        # one member are one range of numbers in the flat tensor.
         members, samples, columns = self._tensors.info(name).shape
-        pieces = []
+        values_by_member = []
         for member in range(members):
             first_row = member * samples + rows.start
-            end_row = member * samples + rows.stop
-            flat = self._tensors.read_piece(name, first_row * columns, end_row * columns)
-            values = flat.numpy().reshape(len(rows), columns)
-            pieces.append(values)
-        return np.stack(pieces)
+            stop_row = member * samples + rows.stop
+            flat_values = self._tensors.read_piece(name, first_row * columns, stop_row * columns)
+            values = flat_values.numpy().reshape(len(rows), columns)
+            values_by_member.append(values)
+        return np.stack(values_by_member)
 
     def batches(self, index: int) -> Iterator[LogitsBatch]:
-        """Yield the logits of a set in pieces that fit into memory.
+        """Yield the logits of the set at an index in pieces that fit into memory.
 
-        Samples that could not be read (``--on-bad skip``) have no logits, and are left out.
+        Samples without logits, which could not be read (``--on-bad skip``), are left out.
         """
         piece_of_set = partial(self.piece, index)
         return in_pieces(self.shape(index), piece_of_set, self.scores)
@@ -116,37 +117,37 @@ class Predictions:
 def in_pieces(
     shape: tuple[int, int, int], piece: Callable[[range, str | None], npt.NDArray[Any]], scores: Sequence[str]
 ) -> Iterator[LogitsBatch]:
-    """Yield logits in pieces that fit into memory, without the samples for which a member has no logits.
+    """Yield logits in pieces that fit into memory, without samples for which any member has no logits.
 
     Args:
-        shape: ``(members, N, classes)``.
-        piece: returns the logits ``[members, rows, classes]`` of neighbouring samples, or, given the name of a score,
-            their scores ``[members, rows, 1]``.
-        scores: the names of the scores that are stored.
+        shape: the shape of all logits, ``(members, N, classes)``.
+        piece: a function that reads neighbouring samples: their logits ``[members, rows, classes]``, or with the name
+            of a score as second argument their scores ``[members, rows, 1]``.
+        scores: the names of the OOD scores that are stored.
     """
     for rows in ranges(shape):
         logits = piece(rows, None)
-        is_present = ~is_empty(logits)  # [rows]
-        if not is_present.any():
+        has_logits = ~is_empty(logits)  # [rows]
+        if not has_logits.any():
             continue
-        present_rows = [row for row, present in zip(rows, is_present, strict=True) if present]
-        present_logits = logits[:, is_present]
-        present_scores = {}
+        kept_rows = [row for row, is_kept in zip(rows, has_logits, strict=True) if is_kept]
+        kept_logits = logits[:, has_logits]
+        kept_scores = {}
         for score in scores:
             values = piece(rows, score)  # [members, rows, 1]
-            present_scores[score] = values[:, is_present, 0]
-        yield LogitsBatch(present_rows, present_logits, present_scores)
+            kept_scores[score] = values[:, has_logits, 0]
+        yield LogitsBatch(kept_rows, kept_logits, kept_scores)
 
 
 def is_predictions(path: str | Path) -> bool:
-    """Return whether a file describes itself as predictions; False for a file that is not in safetensors format."""
+    """Return whether a path is a safetensors file whose header says that it has predictions."""
     if not str(path).endswith((".st", ".safetensors")):
         return False
     if not os.path.isfile(path):
         return False
     try:
         header = read_header(path)
-    except InputError:  # no safetensors header, whatever the file is called
+    except InputError:  # the file has the ending, but not the header of a safetensors file
         return False
     description = header.description or {}
     schema = str(description.get("schema"))
@@ -157,15 +158,15 @@ def is_predictions(path: str | Path) -> bool:
 
 
 def read_predictions(path: str | Path) -> Predictions:
-    """Open a predictions file: its header, ids and labels are read and checked now, its logits later.
+    """Open a predictions file; read and check its header, ids and labels, but not its logits.
 
     Raises:
-        InputError: for a file of another kind or version, or one whose parts do not fit each other; it lists all
-            problems.
+        InputError: if the file is of another kind or version, or its parts do not fit each other; all problems are
+            listed.
     """
     from hydractl.files.documents import PredictionsHeader, check
 
-    # The header by itself.
+    # Check the header.
     path = Path(path)
     header = read_header(path)
     document = header.description or {}
@@ -177,7 +178,7 @@ def read_predictions(path: str | Path) -> Predictions:
     record = PredictionsRecord.from_json(document)
     model = record.model
 
-    # Each data set by itself, and all of them together where each is sound.
+    # Check each data set and, if all are right, the data sets together.
     sets, problems = _read_sets(record.sets, header, tensors, model.feature_scores or ())
     if not problems:
         shapes = []
@@ -197,10 +198,21 @@ def read_predictions(path: str | Path) -> Predictions:
 def _read_sets(
     entries: Sequence[PredictedSetRecord], header: Header, tensors: FileTensors, scores: Sequence[str]
 ) -> tuple[list[SetEntry], list[str]]:
-    """Return the data sets whose tensors could be read, and a sentence on each problem; ``scores`` are on features."""
+    """Read the ids and labels of all data sets in a file, and check their tensors.
+
+    Args:
+        entries: the records of the data sets in the header.
+        header: the header of the file.
+        tensors: the tensors of the file.
+        scores: the names of the OOD scores on features that each set must have.
+
+    Returns:
+        The data sets that could be read, and a sentence for each problem.
+    """
     sets: list[SetEntry] = []
     problems: list[str] = []
     for index, entry in enumerate(entries):
+        # Without correct tensors or ids there is no data set.
         problem = _first_problem_of_set(entry, index, header, scores)
         if problem is not None:
             problems.append(f"set {index}: {problem}")
@@ -210,6 +222,7 @@ def _read_sets(
             problems.append(f"set {index}: its ids are broken")
             continue
 
+        # The labels must be numbers of classes.
         names = tensor_names(index)
         labels = None
         if entry.labelled:
@@ -220,6 +233,7 @@ def _read_sets(
             highest = labels.max()
             if lowest < 0 or highest >= classes:
                 problems.append(f"set {index}: a label is outside 0..{classes - 1}")
+
         dataset = SetEntry(
             name=entry.name,
             role=entry.role,
@@ -234,36 +248,44 @@ def _read_sets(
 
 
 def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
-    """Return the ids of a set; None if the stored positions at which they end do not cut their text into ids.
+    """Return the ids of the samples in the set at an index; None if they are stored wrongly.
 
-    The ids stand in one text without separators, and the positions must rise up to its length.
+    All ids are stored in one text without separators, and a second tensor has the position at which each id ends. These
+    positions must not decrease, and the last one must be the length of the text.
     """
     names = tensor_names(index)
-    ends = tensors.read(names["id_ends"]).numpy()
-    text = tensors.read(names["ids"]).numpy().tobytes()
+    id_ends = tensors.read(names["id_ends"]).numpy()
+    joined_ids = tensors.read(names["ids"]).numpy().tobytes()
 
-    lengths = np.diff(ends, prepend=0)
-    if (lengths < 0).any():
+    id_lengths = np.diff(id_ends, prepend=0)
+    if (id_lengths < 0).any():
         return None
-    has_ids = len(ends) > 0
-    if has_ids and ends[-1] != len(text):
+    has_ids = len(id_ends) > 0
+    if has_ids and id_ends[-1] != len(joined_ids):
         return None
 
     ids = []
     start = 0
-    for end in ends.tolist():
-        encoded = text[start:end]
-        ids.append(encoded.decode("utf-8", "surrogateescape"))
+    for end in id_ends.tolist():
+        encoded_id = joined_ids[start:end]
+        ids.append(encoded_id.decode("utf-8", "surrogateescape"))
         start = end
     return ids
 
 
 def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header, scores: Sequence[str]) -> str | None:
-    """Return the first problem with the tensors of a set, compared with its entry in the header; None if all fit."""
+    """Return the first problem with the tensors of a set; None if all have the shapes that its record says.
+
+    Args:
+        entry: the record of the set in the header.
+        index: the index of the set in the file.
+        header: the header of the file.
+        scores: the names of the OOD scores on features that the set must have.
+    """
     names = tensor_names(index)
     samples = entry.n
 
-    # The logits [members, samples, classes].
+    # The logits must be [members, samples, classes]. They decide the number of members.
     logits = header.tensors.get(names["logits"])
     no_logits = f"it has no logits of {samples} samples"
     if logits is None or logits.dtype not in LOGIT_FORMATS:
@@ -274,7 +296,7 @@ def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header,
     if min(members, classes) < 1:
         return "its logits have no member or no class"
 
-    # All that goes with them.
+    # The scores, ids and labels must have the same number of samples.
     for score in scores:
         if not _has_tensor(header, score_tensor(index, score), "F64", (members, samples, 1)):
             return f"its {score} are missing or of another shape"
@@ -289,7 +311,7 @@ def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header,
 
 
 def _has_tensor(header: Header, name: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a file has a tensor of this type and shape."""
+    """Return whether a file has a tensor with this name, dtype and shape."""
     info = header.tensors.get(name)
     if info is None:
         return False
@@ -297,37 +319,45 @@ def _has_tensor(header: Header, name: str, dtype: str, shape: tuple[int, ...]) -
 
 
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
-    """Return the problems of the data sets taken together.
+    """Return the problems of all data sets together, as sentences.
 
     Args:
-        sets: the role and the name of each.
-        shapes: the shape of the logits of each, ``(members, N, classes)``.
+        sets: the role and the name of each set.
+        shapes: the shape of the logits of each set, ``(members, N, classes)``.
     """
     problems = []
+
+    # There must be exactly one ID set, and no two sets with the same role and name.
     has_repeats = len(set(sets)) < len(sets)
     roles = [role for role, _ in sets]
     if has_repeats or roles.count("id") != 1:
         problems.append("it has no one ID set, or two sets of one name")
 
+    # The ID set, and only this set, is called "id". In histograms of scores "edges" is a key beside the OOD sets.
     for role, name in sets:
         is_misnamed = (role == "id") != (name == "id")
-        is_reserved = role == "ood" and name == "edges"  # a key beside the sets in histograms of scores
+        is_reserved = role == "ood" and name == "edges"
         if is_misnamed or is_reserved:
             problems.append(f"the set of the role {role} has the name {shown(name)}")
 
+    # All sets were measured with the same model.
     members_and_classes = {(members, classes) for members, _, classes in shapes}
     if len(members_and_classes) > 1:
         problems.append("its sets are of different numbers of members or classes")
 
-    # Means over corruptions are taken severity by severity, so that each corruption needs all of them.
-    corrupted_names = [name for role, name in sets if role == "corruption"]
-    if not _have_same_severities(corrupted_names):
+    # For each severity there is a mean over all corruptions, so every corruption needs the same severities.
+    names_of_corrupted_sets = [name for role, name in sets if role == "corruption"]
+    if not _have_same_severities(names_of_corrupted_sets):
         problems.append("its corruptions are of different severities")
     return problems
 
 
 def _have_same_severities(names: Sequence[str]) -> bool:
-    """Return whether all corruptions have the same severities, from the names ``CORRUPTION/SEVERITY`` of their sets."""
+    """Return whether all corruptions have the same severities.
+
+    Args:
+        names: the names of the corrupted sets, each ``CORRUPTION/SEVERITY``.
+    """
     severities_by_corruption: dict[str, set[str]] = {}
     for name in names:
         corruption, _, severity = name.rpartition("/")

@@ -1,7 +1,7 @@
-"""The member logits of one model on some data sets, in one safetensors file that is filled batch by batch.
+"""Writes the logits of all members of a model on several data sets to one safetensors file, batch by batch.
 
-The file has its final size from the beginning, and its logits are not numbers until they are computed. So a run that
-was killed goes on with the rows that are missing, and what it leaves has the bytes of the unbroken run.
+The file has its final size from the beginning. Logits that are not computed yet are NaN. So a run that was killed can
+be resumed with the missing samples, and the finished file is equal byte by byte to that of a run without interruption.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREDICTIONS_SCHEMA = "hydractl.predictions/3"
 BLOCK_BYTES = 1 << 22
 LOGIT_FORMATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 EMPTY = 0xFF
-"""Every byte of a logit that has not been computed: a NaN, which no model may answer."""
+"""The value of every byte of a logit that is not computed yet. Such a logit is a NaN, which no model may return."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class SetEntry:
         role: ``id``, ``ood``, ``val``, ``ood_val``, ``corruption``, or ``train``, which is neither measured nor kept.
         group: the group of an OOD set, ``near`` or ``far``; None for all others.
         ids: the id of each sample.
-        labels: the labels, int64 ``[N]``; None if it is unlabelled, or if its labels are not used.
-        fingerprint: the fingerprint of its samples, their order and labels.
-        seen: how many of its samples the model had seen before.
+        labels: the labels, int64 ``[N]``; None if the set is unlabelled, or its labels are not used.
+        fingerprint: the fingerprint of the samples, their order and their labels.
+        seen: the number of its samples that the model had seen before.
     """
 
     name: str
@@ -65,7 +65,11 @@ class SetEntry:
 
 
 def tensor_names(index: int) -> dict[str, str]:
-    """Return the names of a set's tensors in the file, by what they hold."""
+    """Return the names of a set's tensors in the file: ``logits``, ``labels``, ``ids`` and ``id_ends``.
+
+    Args:
+        index: the index of the set in the file.
+    """
     prefix = f"sets.{index}"
     return {
         "logits": f"{prefix}.logits",
@@ -76,18 +80,18 @@ def tensor_names(index: int) -> dict[str, str]:
 
 
 def score_tensor(index: int, score: str) -> str:
-    """Return the name of the tensor ``[members, N, 1]`` of an OOD score on features."""
+    """Return the name of the tensor with an OOD score on features, ``[members, N, 1]``, for the set at an index."""
     return f"sets.{index}.scores.{score}"
 
 
 def ranges(shape: Sequence[int]) -> list[range]:
-    """Return runs of neighbouring samples whose logits fit into a block of memory.
+    """Split all samples into ranges of neighbouring samples, each with at most about 4 MiB of logits.
 
     Args:
         shape: the shape of all logits, ``[members, N, classes]``.
     """
     members, samples, classes = shape
-    sample_bytes = members * classes * 4  # of float32
+    sample_bytes = members * classes * 4  # in float32
     step = max(1, BLOCK_BYTES // sample_bytes)
     runs = []
     for start in range(0, samples, step):
@@ -97,31 +101,36 @@ def ranges(shape: Sequence[int]) -> list[range]:
 
 
 def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return the mask ``[N]`` of the samples with a logit that was never written, from ``[members, N, classes]``."""
-    raw = np.ascontiguousarray(logits).view(np.uint8)
-    logit_bytes = raw.reshape(*logits.shape, logits.itemsize)  # [members, N, classes, bytes]
-    never_written = (logit_bytes == EMPTY).all(axis=3)  # [members, N, classes]
+    """Return which samples have a logit that was never written, bool ``[N]``.
+
+    Args:
+        logits: ``[members, N, classes]``.
+    """
+    all_bytes = np.ascontiguousarray(logits).view(np.uint8)
+    bytes_by_logit = all_bytes.reshape(*logits.shape, logits.itemsize)  # [members, N, classes, bytes of a logit]
+    never_written = (bytes_by_logit == EMPTY).all(axis=3)  # [members, N, classes]
     return never_written.any(axis=(0, 2))
 
 
 class PredictionsWriter:
-    """A predictions file in the making.
+    """Writes a predictions file.
 
     Args:
         path: the path of the unfinished file.
-        model: the entry of the model in the header; it must tell everything that decides the logits.
+        model: the record of the model for the header; it must contain everything that decides the logits.
         sets: the data sets.
-        members, classes: the shape of the logits, ``[members, N, classes]``.
-        kind: the type of the logits, ``F32`` or ``F64``.
-        scores: the names of the OOD scores on features that are kept beside the logits.
-        resume: continue a file that a stopped run has left.
+        members, classes: the shape of the logits of a set with N samples is ``[members, N, classes]``.
+        kind: the dtype of the logits, ``F32`` or ``F64``.
+        scores: the names of the OOD scores on features that are stored beside the logits.
+        resume: whether to continue the file of a stopped run, if there is one.
 
     Attributes:
-        resumed: whether there was such a file.
+        path: the path of the unfinished file.
+        resumed: whether a file of a stopped run is continued.
 
     Raises:
         InputError: with ``resume``, if the file was begun with other settings; the differences are listed.
-        OutputError, StorageError: if it cannot be written.
+        OutputError, StorageError: if the file cannot be written.
     """
 
     def __init__(
@@ -144,32 +153,32 @@ class PredictionsWriter:
             "sets": [dataset.header().to_json() for dataset in sets],
         }
 
-        # The tensors of the file.
+        # The dtype and shape of every tensor, and the content of those that are known from the beginning.
         self._infos: dict[str, TensorInfo] = {}
-        self._fixed: dict[str, bytes] = {}  # the content of those that are known from the beginning
+        self._fixed: dict[str, bytes] = {}
         for index, dataset in enumerate(sets):
             samples = len(dataset.ids)
             logits_name = tensor_names(index)["logits"]
             self._infos[logits_name] = TensorInfo(kind, (members, samples, classes))
             for score in scores:
                 self._infos[score_tensor(index, score)] = TensorInfo("F64", (members, samples, 1))
-            self._add_ids_and_labels(index, dataset)
+            self._add_ids_and_labels(index, dataset)  # adds to both
 
-        # The position at which each begins, behind the header.
-        self._head, order = header_bytes(self._infos, self._description)
+        # The position in the file at which each tensor begins. Tensors follow the header without gaps.
+        self._head, tensor_order = header_bytes(self._infos, self._description)
         self._starts: dict[str, int] = {}
         position = len(self._head)
-        for name in order:
+        for name in tensor_order:
             self._starts[name] = position
             position += self._infos[name].nbytes
-        self._open(order, resume)
+        self._open(tensor_order, resume)  # sets self.resumed
 
     def _open(self, order: Sequence[str], resume: bool) -> None:
-        """Open the file; a new one gets its final size.
+        """Open the file and set :attr:`resumed`; a new file gets its final size.
 
         Args:
             order: the names of the tensors in the order of the file.
-            resume: continue a file that a stopped run has left.
+            resume: whether to continue the file of a stopped run, if there is one.
         """
         path = self.path
         try:
@@ -184,21 +193,28 @@ class PredictionsWriter:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
-            if not _has_header(path):  # without a header no logit has been written: nothing is lost
+            # The header is written before any logit, so a file without a header has nothing to lose.
+            if not _has_header(path):
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
 
     def _add_ids_and_labels(self, index: int, dataset: SetEntry) -> None:
-        """Add the tensors of a set that are known from the beginning: its ids, and its labels if it has any."""
+        """Add the tensors of a set that are known from the beginning: its ids, and its labels if it has any.
+
+        Args:
+            index: the index of the set in the file.
+            dataset: the set.
+        """
         names = tensor_names(index)
 
-        # All ids in one text, and the position at which each ends.
+        # safetensors has no texts. All ids are joined to one array of bytes, and a second array has the position at
+        # which each id ends.
         encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
-        lengths = [len(encoded) for encoded in encoded_ids]
-        text = b"".join(encoded_ids)
-        text_bytes = np.frombuffer(text, dtype=np.uint8)
-        id_ends = np.cumsum(lengths, dtype="<i8")
-        self._add_array(names["ids"], "U8", text_bytes)
+        id_lengths = [len(encoded_id) for encoded_id in encoded_ids]
+        joined_ids = b"".join(encoded_ids)
+        id_bytes = np.frombuffer(joined_ids, dtype=np.uint8)
+        id_ends = np.cumsum(id_lengths, dtype="<i8")
+        self._add_array(names["ids"], "U8", id_bytes)
         self._add_array(names["id_ends"], "I64", id_ends)
 
         if dataset.labels is not None:
@@ -206,16 +222,20 @@ class PredictionsWriter:
             self._add_array(names["labels"], "I64", labels)
 
     def _add_array(self, name: str, kind: str, array: npt.NDArray[Any]) -> None:
-        """Add one tensor that is known from the beginning."""
+        """Add one tensor whose content is known from the beginning."""
         self._infos[name] = TensorInfo(kind, array.shape)
         self._fixed[name] = array.tobytes()
 
     def _write_empty(self, order: Sequence[str]) -> None:
-        """Write the file with every logit empty.
+        """Write the whole file, with NaN for every logit.
 
-        The header is written last: a file without one was stopped before it had its size, and is begun anew.
+        The header is written last. So a file without a header is one that did not get its final size, and is begun
+        again.
+
+        Args:
+            order: the names of the tensors in the order of the file.
         """
-        # Everything behind the header.
+        # Everything after the header.
         self._file.seek(len(self._head))
         for name in order:
             if name in self._fixed:
@@ -224,43 +244,49 @@ class PredictionsWriter:
                 self._write_empty_tensor(self._infos[name].nbytes)
         self._flush_to_disk()
 
-        # The header, only after all that is on the disk.
+        # The header, after everything else is on the disk.
         self._file.seek(0)
         self._file.write(self._head)
         self._flush_to_disk()
 
     def _write_empty_tensor(self, size: int) -> None:
-        """Write so many bytes of logits that are not computed yet, block by block."""
-        left = size
-        while left:
-            count = min(left, BLOCK_BYTES)
+        """Write ``size`` bytes of logits that are not computed yet, block by block to save memory."""
+        remaining = size
+        while remaining:
+            count = min(remaining, BLOCK_BYTES)
             self._file.write(bytes([EMPTY]) * count)
-            left -= count
+            remaining -= count
 
     def _flush_to_disk(self) -> None:
-        """Return when all that was written is on the disk."""
+        """Wait until everything that was written is on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
-        """Return the mask ``[N]`` of the samples of a set that have no logits yet."""
+        """Return which samples of the set at an index have no logits yet, bool ``[N]``."""
         name = tensor_names(index)["logits"]
         shape = self._infos[name].shape
-        parts = [np.zeros(0, dtype=np.bool_)]  # all there is of a set without samples
+        masks = [np.zeros(0, dtype=np.bool_)]  # so that a set without samples gives an empty mask
         for rows in ranges(shape):
             logits = self._read_run(name, rows)
-            parts.append(is_empty(logits))
-        return np.concatenate(parts)
+            masks.append(is_empty(logits))
+        return np.concatenate(masks)
 
     def _read_run(self, name: str, rows: range) -> npt.NDArray[Any]:
-        """Return the part ``[members, rows, columns]`` of a run of neighbouring samples in a tensor."""
+        """Return the values of neighbouring samples in a tensor, ``[members, rows, columns]``.
+
+        Args:
+            name: the name of a tensor ``[members, N, columns]``.
+            rows: the samples.
+        """
         info = self._infos[name]
         members, samples, columns = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
         row_bytes = columns * number_format.itemsize
         block_bytes = len(rows) * row_bytes
 
-        # The samples of one member lie behind those of the one before.
+        # The tensor has all samples of the first member, then all samples of the second, and so on. So the samples are
+        # one block of bytes for each member.
         blocks = []
         for member in range(members):
             first_row = member * samples + rows.start
@@ -277,8 +303,15 @@ class PredictionsWriter:
         logits: npt.NDArray[Any],
         scores: Mapping[str, npt.NDArray[np.float64]] = {},
     ) -> None:
-        """Write the logits ``[members, len(rows), classes]`` and scores ``[members, len(rows)]`` of some samples."""
-        # Logits mark a sample as complete, so its scores are written before them.
+        """Write the logits and scores of some samples.
+
+        Args:
+            index: the index of the data set in the file.
+            rows: the indices of the samples in the data set, in any order.
+            logits: ``[members, len(rows), classes]``.
+            scores: the OOD scores on features by name, ``[members, len(rows)]`` each.
+        """
+        # Write the scores first, because a sample counts as complete as soon as it has logits.
         for score in self._scores:
             column = scores[score][:, :, None]  # [members, len(rows), 1]
             self._write_samples(score_tensor(index, score), rows, column)
@@ -286,61 +319,72 @@ class PredictionsWriter:
         self._write_samples(logits_name, rows, logits)
 
     def _write_samples(self, name: str, rows: Sequence[int], columns: npt.NDArray[Any]) -> None:
-        """Write the values ``[members, len(rows), columns]`` of some samples into a tensor.
+        """Write the values of some samples into a tensor of the file.
 
-        A tensor holds all samples of the first member, then all of the second, and so on; ``rows`` are in any order.
+        Args:
+            name: the name of a tensor ``[members, N, width]``. In the file it has all samples of the first member, then
+                all samples of the second, and so on.
+            rows: the indices of the samples, in any order.
+            columns: the values, ``[members, len(rows), width]``.
         """
         info = self._infos[name]
         _, samples, width = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
         row_bytes = width * number_format.itemsize
 
-        # The samples in the order of the file.
+        # Sort the samples by their index, which is the order in the file.
         unsorted_rows = np.asarray(rows)
         order = np.argsort(unsorted_rows, kind="stable")
-        rising_rows = unsorted_rows[order]
-        values = np.ascontiguousarray(columns[:, order], dtype=number_format)
+        sorted_rows = unsorted_rows[order]
+        sorted_values = np.ascontiguousarray(columns[:, order], dtype=number_format)
 
-        # Samples that follow each other in the file are written together, member by member.
-        run_starts = np.flatnonzero(np.diff(rising_rows) != 1) + 1
-        positions = np.arange(len(rising_rows))  # in values
-        for run in np.split(positions, run_starts):
-            first_row_of_run = int(rising_rows[run[0]])
-            for member in range(len(values)):
-                first_row = member * samples + first_row_of_run
-                position = self._starts[name] + first_row * row_bytes
-                block = values[member, run].tobytes()
+        # Split them into runs of neighbouring samples. A new run starts where two indices do not follow each other.
+        run_starts = np.flatnonzero(np.diff(sorted_rows) != 1) + 1
+        indices_in_values = np.arange(len(sorted_rows))
+        for run in np.split(indices_in_values, run_starts):
+            # A run is one block of bytes for each member.
+            first_row_of_run = int(sorted_rows[run[0]])
+            for member in range(len(sorted_values)):
+                first_row_of_member = member * samples + first_row_of_run
+                position = self._starts[name] + first_row_of_member * row_bytes
+                block = sorted_values[member, run].tobytes()
                 self._write_at(block, position)
 
     def read(self, index: int, rows: Sequence[int]) -> npt.NDArray[Any]:
-        """Return the logits ``[members, len(rows), classes]`` that :meth:`write` wrote for some samples."""
+        """Return the logits of some samples that :meth:`write` has written, ``[members, len(rows), classes]``.
+
+        Args:
+            index: the index of the data set in the file.
+            rows: the indices of the samples.
+        """
         name = tensor_names(index)["logits"]
         return self._read_samples(name, rows)
 
     def read_scores(self, index: int, rows: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the scores ``[members, len(rows)]`` of the same samples, by name."""
+        """Return the OOD scores on features of some samples by name, ``[members, len(rows)]`` each."""
         by_score = {}
         for score in self._scores:
-            stored = self._read_samples(score_tensor(index, score), rows)  # [members, len(rows), 1]
-            by_score[score] = stored[:, :, 0]
+            values = self._read_samples(score_tensor(index, score), rows)  # [members, len(rows), 1]
+            by_score[score] = values[:, :, 0]
         return by_score
 
     def _read_samples(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
-        """Return the part ``[members, len(rows), columns]`` of any samples in a tensor, in the order of ``rows``."""
-        pieces = []
+        """Return the values of any samples in a tensor, ``[members, len(rows), columns]``, in the order of ``rows``."""
+        values_of_samples = []
         for row in rows:
-            first = int(row)
-            single_sample = range(first, first + 1)
-            pieces.append(self._read_run(name, single_sample))
-        return np.concatenate(pieces, axis=1)
+            sample = int(row)
+            single_sample = range(sample, sample + 1)
+            values_of_samples.append(self._read_run(name, single_sample))  # [members, 1, columns]
+        return np.concatenate(values_of_samples, axis=1)
 
     def _write_at(self, block: bytes, position: int) -> None:
-        """Write a block of bytes to a position of the file; the system may take it in several parts."""
+        """Write bytes at a position of the file."""
         try:
+            # pwrite may write only a part, so repeat until everything is written.
             written = 0
             while written < len(block):
-                left = block[written:]
-                written += os.pwrite(self._file.fileno(), left, position + written)
+                remaining = block[written:]
+                written += os.pwrite(self._file.fileno(), remaining, position + written)
         except OSError as error:
             raise storage_error(error, self.path) from error
 
@@ -356,35 +400,39 @@ class PredictionsWriter:
 
 
 def _has_header(path: Path) -> bool:
-    """Return whether there is an unfinished file with a header, which is written when the file has its size."""
+    """Return whether a file exists and has a header, which is written after everything else has its place."""
     try:
         with open(path, "rb") as file:
             header_length = file.read(8)
-    except OSError:  # most often there is no file; the reason for any other error is told when it is opened to write
+    except OSError:  # usually there is no file; any other problem is reported when the file is opened for writing
         return False
     is_written = any(header_length)  # the length of a header is never 0
     return is_written
 
 
 def _check_same(path: Path, description: Mapping[str, object]) -> None:
-    """Check that an unfinished file was begun with the same model, data and settings.
+    """Raise an error if an unfinished file was begun with another model, other data or other settings.
+
+    Args:
+        path: the file.
+        description: the expected description in its header.
 
     Raises:
-        InputError: listing the differences.
+        InputError: with all differences.
     """
     header = read_header(path)
-    stored = header.description or {}
-    if stored == description:
+    description_in_file = header.description or {}
+    if description_in_file == description:
         return
     raise InputError(
         f"{path} holds unfinished predictions of other settings",
         hint="give the settings it was begun with, or leave --resume out to begin anew",
-        problems=differences(_flat(stored), _flat(description), "in the file"),
+        problems=differences(_flat(description_in_file), _flat(description), "in the file"),
     )
 
 
 def _flat(description: Mapping[str, object]) -> dict[str, object]:
-    """Return a description in which the entries under ``model`` stand beside all others, so that each is compared."""
+    """Return a description with the entries of ``model`` moved to the top level, so that each is compared by itself."""
     flat: dict[str, object] = {}
     model = description.get("model")
     if isinstance(model, dict):

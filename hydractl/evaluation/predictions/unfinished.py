@@ -1,8 +1,8 @@
-"""The predictions that an unfinished run has made, so that the same command goes on where it was stopped.
+"""Stores the predictions of an unfinished run, so that the same command can be resumed.
 
-A file of JSON lines. The first says what run it is, ``{"schema": "hydractl.predict-part/1", "fingerprint": {...}}``;
-then one line for each window of samples, with all that was predicted of them. Whatever of a line a kill left is
-dropped. The lines are read one after another, never all at once.
+The file has lines of JSON. The first line describes the run, ``{"schema": "hydractl.predict-part/1", "fingerprint":
+{...}}``. Then comes one line for each window of samples with its predictions. If a run was killed while it wrote a
+line, the incomplete line is dropped. Lines are read one after another, never all at once.
 """
 
 from __future__ import annotations
@@ -23,36 +23,38 @@ _BEGIN_ANEW = "leave --resume out to begin anew"
 
 
 class UnfinishedPredictions:
-    """The file of an unfinished run, for appending to it.
+    """The file with the predictions of an unfinished run, open for appending windows.
 
-    Whoever opens it holds the lock of the output that it belongs to.
+    The caller must hold the lock of the output to which the file belongs.
 
     Args:
         path: the path of the file.
-        fingerprint: everything that decides the predictions: a flat object of JSON values.
-        resume: whether to go on with the file that is there.
+        fingerprint: all settings that decide the predictions, as a flat object of JSON values.
+        resume: whether to continue an existing file; otherwise the file is emptied.
 
     Attributes:
-        stop: the first sample of which there is no prediction yet; None where there is none at all.
-        predicted: how many samples there are predictions of.
+        path: the path of the file.
+        stop: the index of the first sample without a prediction; None if the file has no window yet.
+        predicted: the number of samples with predictions.
 
     Raises:
-        InputError: with ``resume``, the file is of another run, or broken elsewhere than at its end.
-        OutputError, StorageError: it cannot be written.
+        InputError: with ``resume``, if the file belongs to another run, or is broken before its last line.
+        OutputError, StorageError: if the file cannot be written.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, object], *, resume: bool) -> None:
-        """Open the file: with ``resume`` where a stopped run of the same settings left it, else empty."""
+        """Open the file and read how far a stopped run came, or begin a new file with its first line."""
         self.path = path
         self.stop: int | None = None
         self.predicted = 0
-        with storing(path):
+        with storing(path):  # turns errors of the file system into hydractl's errors
             if path.is_symlink():
                 raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it")
             self._file: IO[bytes] = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by close()
             try:
-                goes_on = resume and self._read_progress(fingerprint)
-                if not goes_on:
+                # Reading the progress sets `stop` and `predicted`. It is False for an empty file.
+                continues_run = resume and self._read_progress(fingerprint)
+                if not continues_run:
                     self._file.truncate(0)
                     self._append({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
             except BaseException:
@@ -60,10 +62,10 @@ class UnfinishedPredictions:
                 raise
 
     def append(self, window: Window) -> None:
-        """Write one window.
+        """Append one window to the file, and update ``stop`` and ``predicted``.
 
         Raises:
-            StorageError, OutputError: it cannot be written.
+            StorageError, OutputError: if it cannot be written.
         """
         with storing(self.path):
             self._append(window._asdict())
@@ -71,30 +73,31 @@ class UnfinishedPredictions:
         self.predicted += len(window.rows)
 
     def close(self) -> None:
-        """Close the file, which stays; closing again is safe."""
+        """Close the file without deleting it; closing it again does nothing."""
         self._file.close()
 
     def _append(self, record: Mapping[str, object]) -> None:
-        """Write one record as a line of JSON."""
+        """Append one record as a line of JSON."""
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
         self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
         self._file.flush()
 
     def _read_progress(self, fingerprint: Mapping[str, object]) -> bool:
-        """Read how far the stopped run came, and cut off a line that is half-written.
+        """Read how far a stopped run came: set ``stop`` and ``predicted``, and cut off an incomplete last line.
 
-        Sets ``stop`` and ``predicted``, and leaves the file where the next line goes.
+        Args:
+            fingerprint: the settings that the run must have had.
 
         Returns:
-            Whether there was a run: at least its first line is whole.
+            Whether the file has at least a complete first line. Otherwise there is nothing to continue.
 
         Raises:
-            InputError: the file is of another run, or broken elsewhere than at its end.
+            InputError: if the file belongs to another run, or is broken before its last line.
         """
         self._file.seek(0)
-        whole_bytes = 0
+        complete_bytes = 0  # total length of all complete lines so far
         for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n"):  # a kill left half of it
+            if not line.endswith(b"\n"):  # the run was killed while it wrote this line
                 break
             if number == 1:
                 self._check_same_run(line, fingerprint)
@@ -102,15 +105,20 @@ class UnfinishedPredictions:
                 window = self._parsed_window(line, number)
                 self.stop = window.stop
                 self.predicted += len(window.rows)
-            whole_bytes += len(line)
-        self._file.truncate(whole_bytes)
-        return whole_bytes > 0
+            complete_bytes += len(line)
+        self._file.truncate(complete_bytes)
+        return complete_bytes > 0
 
     def _parsed_object(self, line: bytes, number: int, keys: Collection[str]) -> dict[str, object]:
-        """Return one line as an object with just these keys; ``number`` names the line in messages.
+        """Parse one line as a JSON object with exactly these keys.
+
+        Args:
+            line: the line.
+            number: the number of the line, for messages.
+            keys: the keys.
 
         Raises:
-            InputError: it is none.
+            InputError: if the line is anything else.
         """
         record = parse_json(line, f"line {number} of {self.path}")
         if not isinstance(record, dict) or set(record) != set(keys):
@@ -118,10 +126,14 @@ class UnfinishedPredictions:
         return record
 
     def _parsed_window(self, line: bytes, number: int) -> Window:
-        """Return the window of samples that a line holds.
+        """Parse one line as a window of predictions.
+
+        Args:
+            line: the line.
+            number: the number of the line, for messages.
 
         Raises:
-            InputError: the line holds none.
+            InputError: if the line is not a window.
         """
         record = self._parsed_object(line, number, Window._fields)
         if type(record["stop"]) is not int or not isinstance(record["rows"], list):
@@ -129,31 +141,35 @@ class UnfinishedPredictions:
         return Window(**record)  # type: ignore[arg-type]  # its rows are what this program wrote
 
     def _check_same_run(self, line: bytes, fingerprint: Mapping[str, object]) -> None:
-        """Refuse the file of another run, by its first line.
+        """Raise an error if the first line of a file describes another run.
+
+        Args:
+            line: the first line.
+            fingerprint: the settings that the run must have had.
 
         Raises:
-            InputError: listing every difference.
+            InputError: with all differences in the settings.
         """
         record = self._parsed_object(line, 1, ("schema", "fingerprint"))
-        stored = record["fingerprint"]
-        if record["schema"] != SCHEMA or not isinstance(stored, dict):
+        stored_fingerprint = record["fingerprint"]
+        if record["schema"] != SCHEMA or not isinstance(stored_fingerprint, dict):
             raise InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
-        problems = differences(stored, fingerprint, "in the file")
+        problems = differences(stored_fingerprint, fingerprint, "in the file")
         if problems:
             hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
             raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
 
 
 def windows_in(paths: Iterable[Path]) -> Iterator[Window]:
-    """Yield the windows of whole unfinished files, one file after another."""
+    """Yield the windows of several files without incomplete lines, one file after another."""
     for path in paths:
         with storing(path), open(path, "rb", opener=open_own) as lines:
-            next(lines, None)  # the header
+            next(lines, None)  # skip the first line, which describes the run
             for line in lines:
                 record = json.loads(line)
                 yield Window(record["stop"], record["rows"], record["skipped"])
 
 
 def unfinished_path(target: Path) -> Path:
-    """Return where the unfinished predictions of an output are."""
+    """Return the path of the unfinished predictions for an output: the same path with ``.part`` at the end."""
     return target.with_name(f"{os.path.basename(target)}.part")

@@ -1,7 +1,7 @@
-"""What gives the member logits of one row: one interface, and a file for each thing that can be measured.
+"""Providers of member logits: everything that an evaluation can measure as a row.
 
-``interface`` says what a row needs. ``running`` is a model that runs, and ``answering``, ``dropout`` and ``probed`` are
-the three ways in which it answers: by its own classifier, several times with dropout, or by a probe. ``predicted``
-reads the logits that were kept of a model. ``stored_fit`` is the calibration and the threshold that the file of either
-holds.
+``interface`` is the interface of all providers. ``running`` is a model that runs; ``answering``, ``dropout`` and
+``probed`` are the three ways in which it can answer: with its own classifier, several times with dropout, or with a
+probe. ``predicted`` reads logits that were stored in a file. ``stored_fit`` is the calibration and threshold in the
+file of a model or of predictions.
 """

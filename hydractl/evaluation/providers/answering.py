@@ -1,4 +1,4 @@
-"""How a model that runs answers a batch: by its own classifier, as here, or in one of the ways of the files beside."""
+"""The interface of the ways in which a running model answers a batch, and the usual way: with its own classifier."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hydractl.model.source import Source
 
 
 class MemberOutputs(NamedTuple):
-    """The logits ``[M, B, C]`` of a batch, and by name its scores ``[M, B]`` on features."""
+    """The logits of a batch, ``[M, B, C]``, and its OOD scores on features by name, ``[M, B]`` each."""
 
     logits: Tensor
     scores: Mapping[str, Floats]
 
 
 class BatchPlace(NamedTuple):
-    """The place of a batch, which seeds what is drawn for it: the fingerprint of its data set, and its first sample."""
+    """Identifies a batch, to seed random numbers: the fingerprint of its data set, and its first sample's index."""
 
     dataset: str
     first: int
 
 
 class Answering(ABC):
-    """One way to answer.
+    """One way in which a running model answers.
 
     Attributes:
         passes: how often the model runs for one answer; every pass of every member counts as a member of the row.
-        unlike_file: how the predictions differ from those that a calibration in the file was chosen for, as words that
-            follow "it was chosen for the predictions"; None where they do not.
-        mc_dropout: the entry of the row for passes of dropout; None for others.
-        probe: the entry of the row for a fitted probe; None for others, and before it is fitted.
+        unlike_file: why a calibration in the model's file does not fit these predictions, as words that follow "it was
+            chosen for the predictions", e.g. ``without dropout``; None if it fits.
+        mc_dropout: the record of MC dropout in the row; None for other ways.
+        probe: the record of the probe in the row; None for other ways, and until the probe is fitted.
     """
 
     passes: int = 1
@@ -48,19 +48,19 @@ class Answering(ABC):
     probe: ProbeRecord | None = None
 
     def prepared(self, source: Source) -> Source:
-        """Return a model as this way needs it.
+        """Return the model with the changes that this way needs, e.g. dropout layers.
 
         Raises:
-            UsageError: it cannot answer in this way.
+            UsageError: if the model cannot answer in this way.
         """
         return source
 
     @abstractmethod
     def classes_of(self, argument: ModelArgument) -> tuple[Sequence[str] | None, int]:
-        """Return the names of the classes, None where they have none, and their number."""
+        """Return the names of the classes (None if there are none) and their number."""
 
     def start(self, model: Runnable) -> None:
-        """Take a model whose weights have just been read."""
+        """Store a model whose weights have just been read; :meth:`outputs` runs it."""
         self._model = model
 
     @abstractmethod
@@ -69,35 +69,41 @@ class Answering(ABC):
 
         Args:
             inputs: the inputs of the batch, on the model's device.
-            place: which batch of which data set it is.
-            detector: computes the scores on features; None for no scores.
+            place: identifies the batch.
+            detector: computes the OOD scores on features; None if there are none to compute.
         """
 
     def fitted_detector(
         self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]
     ) -> Detector | None:
-        """Return OOD scores fitted to features that were read already; None where they are yet to be read."""
+        """Return OOD scores that are fitted to features read before; None if no features were read yet.
+
+        Args:
+            names: the names of the scores.
+            neighbours: k of the score ``knn``.
+            fitted_on: the record of the training data, which the detector keeps.
+        """
         return None
 
     def release(self) -> None:
-        """Forget the weights."""
+        """Release the weights."""
         del self._model
 
 
 class OwnClassifier(Answering):
-    """Every member answers with the classifier that it has."""
+    """Every member answers with its own classifier."""
 
     def classes_of(self, argument: ModelArgument) -> tuple[Sequence[str] | None, int]:
-        """Return the classes of the model's own classifier, with the names that its first member with names has."""
+        """Return the names and the number of the classes; the names are those of the first member that has names."""
         classes = argument.sources[0].classes
-        assert classes is not None  # with_classes() has been here
+        assert classes is not None  # with_classes() has set the classes of zero-shot models
         for source in argument.sources:
             if source.description.labels is not None:
                 return source.description.labels, classes
         return None, classes
 
     def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
-        """Run the model; its features are read only where scores are taken of them."""
+        """Run the model; features are read only if there are scores to compute from them."""
         if detector is None:
             return MemberOutputs(self._model.member_logits(inputs), {})
         logits, features = ensemble_features(models_of(self._model), inputs)
@@ -105,15 +111,15 @@ class OwnClassifier(Answering):
 
 
 def models_of(model: Runnable) -> list[HydraModel]:
-    """Return the models that run one after another."""
+    """Return the models of a sequential ensemble; a single model is returned as a list of one."""
     if isinstance(model, SequentialEnsemble):
         return list(model.models)  # type: ignore[arg-type]
     return [model]
 
 
 def member_features(model: Runnable, inputs: Any) -> list[torch.Tensor]:
-    """Return the features ``[B, D]`` of every member."""
+    """Return the features of every member, ``[B, D]`` each."""
     features: list[torch.Tensor] = []
-    for part in models_of(model):
-        features += readout(part, inputs)
+    for one_model in models_of(model):
+        features += readout(one_model, inputs)
     return features

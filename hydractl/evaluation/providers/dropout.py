@@ -1,4 +1,4 @@
-"""A row of MC dropout: the model runs several times with its dropout left on, and every pass counts as a member."""
+"""A row of MC dropout: the model runs several times with dropout turned on, and every pass counts as a member."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hydractl.model.source import Source
 
 
 class DropoutPasses(OwnClassifier):
-    """Every member answers N times by its own classifier, each time with other units dropped.
+    """Every member answers N times with its own classifier, each time with other units dropped.
 
     Args:
-        settings: rate of dropout, number of passes, and the seed of the masks.
+        settings: the dropout rate, the number of passes N, and the seed of the masks.
     """
 
     unlike_file = "without dropout"
@@ -29,20 +29,20 @@ class DropoutPasses(OwnClassifier):
         """Return the model with dropout layers.
 
         Raises:
-            UsageError: it has none.
+            UsageError: if the model can have none.
         """
         return with_layers(source)
 
     def start(self, model: Runnable) -> None:
-        """Turn dropout on."""
+        """Store the model and turn on its dropout."""
         settings = self.mc_dropout
         assert settings is not None
         self._runs = MCDropout(model, p=settings.p, passes=settings.passes, seed=settings.seed)
 
     def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
-        """Return the logits ``[N * M, B, C]`` of all passes; the settings refuse scores on features."""
+        """Return the logits of all passes, ``[N * M, B, C]``, and no scores; the settings allow none on features."""
         return MemberOutputs(self._runs.member_logits(inputs, place.dataset, place.first), {})
 
     def release(self) -> None:
-        """Forget the weights."""
+        """Release the weights."""
         del self._runs

@@ -1,8 +1,8 @@
-"""The interface of whatever an evaluation can measure: it gives the logits of its members for data sets.
+"""The interface of everything that an evaluation can measure: a provider gives the logits of its members.
 
 To measure something else, such as an exported file, write a subclass of :class:`LogitsProvider` that sets the
-attributes, and defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The other methods have
-defaults that suit whatever has no file of stored logits and fits nothing. ``rows.find_rows`` opens it.
+attributes, and defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The defaults of the other
+methods are right for a provider without a file of stored logits that fits nothing. ``rows.find_rows`` opens providers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hydractl.files.predictions_header import PredictedSiteRecord
 from hydractl.model.detection import Detector
 
 LogitsBatches = Iterator[LogitsBatch]
-"""A data set, batch by batch: the rows, their logits ``[M, rows, C]``, and by name their scores ``[M, rows]``."""
+"""The batches of a data set: indices of B samples, their logits ``[M, B, C]``, and scores by name, ``[M, B]`` each."""
 
 
 class LogitsProvider(ABC):
@@ -36,22 +36,22 @@ class LogitsProvider(ABC):
 
     Attributes:
         name: the name of the row.
-        labels: names of the classes, None where unknown.
-        classes: C.
-        reads: ``image`` or ``text``; None for predictions, which read nothing any more.
-        members: M.
-        heads: for every site (attention layer), how many heads there are and which of them each member keeps.
-        cost: ``params`` and ``macs``, the latter None where it is not known.
-        seen: the samples behind the model.
-        stored: the calibration and the threshold of its file.
-        training: the course of the trainings that its members came from (:mod:`hydractl.files.training_history`).
-        conventions: at how many tokens it cuts a text, and how it is asked, where that applies.
-        mc_dropout: how its members are drawn, where they are passes of MC dropout, else None.
-        on_features: the OOD scores on features that can be had without training data.
-        detector: what those of this command were fitted to; None for none.
-        zero_shot: whether it is measured by its own classifier of class texts.
-        probe: the classifier of features that it is measured by; None for its own.
-        cascade: when its first member answers alone; None where all members run.
+        labels: the names of the classes; None if they are unknown.
+        classes: the number of classes C.
+        reads: the kind of samples, ``image`` or ``text``; None for stored predictions.
+        members: the number of members M.
+        heads: for every site (attention block), the number of heads and the heads that each member keeps.
+        cost: the number of parameters (``params``) and of multiply-adds (``macs``; None if unknown).
+        seen: fingerprints of the samples to which something was fitted for the model.
+        stored: the calibration and threshold in its file.
+        training: the history of its members' trainings (:mod:`hydractl.files.training_history`).
+        conventions: ``max_length``, at which it cuts texts, and the ``prompt`` of a zero-shot model, if it has these.
+        mc_dropout: the settings of MC dropout if its members are such passes, else None.
+        on_features: the names of OOD scores on features that need no training data.
+        detector: the fitted OOD scores on features of this command; None if there are none.
+        zero_shot: whether it is measured with its own classifier of class texts.
+        probe: the record of the probe with which it is measured; None for its own classifier.
+        cascade: the rule for which samples the first member answers alone; None if all members always run.
     """
 
     name: str
@@ -75,42 +75,42 @@ class LogitsProvider(ABC):
     @property
     @abstractmethod
     def sha256(self) -> str | list[str] | None:
-        """SHA-256 of its file, one for each where several run one after another; None where it is not known."""
+        """The SHA-256 of its file, a list for an ensemble of several files; None if it is unknown."""
 
     @abstractmethod
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Yield logits ``[M, B, C]`` of all samples that can be read, in any order.
+        """Yield the logits of all samples that can be read, ``[M, B, C]``, in any order.
 
         Args:
             dataset: the data set.
-            rows: only these samples, in this order; None for all.
+            rows: the indices of the only samples to run, in this order; None means all samples.
         """
 
     # --- what only stored logits have ---------------------------------------------------------------------------------
 
     def stored_sets(self) -> list[EvalSet]:
-        """Return the test sets that a predictions file brings along.
+        """Return the test sets in a predictions file.
 
         Raises:
-            UsageError: there are none.
+            UsageError: if the provider is not a predictions file.
         """
         raise UsageError("eval needs --test", hint="hydractl eval --help")
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:  # noqa: B027 - a model that runs takes any set
-        """Refuse data sets of which this row can say nothing.
+        """Raise an error if there are data sets for which this row has no logits.
 
         Raises:
-            InputError: naming them.
+            InputError: with the names of these sets.
         """
 
     def already_seen(self, dataset: EvalSet) -> int:
-        """Return how many samples had been seen when the logits were computed; 0 where they are computed now."""
+        """Return how many samples the model had seen when the logits were stored; 0 if they are computed now."""
         return 0
 
     # --- what only a model that runs does -----------------------------------------------------------------------------
 
     def reusable_predictions(self, dataset: EvalSet) -> LogitsProvider | None:
-        """Return the predictions that hold its logits of a data set already; None where there are none."""
+        """Return stored predictions that already have the logits of a data set; None if there are none."""
         return None
 
     def fit_scores(  # noqa: B027 - predictions hold the scores already
@@ -120,18 +120,18 @@ class LogitsProvider(ABC):
 
         Args:
             names: the names of the scores.
-            data: the training data; None for scores that need none, or that the checkpoint holds.
+            data: the training data; None for scores that need none, or that are in the checkpoint.
             neighbours: k of the score ``knn``.
-            kept: the file that keeps the features of the training data; None for none.
+            kept: a file for the features of the training data; None means no file.
         """
 
     def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:  # noqa: B027 - predictions are of a fitted one
-        """Fit the classifier of features that takes the place of the model's own, and set :attr:`probe`.
+        """Fit a probe (a classifier of features) that replaces the model's own classifier, and set :attr:`probe`.
 
         Args:
             data: the training data.
-            val: what a penalty is chosen on; None for the default penalty.
+            val: the data on which the penalty is chosen; None means the default penalty.
         """
 
     def release(self) -> None:  # noqa: B027 - predictions take none
-        """Let go of what takes memory."""
+        """Release everything that takes much memory."""

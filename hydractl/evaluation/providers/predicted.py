@@ -1,4 +1,4 @@
-"""A row that is the predictions of a model, read from their file; or of an ensemble, from the files of its models."""
+"""A row whose logits are read from a predictions file, or for an ensemble from the files of several models."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ class PredictedModel(LogitsProvider):
     """A row whose logits were stored by an earlier run.
 
     Args:
-        name: the name of the row; None for the name that the file gives.
-        predictions: the file, or the files, that hold the logits.
+        name: the name of the row; None means the name in the file.
+        predictions: the file, or the concatenated files of an ensemble.
     """
 
     def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
-        model = predictions.model
+        model = predictions.model  # the record of the model in the header of the file
         self._predictions = predictions
+
+        # The row and its model.
         self.name = name or model.name
         self.labels = model.labels
-        self.members, _, self.classes = predictions.shape(0)
+        self.members, _, self.classes = predictions.shape(0)  # [members, samples, classes] of the first data set
         self.reads = None
         self.heads = model.heads or []
         self.cost = model.cost or CostRecord()
         self.training = model.training
-        self.seen = []
+        self.seen = []  # already_seen() returns the stored number instead
+
+        # What was fitted for the model before, and the settings with which the logits were computed.
         self.stored = StoredFit.from_description(model.to_json(), predictions.origin)
         self.on_features = predictions.scores
         self.conventions = _stored_conventions(model.decisive)
@@ -44,85 +48,89 @@ class PredictedModel(LogitsProvider):
 
     @property
     def sha256(self) -> str | list[str] | None:
-        """SHA-256 of the models that the predictions are of."""
+        """The SHA-256 of the model that made the predictions, or a list for several models."""
         digests: str | list[str] | None = self._predictions.model.sha256
         return digests
 
     def stored_sets(self) -> list[EvalSet]:
-        """Return the test sets of the file, the ID set first."""
-        test_sets = [stored for stored in self._predictions.sets if stored.role in (ID, OOD, CORRUPTION)]
-        test_sets.sort(key=lambda stored: stored.role != ID)  # the ID set first; the others stay in their order
+        """Return the test sets in the file, the in-distribution (ID) set first."""
+        test_sets = [stored_set for stored_set in self._predictions.sets if stored_set.role in (ID, OOD, CORRUPTION)]
+        # The sort is stable, so all other sets stay in their order.
+        test_sets.sort(key=lambda stored_set: stored_set.role != ID)
 
         sets = []
-        for stored in test_sets:
-            entry = {**vars(stored), "seen": 0}  # what was seen is counted anew, by already_seen()
+        for stored_set in test_sets:
+            entry = {**vars(stored_set), "seen": 0}  # already_seen() returns the stored number
             sets.append(EvalSet(**entry, spec=self._predictions.origin))
         return sets
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:
-        """Refuse sets that are not in the file, sample for sample; training data are never in it."""
-        missing = []
+        """Raise an error if a data set (except training data) is not in the file with exactly the same samples."""
+        missing_names = []
         for dataset in sets:
             if dataset.role == TRAIN or self.has(dataset):
                 continue
-            missing.append(dataset.name)
-        if missing:
-            have = ", ".join(stored.name for stored in self._predictions.sets)
+            missing_names.append(dataset.name)
+        if missing_names:
+            names_in_file = ", ".join(stored_set.name for stored_set in self._predictions.sets)
             raise InputError(
-                f"{self._predictions.origin} has no predictions of {', '.join(missing)}",
-                hint=f"it has {have}; a set with other samples, labels or order is another set",
+                f"{self._predictions.origin} has no predictions of {', '.join(missing_names)}",
+                hint=f"it has {names_in_file}; a set with other samples, labels or order is another set",
             )
 
     def has(self, dataset: EvalSet) -> bool:
-        """Return whether the file has a set, sample for sample."""
+        """Return whether the file has a data set with exactly the same samples and labels."""
         return self._index_of_set(dataset) is not None
 
     def check_made_with(self, wanted: Mapping[str, object]) -> None:
-        """Refuse logits of other settings.
+        """Raise an error if the logits in the file were computed with other settings.
+
+        Args:
+            wanted: the required entries of the header, by name.
 
         Raises:
-            InputError: listing the differences.
+            InputError: with all differences.
         """
         model = self._predictions.model.to_json()
-        stored = {key: model.get(key) for key in wanted}
-        if stored == wanted:
+        stored_entries = {key: model.get(key) for key in wanted}
+        if stored_entries == wanted:
             return
         raise InputError(
             f"--reuse {self._predictions.origin} has predictions of other settings",
             hint="give the settings that it was made with, or leave it out",
-            problems=differences(stored, wanted, "in the file"),
+            problems=differences(stored_entries, wanted, "in the file"),
         )
 
     def already_seen(self, dataset: EvalSet) -> int:
-        """Return the number that the file gives; 0 for a set that it has not."""
+        """Return the number of seen samples that is stored in the file; 0 if the file does not have the set."""
         index = self._index_of_set(dataset)
         if index is None:
             return 0
         return self._predictions.sets[index].seen
 
     def _index_of_set(self, dataset: EvalSet) -> int | None:
-        """Return the index of a data set in the file; None where it has no set of the same samples and labels.
+        """Return the index in the file of a set with the same samples and labels; None if there is none.
 
-        Of several sets with the same samples it is the one of the same name, else the first.
+        If there are several, the one with the same name is returned, otherwise the first.
         """
-        same_samples = []
-        for index, stored in enumerate(self._predictions.sets):
-            if stored.fingerprint != dataset.fingerprint:
+        indices_with_same_samples = []
+        for index, stored_set in enumerate(self._predictions.sets):
+            if stored_set.fingerprint != dataset.fingerprint:
                 continue
-            if stored.name == dataset.name:
+            if stored_set.name == dataset.name:
                 return index
-            same_samples.append(index)
-        return next(iter(same_samples), None)
+            indices_with_same_samples.append(index)
+        return next(iter(indices_with_same_samples), None)
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Yield the stored logits of all samples of the set; ``rows`` is not looked at."""
+        """Yield the stored logits of all samples in the set; ``rows`` is ignored."""
         index = self._index_of_set(dataset)
-        assert index is not None  # check_sets() has been here
+        assert index is not None  # check_sets() was called before
         yield from self._predictions.batches(index)
 
 
 def _stored_conventions(decisive: DecisiveRecord) -> Asking:
-    """Return how texts are cut and zero-shot models are asked, where the header says it."""
+    """Return ``max_length`` and ``prompt`` from the header of a predictions file, if it has them."""
     asking: Asking = {}
     if decisive.max_length is not None:
         asking["max_length"] = decisive.max_length

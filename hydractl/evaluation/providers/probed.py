@@ -1,4 +1,4 @@
-"""A row measured by probes: of each member a classifier of its features, fitted to ``--train``, in place of its own."""
+"""A row measured with probes: classifiers of each member's features, fitted to ``--train``, replace its own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hydractl.model.loading import ModelArgument
 
 
 class ProbeClassifier(Answering):
-    """Every member answers with a probe of its features.
+    """Every member answers with a probe, a classifier of its features.
 
     Args:
         kind: ``knn`` or ``linear``.
-        labels: names of the classes, None where they have none.
-        classes: number of classes C.
+        labels: the names of the classes; None if there are none.
+        classes: the number of classes C.
     """
 
     unlike_file = "of the model's own classifier"
@@ -30,21 +30,25 @@ class ProbeClassifier(Answering):
         self._probes: Probes | None = None
 
     def classes_of(self, argument: ModelArgument) -> tuple[Sequence[str] | None, int]:
-        """Return the names of the probe's classes, None where they have none, and their number."""
+        """Return the names of the probe's classes (None if there are none) and their number."""
         return self._labels, self._classes
 
     def fit_probe(self, data: Readouts, val: Readouts | None) -> None:
-        """Fit a probe for each member.
+        """Fit a probe for each member, and set :attr:`probe` to their record.
+
+        Args:
+            data: the features of the training data.
+            val: the features of the validation data on which the penalty is chosen; None means the default penalty.
 
         Raises:
-            InputError: the training data are too few, or have no sample of some class.
+            InputError: if there are too few training data, or no sample of some class.
         """
         self._probes = Probes(self._kind, data, val, self._classes, self._labels)
         self.probe = self._probes.facts
 
     def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
-        """Return the logits that each member's probe makes of the member's features, and their scores."""
-        assert self._probes is not None  # fitted before anything is measured
+        """Return the logits of each member's probe, and the OOD scores on the same features."""
+        assert self._probes is not None  # fit_probe() was called before
         features = member_features(self._model, inputs)
         logits = self._probes.logits(features)
         if detector is None:
@@ -52,11 +56,11 @@ class ProbeClassifier(Answering):
         return MemberOutputs(logits, detector.scores(logits, features))
 
     def fitted_detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]) -> Detector:
-        """Return OOD scores fitted to the features that the probes were fitted to."""
-        assert self._probes is not None  # fitted before anything is measured
+        """Return OOD scores that are fitted to the same features as the probes."""
+        assert self._probes is not None  # fit_probe() was called before
         return self._probes.detector(names, neighbours, fitted_on)
 
     def release(self) -> None:
-        """Forget the weights, and what was fitted to them."""
+        """Release the weights and the probes."""
         super().release()
         self._probes = None

@@ -1,4 +1,4 @@
-"""A row that is a model, or the members of an ensemble one after another: it runs when its logits are asked for."""
+"""A row that is a model, or an ensemble of models that run one after another, and runs when logits are needed."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ from hydractl.model.runtime import HydraModel, move
 
 
 class RunningModel(LogitsProvider):
-    """A model that is run.
+    """A model that runs to compute its logits.
 
     Attributes:
-        argument: the MODEL of the command.
-        options: the options of running it.
-        reused: its predictions that were made before.
+        argument: the MODEL argument of the command, with the changes that its way of answering needs.
+        options: the options for running it.
+        reused: files with its stored predictions, which are used instead of running it if they fit.
 
     Args:
-        fit: the options of what is fitted for it.
-        log: tells what it reads.
-        probed: the names of the classes of a probe (None if they have no names) and their number; None if the model
-            answers by its own classifier.
+        argument: the MODEL argument of the command.
+        options: the options for running it.
+        fit: the options for what is fitted for it.
+        log: receives messages and progress.
+        probed: for a probe, the names of its classes (None if there are none) and their number; None if the model
+            answers with its own classifier.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class RunningModel(LogitsProvider):
         log: Log,
         probed: tuple[Sequence[str] | None, int] | None = None,
     ) -> None:
-        # How it answers: by its own classifier, by a probe, or in passes of dropout.
+        # The way in which it answers: with its own classifier, with a probe, or in passes of dropout.
         answering = _answering(options, fit, probed)
         prepared = [answering.prepared(source) for source in argument.sources]
         self.argument = replace(argument, sources=prepared)
@@ -72,16 +74,17 @@ class RunningModel(LogitsProvider):
         self._fit = fit
         self._log = log
         self._answering = answering
-        self._model: Runnable | None = None  # until its weights are read
+        self._model: Runnable | None = None  # set by loaded(), which reads the weights
 
-        # What the headers of its files tell; the first source speaks for what all have in common.
+        # What the headers of its files say, without reading weights. Everything that all files have in common is taken
+        # from the first.
         descriptions = [source.description for source in self.argument.sources]
-        first = descriptions[0]
+        first_description = descriptions[0]
         self.name = argument.name
         self.labels, self.classes = answering.classes_of(self.argument)
-        self.reads = first.reads
-        members_in_a_pass = sum(len(description.masks) for description in descriptions)
-        self.members = answering.passes * members_in_a_pass
+        self.reads = first_description.reads
+        members_per_pass = sum(len(description.masks) for description in descriptions)
+        self.members = answering.passes * members_per_pass
         self.mc_dropout = answering.mc_dropout
         towers = set(self._towers().values())
         self.zero_shot = probed is None and len(towers) > 1
@@ -89,25 +92,25 @@ class RunningModel(LogitsProvider):
         self.cost = self._cost()
         self.training = trainings_of(descriptions)
         self.seen = merged(*(description.seen for description in descriptions))
-        self.conventions = _conventions(first)
+        self.conventions = _conventions(first_description)
 
-        # What was fitted for it before, as far as it answers in the same way now.
+        # What was fitted for it before. It is used only if the model answers in the same way now.
         self.stored = self._stored_fit(fit)
-        self.cascade = self._usable_cascade(first)
+        self.cascade = self._usable_cascade(first_description)
         if self.stored.score in ON_FEATURES:
             self.on_features = [self.stored.score]
 
     # --- what is known before it runs ---------------------------------------------------------------------------------
 
     def _towers(self) -> dict[str, str]:
-        """Return the tower (the encoder of images or of texts) of each attention layer, by the path of the layer."""
+        """Return the tower (encoder of images or of texts) of each site (attention block), by the path of the site."""
         first_source = self.argument.sources[0]
         return {site.path: site.tower for site in first_source.sites}
 
     def _kept_heads(self, descriptions: Sequence[Description]) -> list[PredictedSiteRecord]:
-        """Return the heads that each member keeps at each site, which is an attention layer that heads can be cut from.
+        """Return the heads that each member keeps at each site (attention block).
 
-        An empty list if the members differ in their sites, or in how many heads these have.
+        The list is empty if the members have different sites, or different numbers of heads at a site before pruning.
         """
         masks: list[HeadMask] = []
         for description in descriptions:
@@ -124,33 +127,36 @@ class RunningModel(LogitsProvider):
         return sites
 
     def _cost(self) -> CostRecord:
-        """Return its parameters, and the mult-adds of one sample, all sources and passes together."""
+        """Return the number of parameters and the multiply-adds for one sample, summed over all files and passes."""
         whole_last_block = self.options.whole_last_block
-        all_and_nonzero = []  # of the parameters of each source
-        params = 0
-        macs_of_a_pass = 0
+        params_and_nonzero = []  # for each source (file): the number of its parameters, and of those that are not zero
+        total_params = 0
+        macs_per_pass = 0
         for source in self.argument.sources:
             params_of_source = parameters(source.tensors)
-            all_and_nonzero.append((params_of_source, source.description.params_nonzero))
-            params += params_of_source
-            macs_of_a_pass += macs(source.description, source.tensors, whole_last_block=whole_last_block)
+            params_and_nonzero.append((params_of_source, source.description.params_nonzero))
+            total_params += params_of_source
+            macs_per_pass += macs(source.description, source.tensors, whole_last_block=whole_last_block)
 
-        nonzero = total_nonzero(all_and_nonzero)
+        nonzero = total_nonzero(params_and_nonzero)
         first_description = self.argument.sources[0].description
         return CostRecord(
-            params=params,
+            params=total_params,
             params_nonzero=nonzero.get("params_nonzero"),
-            macs=self._answering.passes * macs_of_a_pass,
+            macs=self._answering.passes * macs_per_pass,
             single_macs=dense_macs(first_description, whole_last_block=whole_last_block),
         )
 
     def _answers_as_its_file(self) -> bool:
-        """Return whether its predictions are those for which its file may hold a calibration or a cascade."""
+        """Return whether a calibration or cascade in its file would fit its predictions.
+
+        It fits a single file, not an ensemble of files, and only if the model answers in the usual way.
+        """
         is_one_file = len(self.argument.sources) == 1
         return is_one_file and self._answering.unlike_file is None
 
     def _stored_fit(self, fit: FitOptions) -> StoredFit:
-        """Return the fit that the checkpoint holds; an empty one, with a warning, if it is for other predictions."""
+        """Return the calibration, threshold and score in its file; if they do not fit, warn and return an empty fit."""
         extras = [source.description.extra for source in self.argument.sources]
         if self._answers_as_its_file():
             return StoredFit.from_description(extras[0], self.name)
@@ -159,15 +165,20 @@ class RunningModel(LogitsProvider):
         return StoredFit()
 
     def _usable_cascade(self, description: Description) -> CascadeRecord | None:
-        """Return the checkpoint's cascade; None if it has none, or if it was fitted for other predictions."""
+        """Return the cascade in its file; None if there is none, or it was fitted for other predictions.
+
+        Args:
+            description: the description of the first file.
+        """
         cascade = stored_cascade(description.extra.get("cascade"), self.members)
         if cascade is None:
             return None
         if not self._answers_as_its_file():
             return None
+        # The multiply-adds of the first member, and those of all others.
         tensors = self.argument.sources[0].tensors
-        costs = staged_macs(description, tensors, whole_last_block=self.options.whole_last_block)
-        first_macs, rest_macs = costs[cascade.member]
+        macs_by_member = staged_macs(description, tensors, whole_last_block=self.options.whole_last_block)
+        first_macs, rest_macs = macs_by_member[cascade.member]
         return CascadeRecord(
             member=cascade.member,
             score=cascade.score,
@@ -178,11 +189,11 @@ class RunningModel(LogitsProvider):
 
     @property
     def sha256(self) -> str | list[str]:
-        """The SHA-256 of its files, which are hashed when it is asked for."""
+        """The SHA-256 of its file, or a list for several files; they are hashed on first use."""
         return self.argument.sha256
 
     def decisive(self) -> DecisiveRecord:
-        """Return the settings that decide the logits: predictions made with others cannot be reused."""
+        """Return the settings that decide the logits. Predictions with other settings cannot be reused."""
         return DecisiveRecord(
             prompt=self.conventions.get("prompt"),
             max_length=self.conventions.get("max_length"),
@@ -198,7 +209,7 @@ class RunningModel(LogitsProvider):
     # --- running ------------------------------------------------------------------------------------------------------
 
     def reusable_predictions(self, dataset: EvalSet) -> LogitsProvider | None:
-        """Return the first file of ``--reuse`` that has the set and the scores on features of this command, or None.
+        """Return the first file of ``--reuse`` with a data set and all OOD scores on features that are needed, or None.
 
         Raises:
             InputError: if this file was made with other settings.
@@ -215,7 +226,7 @@ class RunningModel(LogitsProvider):
         return None
 
     def _needed_header_entries(self) -> dict[str, object]:
-        """Return the entries that predictions must have in their header to be those of this model and command."""
+        """Return the entries that the header of a predictions file needs, so that its logits can be reused here."""
         needed: dict[str, object] = {"labels": None}
         if self.labels is not None:
             needed["labels"] = list(self.labels)
@@ -225,45 +236,50 @@ class RunningModel(LogitsProvider):
         return needed
 
     def loaded(self) -> Runnable:
-        """Return the model with its weights, which the first call reads and :meth:`release` forgets."""
+        """Return the model with its weights; the first call reads them, :meth:`release` frees them."""
         if self._model is not None:
             return self._model
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
         if self.cascade is None and isinstance(model, HydraModel):
-            model.cascade = None  # one in the file is for other predictions than this row's
+            model.cascade = None  # the cascade in the file was fitted for other predictions
         model.read_prompts(self._log, self.name)
         self._answering.start(model)
         self._model = model
         return model
 
     def _parameter(self) -> torch.nn.Parameter:
-        """Return one of its weights, which tells the device and the format that it runs in."""
+        """Return one of the weights, from which callers take the device and dtype of the model."""
         model = self.loaded()
         return next(model.parameters())
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Run the model, and yield the logits of each batch, as float32, or float64 if the model runs in it.
+        """Run the model, and yield the logits of each batch in float32, or in float64 if the model runs in float64.
 
         Args:
             dataset: the data set.
-            rows: the numbers of the samples to run, in this order; None for all.
+            rows: the indices of the only samples to run, in this order; None means all samples.
         """
         parameter = self._parameter()
-        # Formats narrower than float32 are only for running: their logits are kept and measured as float32.
-        kept_dtype = torch.float32
+        # A model in 16 bits also gives float32 here, because metrics are computed from at least float32.
+        dtype_of_logits = torch.float32
         if self.options.dtype == "float64":
-            kept_dtype = torch.float64
+            dtype_of_logits = torch.float64
         with torch.inference_mode():
             for batch in self._batches_as_read(dataset, rows):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
-                place = BatchPlace(dataset.fingerprint, batch.indices[0])
-                logits, scores = self._answering.outputs(inputs, place, self.detector)
-                kept_logits = logits.to("cpu", kept_dtype)
-                yield LogitsBatch(batch.indices, kept_logits.numpy(), scores)
+                batch_place = BatchPlace(dataset.fingerprint, batch.indices[0])
+                logits, scores = self._answering.outputs(inputs, batch_place, self.detector)
+                logits_on_cpu = logits.to("cpu", dtype_of_logits)
+                yield LogitsBatch(batch.indices, logits_on_cpu.numpy(), scores)
 
     def _batches_as_read(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
-        """Return the batches of a data set as the model reads it, of all samples or of these rows in this order."""
+        """Return the batches of a data set, preprocessed for this model.
+
+        Args:
+            dataset: the data set.
+            rows: the indices of the only samples to read, in this order; None means all samples.
+        """
         description = self.argument.sources[0].description
         preprocess = {"family": description.family, **description.preprocess}
         collate = self.loaded().preprocess
@@ -272,9 +288,9 @@ class RunningModel(LogitsProvider):
         )
 
     def _fitting_inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yield the row numbers and the inputs of each batch of a set that something is fitted to; none without a set.
+        """Yield the indices and the inputs of each batch in a data set for fitting; yield nothing without a set.
 
-        Inputs are on the model's device and in its format. Progress is shown.
+        Inputs are on the model's device and in its dtype. Progress is shown.
         """
         if data is None or data.dataset is None:
             return
@@ -286,7 +302,7 @@ class RunningModel(LogitsProvider):
                 progress.advance(len(batch.indices))
 
     def release(self) -> None:
-        """Forget the weights, and the probes that were fitted to them."""
+        """Release the weights, and probes that were fitted."""
         if self._model is not None:
             self._answering.release()
             self._model = None
@@ -296,35 +312,36 @@ class RunningModel(LogitsProvider):
     def fit_scores(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None = None
     ) -> None:
-        """Fit OOD scores on features to the training data; without these, take the scores that the checkpoint holds.
+        """Set :attr:`detector` to fitted OOD scores on features.
 
-        A score of words is fitted anew where the command names some.
+        A score in the checkpoint is used as it is if the command gives no data (or words) to which it could be fitted.
+        All other scores are fitted now.
 
         Args:
             names: the names of the scores.
-            data: the training data; None without.
+            data: the training data, or None.
             neighbours: k of the scores ``knn`` and ``nnguide``.
-            kept: the file that keeps the features of the training data; None for none.
+            kept: a file for the features of the training data; None means no file.
         """
         first_model = models_of(self.loaded())[0]
-        stored = first_model.detector
-        taken: list[str] = []
-        if stored is not None:
-            taken = [name for name in names if name in stored.names and self._is_taken(name, data)]
-        if stored is None or not taken:
+        stored_detector = first_model.detector
+        stored_names: list[str] = []
+        if stored_detector is not None:
+            stored_names = [name for name in names if name in stored_detector.names and self._is_taken(name, data)]
+        if stored_detector is None or not stored_names:
             self.detector = self._fitted_detector(names, data, neighbours, kept)
             return
 
-        # Some scores can be had although the checkpoint lacks them.
-        missing = [name for name in names if name not in taken]
-        if not missing:
-            self.detector = stored
+        # Fit the others: some scores need no training data.
+        names_to_fit = [name for name in names if name not in stored_names]
+        if not names_to_fit:
+            self.detector = stored_detector
             return
-        added = self._fitted_detector(missing, data, neighbours, kept)
-        self.detector = stored.with_scores(added)
+        new_detector = self._fitted_detector(names_to_fit, data, neighbours, kept)
+        self.detector = stored_detector.with_scores(new_detector)
 
     def _is_taken(self, name: str, data: EvalSet | None) -> bool:
-        """Return whether a score that the checkpoint holds is taken from it: where nothing is given to fit it to."""
+        """Return whether a score in the checkpoint is used as it is, because the command gives nothing to fit it to."""
         if ON_FEATURES[name] == "words":
             return self._fit.negative_words is None
         return data is None
@@ -332,59 +349,69 @@ class RunningModel(LogitsProvider):
     def _fitted_detector(
         self, names: Sequence[str], data: EvalSet | None, neighbours: int, kept: FeaturesFile | None
     ) -> Detector:
-        """Return the scores of these names, fitted to the features of a probe if there is one, else of the members."""
+        """Fit OOD scores on features.
+
+        Args:
+            names: the names of the scores.
+            data: the training data; None for scores that need none.
+            neighbours: k of the scores ``knn`` and ``nnguide``.
+            kept: a file for the features of the training data; None means no file.
+        """
+        # The record of the data to which the scores are fitted.
         fitted_on: dict[str, object] = {}
         labels = None
         if data is not None:
             fitted_on = {**data.to_json(), "knn_k": neighbours}
             labels = data.labels
-        words = words_for(names, self._fit)
-        if words:
-            fitted_on["negative_words"] = digest_of_words(words)
+        negative_words = words_for(names, self._fit)
+        if negative_words:
+            fitted_on["negative_words"] = digest_of_words(negative_words)
 
-        # Probes were fitted to features of the same data, which are still there.
+        # Probes still have the features of the training data, so the model need not run again.
         detector_of_probes = self._answering.fitted_detector(names, neighbours, fitted_on)
         if detector_of_probes is not None:
             return detector_of_probes
+
         models = models_of(self.loaded())
         with torch.inference_mode():
             features = self._training_features(models, data, kept)
-            return fit_detector(names, models, features, labels, neighbours, fitted_on, words)
+            return fit_detector(names, models, features, labels, neighbours, fitted_on, negative_words)
 
     def _training_features(
         self, models: Sequence[HydraModel], data: EvalSet | None, file: FeaturesFile | None
     ) -> TrainingFeatures:
-        """Return the members' features of the training data: those that a file holds, else those that are computed now.
+        """Return the members' features of the training data, read from a file or computed now.
 
         Args:
             models: the models that run one after another, with their weights.
-            data: the training data; None gives the features of no samples, for scores that need none.
-            file: holds the features of an earlier run, or takes those that are computed now; None for neither.
+            data: the training data; None gives empty features, for scores that need none.
+            file: a file with the features of an earlier run, or a new file to write them to; None means no file.
         """
         if data is None or file is None:
             return read_training(models, self._fitting_inputs(data))
 
+        # Everything that decides the features; an existing file must have the same entries.
         made_with = {"sha256": self.sha256, "data": data.fingerprint, "samples": len(data)}
         made_with.update(self.decisive().to_json())
-        stored = file.read(made_with, self.members, len(data))
-        if stored is not None:
+        stored_features = file.read(made_with, self.members, len(data))
+        if stored_features is not None:
             self._log.info(f"{self.name}: its features of --train are those in {file.path}")
-            return stored
+            return stored_features
 
         computed = read_training(models, self._fitting_inputs(data))
-        # Samples that cannot be read are counted and listed when a run tries to read them: a file of features without
-        # them would hide them from the next run.
+        # A run reports samples that cannot be read. If the file were written without them, the next run would not try
+        # to read them and could not report them.
         all_were_read = len(computed.rows) == len(data)
         if all_were_read:
             file.write(computed, made_with)
         return computed
 
     def fit_probe(self, data: EvalSet, val: EvalSet | None) -> None:
-        """Fit a probe to what each member makes of the training data.
+        """Fit a probe to the features of each member on the training data, and set :attr:`probe`.
 
         Args:
             data: the training data.
-            val: the validation data that a penalty is chosen on; None for the default penalty.
+            val: the validation data on which the penalty is chosen; None means the default penalty.
 
         Raises:
             InputError: if the training data are too few, or have no sample of some class.
@@ -398,27 +425,30 @@ class RunningModel(LogitsProvider):
         self.probe = classifier.probe
 
     def _readouts(self, data: EvalSet) -> Readouts:
-        """Return the features that each member computes from a labelled set, in float64, and the labels beside them."""
-        rows: list[int] = []
-        features_by_batch: list[list[Floats]] = []  # of each batch, for each member [B, D]
+        """Return the features of each member on a labelled data set, in float64, and the labels in the same order."""
+        sample_indices: list[int] = []
+        features_by_batch: list[list[Floats]] = []  # for each batch, a list with [B, D] of each member
         with torch.inference_mode():
-            for batch_rows, inputs in self._fitting_inputs(data):
-                rows += batch_rows
-                batch_features = []
+            for batch_indices, inputs in self._fitting_inputs(data):
+                sample_indices += batch_indices
+                features_of_batch = []
                 for features in member_features(self.loaded(), inputs):
-                    batch_features.append(features.cpu().double().numpy())
-                features_by_batch.append(batch_features)
+                    features_of_batch.append(features.cpu().double().numpy())
+                features_by_batch.append(features_of_batch)
 
-        # The batches of each member are joined to one array [N, D].
+        # zip() regroups the arrays by member; each member's batches are joined to one array [N, D].
         features_by_member = [np.concatenate(batches) for batches in zip(*features_by_batch, strict=True)]
         assert data.labels is not None  # it was opened with need_labels
-        return Readouts(data, data.labels[rows], features_by_member)
+        return Readouts(data, data.labels[sample_indices], features_by_member)
 
 
 def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[str] | None, int] | None) -> Answering:
-    """Return the way in which a model answers: in passes of dropout, by a probe, or else by its own classifier.
+    """Return the way in which a model answers: in passes of dropout, with a probe, or else with its own classifier.
 
-    The settings refuse MC dropout with a probe. ``probed`` is the names and the number of the probe's classes.
+    Args:
+        options: the options for running the model; they may ask for MC dropout.
+        fit: the options for fitting; they may ask for a probe. The settings do not allow both.
+        probed: the names and the number of the probe's classes; None without a probe.
     """
     if options.dropout is not None:
         return DropoutPasses(options.dropout)
@@ -430,14 +460,14 @@ def _answering(options: EvalRunOptions, fit: FitOptions, probed: tuple[Sequence[
 
 
 def fitted_on_of(detector: Detector) -> ScoreDataEntry | None:
-    """Return the training data that scores were fitted to, as documents hold them; None if they needed none."""
+    """Return the record of the training data to which OOD scores were fitted; None if they needed none."""
     if not detector.fitted_on:
         return None
     return cast("ScoreDataEntry", dict(detector.fitted_on))
 
 
 def _conventions(description: Description) -> Asking:
-    """Return the number of tokens at which a model cuts texts, and the templates of its prompts, if it has these."""
+    """Return ``max_length``, at which a model cuts texts, and the templates of its ``prompt``, if it has these."""
     conventions: Asking = {}
     max_length = description.preprocess.get("max_length")
     if max_length is not None:

@@ -1,4 +1,4 @@
-"""The calibration, threshold and OOD score that were chosen for a model before, as its file holds them."""
+"""The calibration, threshold and OOD score that were chosen for a model before and stored in its file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hydractl.metrics.threshold import ThresholdEntry, stored_score, stored_thre
 
 @dataclass(frozen=True)
 class StoredFit:
-    """What was fitted for a model before.
+    """What was fitted for a model before; each field is None if the file does not have it.
 
     Attributes:
-        calibration: the calibration of the averaged prediction; None for none.
-        threshold: the threshold of the OOD score; None for none.
-        fitted_on: the validation set of the calibration; None where the file does not say it.
-        score: the name of the OOD score; None for none.
+        calibration: the calibration of the averaged prediction.
+        threshold: the threshold of the OOD score.
+        fitted_on: the record of the data to which the calibration was fitted.
+        score: the name of the OOD score.
     """
 
     calibration: Calibration | None = None
@@ -32,17 +32,17 @@ class StoredFit:
 
     @classmethod
     def from_description(cls, document: Mapping[str, Any], origin: str) -> StoredFit:
-        """Read the calibration, threshold and OOD score that the description of a file holds.
+        """Read the calibration, threshold and OOD score from the description of a file.
 
         Args:
-            document: the description of a checkpoint, or the entry of the model in a predictions file.
-            origin: what to call the file in messages.
+            document: the description of a checkpoint, or the record of the model in a predictions file.
+            origin: the name of the file for messages.
 
         Raises:
-            InputError: for what eval does not write.
+            InputError: if an entry has a value that hydractl does not write.
         """
         try:
-            # The order decides which of several problems is reported.
+            # If several entries are wrong, the first in this order is reported.
             threshold = stored_threshold(document.get("threshold"))
             score = stored_score(document)
             calibration, fitted_on = _stored_calibration(document.get("calibration"))
@@ -52,7 +52,7 @@ class StoredFit:
 
 
 def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | None]:
-    """Return the calibration of an entry, and the data set that it was fitted on where that is said."""
+    """Return the calibration in an entry, and the record of the data to which it was fitted; None if missing."""
     from hydractl.files.documents import FittedOn, check
 
     if entry is None:
@@ -67,29 +67,30 @@ def _stored_calibration(entry: Any) -> tuple[Calibration | None, DataEntry | Non
 def warn_of_left_out(
     name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, chosen_for: str
 ) -> None:
-    """Warn where a file holds a calibration, threshold, score or cascade that would be expected and is not used.
+    """Warn if a file has a calibration, threshold, OOD score or cascade that is not used, although users may expect it.
 
-    What the command itself gives is not expected from a file, and nothing is warned of.
+    There is no warning about an entry that an option of the command replaces anyway.
 
     Args:
         name: the name of the row.
-        documents: the descriptions of its models.
+        documents: the descriptions of all its files.
         fit: the options of the command.
-        log: receives messages.
-        chosen_for: the predictions for which they were chosen, as words that follow "the predictions".
+        log: receives the warning.
+        chosen_for: the predictions for which the entries were chosen, as words that follow "the predictions", e.g.
+            ``without dropout``.
     """
-    # Whether the command would take each from the file.
-    expected = {
+    # Whether no option of the command replaces the entry.
+    is_expected = {
         "calibration": fit.temperature is None,
         "threshold": not fit.threshold and fit.temperature is None,
         "ood_score": not fit.scores.are_named,
         "cascade": True,
     }
-    unused = []
-    for key, is_expected in expected.items():
+    unused_keys = []
+    for key, user_expects_it in is_expected.items():
         is_stored = any(document.get(key) for document in documents)
-        if is_expected and is_stored:
-            unused.append(key)
-    if unused:
-        keys = " and ".join(unused)
+        if user_expects_it and is_stored:
+            unused_keys.append(key)
+    if unused_keys:
+        keys = " and ".join(unused_keys)
         log.warn(f"{name}: the stored {keys} is left out: it was chosen for the predictions {chosen_for}")

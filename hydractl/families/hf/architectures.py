@@ -1,4 +1,7 @@
-"""The classifiers of transformers whose heads can be separated, and their bodies: how each is built and read out."""
+"""The classes of transformers whose heads can be separated: how each is built, and how it computes its logits.
+
+A body is an encoder without a classifier. hydractl builds it as a classifier whose last modules are taken out.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ from hydractl.families.meta_device import on_meta_device
 from hydractl.families.reading import cached_by_config, refused_as
 from hydractl.jsonio import shown
 
-# Says how or by whom a file was written, or where the labels are kept by themselves; no part of an architecture.
+# Entries that are not part of an architecture: they say how or by whom a file was written, or name the labels, which a
+# checkpoint stores separately.
 _NOT_THE_MODEL = ("transformers_version", "dtype", "torch_dtype", "attn_implementation", "id2label", "label2id")
 _MOST_LAYERS = 1000
 _MOST_POSITIONS = 1 << 20
@@ -41,97 +45,98 @@ _MOST_LABELS = 1 << 20
 
 
 # --- readouts: what the forward of a class does after the last layer --------------------------------------------------
+# Each takes the classifier, its encoder and the state after the last layer, and returns logits [B, classes].
 
 
 def _pooler(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the encoder's pooler, with dropout."""
+    """Classify the output of the encoder's pooler, with dropout."""
     pooled = base.pooler(state.hidden)
     dropped = model.dropout(pooled)
     return model.classifier(dropped)
 
 
 def _head(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by a head that pools all tokens by itself."""
+    """Classify with a head that receives all tokens and pools them itself."""
     return model.classifier(state.hidden)
 
 
 def _pre_classifier(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the first token, through one more layer."""
+    """Classify the first token after one more linear layer with ReLU and dropout."""
     class_token = state.hidden[:, 0]
-    first = model.pre_classifier(class_token)
-    dropped = model.dropout(torch.relu(first))
+    hidden_features = model.pre_classifier(class_token)
+    dropped = model.dropout(torch.relu(hidden_features))
     return model.classifier(dropped)
 
 
 def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the classifier's own pooler, with dropout."""
+    """Classify the output of the classifier's own pooler, with dropout."""
     pooled = model.pooler(state.hidden)
     dropped = model.dropout(pooled)
     return model.classifier(dropped)
 
 
 def _beit(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the encoder's pooler behind its last norm: the class token, or the mean of patches."""
+    """Classify the output of the encoder's pooler after the last norm: the class token, or the mean of patches."""
     hidden = base.layernorm(state.hidden)
     pooled = base.pooler(hidden)
     return model.classifier(pooled)
 
 
 def _swin(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the mean of all tokens."""
+    """Classify the mean of all tokens, as a Swin."""
     pooled = _swin_mean(model, base, state)
     return model.classifier(pooled)
 
 
 def _swin_mean(model: Any, base: Any, state: State) -> Tensor:
-    """Return the mean of all tokens behind the last norm, ``[B, d_model]``."""
+    """Return the mean of all tokens after the last norm, ``[B, d_model]``."""
     hidden = base.layernorm(state.hidden)
-    pooled = base.pooler(hidden.transpose(1, 2))
+    pooled = base.pooler(hidden.transpose(1, 2))  # [B, d_model, T] -> [B, d_model, 1]
     return torch.flatten(pooled, 1)
 
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the class token."""
+    """Classify the class token after the last norm."""
     hidden = base.layernorm(state.hidden)
     class_token = hidden[:, 0, :]
     return model.classifier(class_token)
 
 
 def _normed_head(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by a head that pools all tokens by itself, behind the last norm."""
+    """Classify with a head that receives all tokens after the last norm and pools them itself."""
     hidden = base.LayerNorm(state.hidden)
     return model.classifier(hidden)
 
 
 def _mean(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the mean of all tokens."""
+    """Classify the mean of all tokens after the last norm."""
     hidden = base.layernorm(state.hidden)
     mean = hidden.mean(dim=1)
     return model.classifier(mean)
 
 
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the mean of two classifiers: of the class token, and of the distillation token."""
+    """Return the mean of the logits of two classifiers: one of the class token, one of the distillation token."""
     hidden = base.layernorm(state.hidden)
     class_token = hidden[:, 0, :]
     distillation_token = hidden[:, 1, :]
-    of_class = model.cls_classifier(class_token)
-    of_distillation = model.distillation_classifier(distillation_token)
-    return (of_class + of_distillation) / 2
+    class_logits = model.cls_classifier(class_token)
+    distillation_logits = model.distillation_classifier(distillation_token)
+    return (class_logits + distillation_logits) / 2
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the class token and the mean of patches side by side."""
+    """Classify the class token and the mean of the patches, concatenated."""
     hidden = base.layernorm(state.hidden)
     registers = getattr(model.config, "num_register_tokens", 0)
     class_token = hidden[:, 0]
-    patches = hidden[:, 1 + registers :]
-    features = torch.cat([class_token, patches.mean(dim=1)], dim=1)
+    patches = hidden[:, 1 + registers :]  # tokens are the class token, registers, patches
+    features = torch.cat([class_token, patches.mean(dim=1)], dim=1)  # [B, 2 * d_model]
     return model.classifier(features)
 
 
 def _modern(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the first token, or the mean of those that are no padding, as the configuration says."""
+    """Classify the first token, or the mean of all tokens but padding, as ``classifier_pooling`` says."""
     hidden = base.final_norm(state.hidden)
     if model.config.classifier_pooling == "cls":
         features = hidden[:, 0]
@@ -142,19 +147,19 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _patches(model: Any, base: Any, state: State) -> Tensor:
-    """Classify by the mean of patches of the image tower of a CLIP or SigLIP."""
-    if hasattr(base, "pre_layrnorm"):  # a CLIP: the mean is over patches, without the class token before them
+    """Classify the mean of the patches in the image tower of a CLIP or SigLIP."""
+    if hasattr(base, "pre_layrnorm"):  # a CLIP: leave out the class token, which comes first
         hidden = state.hidden[:, 1:]
     else:
         hidden = base.post_layernorm(state.hidden)
-    patches = state.context.get("tokens")  # which are none of padding, [B, T]
-    if patches is None:
+    patch_mask = state.context.get("tokens")  # [B, T], 0 for padding
+    if patch_mask is None:
         return model.classifier(hidden.mean(dim=1))
-    return model.classifier(mean_of_tokens(hidden, patches))
+    return model.classifier(mean_of_tokens(hidden, patch_mask))
 
 
 Readout = Callable[[Any, Any, State], Tensor]
-"""From a classifier, its encoder and the state after the last layer to the logits."""
+"""A function from a classifier, its encoder and the state after the last layer to the logits."""
 
 _LLAMA_KIN = (
     *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Arcee", "Glm", "Helium"),
@@ -163,11 +168,11 @@ _LLAMA_KIN = (
 
 
 class Architecture(NamedTuple):
-    """What is known of a classifier of the library.
+    """How hydractl handles a classifier of transformers.
 
     Attributes:
-        layout: its key in :data:`LAYOUTS`.
-        readout: what its forward does after the last layer.
+        layout: the key of its module names in :data:`LAYOUTS`.
+        readout: the part of its forward pass after the last layer.
     """
 
     layout: str
@@ -210,18 +215,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Siglip2ForImageClassification": Architecture("vision_model", _patches),
     dinov3.NAME: Architecture("model.attention", _class_token),
 }
-"""The classifiers by the names of their classes; of several of one encoder the first is that of its body."""
+"""The supported classifiers by class name. If an encoder has several classifiers, its body is opened as the first."""
 TWO_TOWERS = ("CLIPModel", "SiglipModel", "Siglip2Model", "MetaClip2Model")
-"""Classes of the library that compare images with texts."""
+"""Classes of transformers that compare images with texts."""
 BODIES = {name.partition("For")[0]: name for name in reversed(ARCHITECTURES)}
-"""How the names of the classes of one encoder start -> its first classifier."""
+"""The first classifier of each encoder, by the part of its name before ``For``, e.g. ``Bert``."""
 
 OTHER_BODIES = {"Gemma3ForCausalLM": "Gemma3Text", "GPT2LMHeadModel": "GPT2"}
-"""Bodies that are not named like their classifier -> how its name starts."""
+"""The key in :data:`BODIES` of classes whose names do not contain it."""
 
 
 def is_decoder(model: Any) -> bool:
-    """Return whether a token sees only those before it."""
+    """Return whether the model is a decoder: a token attends only to itself and the tokens before it."""
     architecture = ARCHITECTURES.get(type(model).__name__)
     if architecture is None:
         return False
@@ -229,7 +234,7 @@ def is_decoder(model: Any) -> bool:
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
-    """Read the first token of a body, behind its last norm where it has one."""
+    """Return the first token of a body after its last norm, if it has one, ``[B, d_model]``."""
     for name in ("layernorm", "final_norm", "norm", "LayerNorm"):
         if hasattr(base, name):
             norm = getattr(base, name)
@@ -238,15 +243,16 @@ def _first_token(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _last_token(model: Any, base: Any, state: State) -> Tensor:
-    """Read the last token of a body of a decoder."""
+    """Return the last token of a decoder's body after its last norm, ``[B, d_model]``."""
     hidden = last_norm(base, state)
     return at_last_token(state, hidden)
 
 
 def readout_of(model: Any) -> tuple[Readout, int | None]:
-    """Return what the library does after the last layer, and the number of first tokens it uses (None: all).
+    """Return the readout of a model, and how many of the first tokens it uses; None if it uses all tokens.
 
-    A body reads its first token, or the mean where it has none for that; a decoder always its last token.
+    A body reads its first token, or the mean of all tokens if it has no class token. A decoder reads its last token,
+    which counts as 1.
     """
     readout = ARCHITECTURES[type(model).__name__].readout
     if not model.config.num_labels and readout is not _mean:
@@ -259,7 +265,11 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
 
 
 def _readout_of_body(readout: Readout) -> tuple[Readout, int | None]:
-    """Return what is read out of a body, and the number of first tokens, given the readout of its classifier."""
+    """Return the readout of a body and its number of first tokens (see :func:`readout_of`).
+
+    Args:
+        readout: the readout of the classifier of the same encoder.
+    """
     if readout is _swin:
         return _swin_mean, None
     if readout is last_token_logits:
@@ -268,7 +278,7 @@ def _readout_of_body(readout: Readout) -> tuple[Readout, int | None]:
 
 
 def _reads_all_tokens(model: Any, readout: Readout) -> bool:
-    """Return whether a classifier looks at all tokens, not at the first ones only."""
+    """Return whether the readout of a classifier uses all tokens, not only the first ones."""
     if readout in (_mean, _token_and_mean, _patches, _swin):
         return True
     if readout is _beit:
@@ -284,7 +294,7 @@ def _reads_all_tokens(model: Any, readout: Readout) -> bool:
 
 
 def without_traces(config: LibraryConfig) -> dict[str, object]:
-    """Return a configuration without what says how it was written, how it is to be computed, or what the labels are."""
+    """Return the configuration with only the entries that are part of the architecture."""
     architecture = {}
     for key, value in config.items():
         if key not in _NOT_THE_MODEL and not key.startswith("_"):
@@ -294,10 +304,12 @@ def without_traces(config: LibraryConfig) -> dict[str, object]:
 
 @cached_by_config
 def meta_model(config: LibraryConfig) -> Any:
-    """Build the library's model of a configuration, in eval mode: parameters on the meta device, buffers real.
+    """Build transformers' model from its configuration, in eval mode, with parameters on the meta device, real buffers.
+
+    The result is cached, so copy it before changing it.
 
     Raises:
-        InputError: for a model whose heads cannot be taken apart, and for what the library cannot build.
+        InputError: if the heads of the model cannot be separated, or transformers cannot build it.
     """
     with on_meta_device():
         model = drawn_model(config)
@@ -307,26 +319,28 @@ def meta_model(config: LibraryConfig) -> Any:
 
 
 def drawn_model(config: LibraryConfig) -> Any:
-    """Build the library's model of a configuration with weights of its own initialisation, on the default device.
+    """Build transformers' model from its configuration, with freshly drawn weights, on the default device.
 
-    With no labels it is a body (an encoder without a classifier): the library's classifier without the modules that its
-    configuration calls ``absent``.
+    If ``num_labels`` is 0, the model is a body (an encoder without a classifier). It is built as a classifier, and
+    the modules in the list ``absent`` of its configuration are replaced by identities.
 
     Raises:
-        InputError: for what the library cannot build.
+        InputError: if transformers cannot build the model.
     """
     name = class_name(config)
     settings: dict[str, Any] = without_traces(config)
+
     labels: Any
     if name in TWO_TOWERS:
-        labels = 2  # it has none, while every configuration of the library has some
+        labels = 2  # the model has no labels, but every configuration of transformers must have some
     else:
         labels = settings.get("num_labels")
-    # The library would make up a name for each of them.
+    # transformers makes up a name for each label, so a huge number would fill the memory.
     if type(labels) is not int or labels > _MOST_LABELS:
         raise InputError(f"{name} has {shown(labels)} labels")
     is_body = labels == 0
-    settings["num_labels"] = 2 if is_body else labels  # a classifier is built first, and taken out of a body below
+    settings["num_labels"] = 2 if is_body else labels
+
     model_class = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
         library_config = model_class.config_class.from_dict(settings)
@@ -342,26 +356,29 @@ def drawn_model(config: LibraryConfig) -> Any:
 
 
 def _no_warning(*_: Any) -> None:
-    """Do nothing, in place of a GPT-2 warning that reads the values of inputs, which may be on the meta device."""
+    """Do nothing. This replaces a warning of GPT-2 that reads the values of inputs, which meta tensors do not have."""
 
 
 def implementation(model_class: Any) -> str:
-    """Return how a class of the library attends where it is not replaced."""
+    """Return transformers' name of the attention implementation to use for a class: ``sdpa`` if possible."""
     return "sdpa" if model_class._supports_sdpa else "eager"
 
 
 def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:
-    """Return the paths of the modules of a classifier that a body does not have.
+    """Return the dotted names of the classifier's modules that a body (an encoder without a classifier) lacks.
 
-    These are the last layer, which is always one of other classes, and what no stored tensor belongs to.
+    A body lacks the last layer, because a stored one is for other classes. It also lacks every module with parameters
+    outside the encoder, and the encoder's pooler, if no stored tensor belongs to it.
 
     Args:
-        config: of the body, whose class is that of the classifier.
-        names: of its stored tensors.
+        config: the configuration of the body, with the class of the classifier as ``architectures``.
+        names: the names of the stored tensors.
     """
     model = meta_model({**config, "num_labels": 2})
     (tower,) = towers_of(model)
     absent = []
+
+    # Modules beside the encoder.
     for module_name, module in model.named_children():
         has_parameters = len(list(module.parameters())) > 0
         if module is tower.base or not has_parameters:
@@ -370,6 +387,8 @@ def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:
         is_stored = any(name.startswith(f"{module_name}.") for name in names)
         if is_last_layer or not is_stored:
             absent.append(module_name)
+
+    # The pooler inside the encoder. In the file its name may start with that of the encoder, or not.
     has_pooler = getattr(tower.base, "pooler", None) is not None
     stores_pooler = any(re.match(r"(\w+\.)?pooler\.", name) for name in names)
     if has_pooler and not stores_pooler:
@@ -378,38 +397,44 @@ def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:
 
 
 def fill_hf_buffers(model: Any) -> None:
-    """Make the buffers real, with the numbers that the library itself gives them."""
+    """Fill the buffers of a model on the meta device with transformers' own numbers, in place."""
     for module in model.modules():
-        has_filled = False
+        has_new_buffers = False
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
-                has_filled = True
-        if has_filled:
-            model._init_weights(module)  # the parameters beside them are on the meta device and stay as they are
+                has_new_buffers = True
+        if has_new_buffers:
+            # transformers computes the numbers here. Parameters are on the meta device, so drawing them does nothing.
+            model._init_weights(module)
 
 
 def _check_config(config: Any, name: str) -> None:
-    """Refuse the configuration of a model that does not choose one of several classes, or attends otherwise.
+    """Raise an error if a model does not choose one of several classes, or attends in a way that is not supported.
 
     Args:
-        config: the library's own object, of a classifier or of two towers.
-        name: of the model's class, for messages.
+        config: transformers' configuration object, of a classifier or of a model with two towers.
+        name: the name of the model's class, for messages.
 
     Raises:
-        InputError: listing what stands in the way.
+        InputError: with all problems, or if :func:`check_counts` raises one.
     """
+    # A model with two towers has one section for each encoder.
     encoders = [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)]
     if not encoders:
         encoders = [config]
     for encoder in encoders:
         check_counts(encoder, name)
+
     problems = []
+    # The task. These values of `problem_type` mean regression, or several classes for one sample.
     is_other_task = config.problem_type in ("regression", "multi_label_classification")
     if config.num_labels < 2 or is_other_task:
         problems.append(f"it has {config.num_labels} labels and the problem type {shown(config.problem_type)}")
+    # Settings that turn an encoder such as BERT into a decoder.
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         problems.append("it is a decoder")
+    # Relative positions of older BERTs change the scores of attention.
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
         problems.append(f"its positions are {shown(config.position_embedding_type)}, not absolute")
     if problems:
@@ -417,29 +442,33 @@ def _check_config(config: Any, name: str) -> None:
 
 
 def check_counts(config: Any, name: str) -> None:
-    """Refuse numbers of layers, heads and tokens that no model has, before anything is built of them.
+    """Raise an error if a model has impossible numbers of layers, heads or tokens, or a setting that is not supported.
+
+    Without this check, a broken file could make transformers build a model that fills the memory.
 
     Args:
-        config: the library's object for one encoder; its values come from a file and may be anything.
-        name: of the model, for messages.
+        config: transformers' configuration object of one encoder; its values come from a file and may be anything.
+        name: the name of the model, for messages.
 
     Raises:
-        InputError: naming the first of them.
+        InputError: with the first problem.
     """
     layers = config.num_hidden_layers
     if not is_whole_number(layers, 1, _MOST_LAYERS):
         raise InputError(f"{name} has {shown(layers)} layers, so no attention heads that can be counted")
 
     heads = getattr(config, "num_attention_heads", 1)
+    # A Swin has a list with the number of heads of each stage.
     heads_by_stage = list(heads) if isinstance(heads, (list, tuple)) else [heads]
     if not are_whole_numbers(heads_by_stage, 1):
         raise InputError(f"{name} has {shown(heads)} attention heads")
 
-    image = getattr(config, "image_size", None)
-    patch = getattr(config, "patch_size", None)
-    if type(image) is int and is_whole_number(patch, 1):
-        patches_of_side = image // patch
-        positions = patches_of_side**2
+    # Models of images have one position for each patch, models of texts state the number.
+    image_size = getattr(config, "image_size", None)
+    patch_size = getattr(config, "patch_size", None)
+    if type(image_size) is int and is_whole_number(patch_size, 1):
+        patches_per_side = image_size // patch_size
+        positions = patches_per_side**2
     else:
         positions = getattr(config, "max_position_embeddings", 1)
     if not is_whole_number(positions, 1, _MOST_POSITIONS):
@@ -451,22 +480,22 @@ def check_counts(config: Any, name: str) -> None:
 
 
 def _check_layers(model: Any) -> None:
-    """Refuse attention that is not what the layout says, as in another version of the library."""
+    """Raise an error if the attention in any tower differs from its layout, e.g. in another transformers version."""
     name = type(model).__name__
     for tower in towers_of(model):
         check_encoder(name, tower.base, tower.layout)
 
 
 def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
-    """Refuse an encoder that is not what is known of its class, as in another version of the library.
+    """Raise an error if an encoder is not built as its layout says, e.g. in another version of transformers.
 
     Args:
-        name: of the model's class, such as ``BertForSequenceClassification``.
+        name: the name of the model's class, such as ``BertForSequenceClassification``.
         base: the encoder.
-        layout: what is known: where its layers and heads are, and the class of its attention.
+        layout: the expected names of its modules, and the expected class of its attention.
 
     Raises:
-        InputError: naming what is otherwise.
+        InputError: with the difference, or if the heads cannot be separated.
     """
     try:
         blocks = [layer.get_submodule(layout.block) for _, layer in layers_of(base, layout)]
@@ -483,28 +512,30 @@ def check_encoder(name: str, base: Any, layout: EncoderLayout) -> None:
 
 
 def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
-    """Refuse attention of another class or with other projections than the layout says, or that scales otherwise.
+    """Raise an error if an attention block has another class, projections or scale than expected.
 
     Args:
-        name: of the model's class, such as ``BertForSequenceClassification``.
+        name: the name of the model's class, such as ``BertForSequenceClassification``.
         block: the attention block of a layer.
-        layout: what is known of this kind of encoder.
+        layout: the expected names of its modules, and the expected class of its attention.
 
     Raises:
-        InputError: naming what is otherwise.
-        AttributeError: a module is not where the layout says.
+        InputError: with the difference.
+        AttributeError: if a module does not have the expected name.
     """
-    core = block.get_submodule(layout.core)  # what computes attention
-    paths_of_projections = (*layout.heads.qkv, layout.heads.out)
-    projections = [block.get_submodule(path) for path in paths_of_projections]
+    core = block.get_submodule(layout.core)  # the module that computes attention
+
+    # The classes of the attention and of its projections (queries, keys, values, output).
+    projection_names = (*layout.heads.qkv, layout.heads.out)
+    projections = [block.get_submodule(projection_name) for projection_name in projection_names]
     linear_class = Conv1D if layout.heads.transposed else nn.Linear
     are_linear = all(type(projection) is linear_class for projection in projections)
-    expected = _possible_names(name, layout.core_class)
+    expected_classes = _possible_names(name, layout.core_class)
     core_class = type(core).__name__
-    if core_class not in expected or not are_linear:
-        raise InputError(f"the attention of this {name} is {core_class}, expected {expected[0]}")
+    if core_class not in expected_classes or not are_linear:
+        raise InputError(f"the attention of this {name} is {core_class}, expected {expected_classes[0]}")
 
-    # Where a class says how wide its heads are and how it scales, that is to be the usual way.
+    # HeadAttention scales scores by 1 / sqrt(head_dim). Classes that do not state their scale do the same.
     head_dim = getattr(core, "head_dim", 0)
     scale = getattr(core, "scaling", 0)
     if head_dim and scale and not math.isclose(scale, head_dim**-0.5):
@@ -513,15 +544,15 @@ def _check_attention(name: str, block: Any, layout: EncoderLayout) -> None:
 
 
 def _possible_names(model_name: str, ending: str) -> list[str]:
-    """Return how the attention class of a model may be called, the usual name first.
+    """Return the names that the attention class of a model may have, the most usual one first.
 
     Args:
-        model_name: of the model's class: ``BertForSequenceClassification``, ``Gemma3TextModel``.
-        ending: of the attention's: ``SelfAttention``.
+        model_name: the name of the model's class, e.g. ``BertForSequenceClassification`` or ``Gemma3TextModel``.
+        ending: the end of the attention's class name, e.g. ``SelfAttention`` for ``BertSelfAttention``.
     """
     before_task, _, _ = model_name.partition("For")
     kind = before_task.removesuffix("Model")
-    # Attention that several classes have is named after none of them.
+    # An attention class that several models share may have no model in its name.
     starts = (kind.removesuffix("Text"), kind, "")
     return [start + ending for start in starts]
 
@@ -534,9 +565,9 @@ class EncoderTower:
     """One encoder of a model.
 
     Attributes:
-        prefix: its name within the model.
-        base: the encoder itself.
-        key: of its layout in :data:`LAYOUTS`.
+        prefix: the name of the encoder in the model, e.g. ``bert``.
+        base: the encoder's module.
+        key: the key of its layout in :data:`LAYOUTS`.
     """
 
     prefix: str
@@ -545,12 +576,12 @@ class EncoderTower:
 
     @property
     def layout(self) -> EncoderLayout:
-        """The names of its modules."""
+        """The names of the encoder's modules."""
         return LAYOUTS[self.key]
 
 
 def layers_of(base: Any, layout: EncoderLayout) -> list[tuple[str, Any]]:
-    """Return the layers of an encoder, which may be in stages, with their paths within it."""
+    """Return the layers of an encoder in order (also of a Swin's stages), each with its dotted name in the encoder."""
     if layout.staged:
         layers_of_stages = relative.swin_layers(base)
         return [(swin_layer.path, swin_layer.layer) for swin_layer in layers_of_stages]
@@ -560,7 +591,7 @@ def layers_of(base: Any, layout: EncoderLayout) -> list[tuple[str, Any]]:
 
 
 def towers_of(model: Any) -> list[EncoderTower]:
-    """Return the towers: of a classifier the one, else that of images, then that of texts."""
+    """Return the encoder of a classifier, or the image tower and then the text tower of a CLIP or SigLIP."""
     name = type(model).__name__
     if name in TWO_TOWERS:
         keys = ["vision_model", "text_model"]
@@ -575,7 +606,7 @@ def towers_of(model: Any) -> list[EncoderTower]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Run the library without progress bars and without warnings of what is checked here."""
+    """Silence transformers' progress bars and warnings inside the block; hydractl checks their causes itself."""
     level = hf_logging.get_verbosity()
     shows_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
@@ -592,25 +623,26 @@ def quiet() -> Iterator[None]:
 
 
 def class_name(config: LibraryConfig) -> str:
-    """Return the name of the library's class that a configuration is opened as.
+    """Return the name of the class of transformers with which hydractl opens a configuration.
 
-    That is the class that its ``architectures`` names, if it is a classifier or a model of two towers that is known
-    here; and for an encoder alone, or one with the head of another task (``BertModel``, ``BertForMaskedLM``), the
-    classifier of the same encoder.
+    This is the class in the list ``architectures`` if it is a supported classifier or model with two towers. For an
+    encoder alone, or with a head for another task (``BertModel``, ``BertForMaskedLM``), it is the classifier with the
+    same encoder.
 
     Raises:
-        InputError: for a class whose heads cannot be taken apart, naming its attention.
+        InputError: if the class is not supported; the message names its attention class.
     """
     names = config.get("architectures")
     if isinstance(names, list) and len(names) == 1:
         (name,) = names
     else:
         name = None
-    if not isinstance(name, str):  # no one name: say what stands there
+    if not isinstance(name, str):  # there is not exactly one name: show the value in the message
         name_or_value = shown(names) if name is None else name
         raise _unsupported(name_or_value)
     if name in ARCHITECTURES or name in TWO_TOWERS:
         return name
+    # The class may be an encoder alone, or with a head for another task.
     classifier = _classifier_of_body(name)
     if classifier is None:
         raise _unsupported(name, _why_refused(name))
@@ -618,7 +650,11 @@ def class_name(config: LibraryConfig) -> str:
 
 
 def _classifier_of_body(name: str) -> str | None:
-    """Return the classifier that has the encoder of another class of the library; None where none is known."""
+    """Return the supported classifier with the same encoder as a class of transformers; None if there is none.
+
+    Args:
+        name: a class such as ``BertModel`` or ``BertForMaskedLM``.
+    """
     match = re.fullmatch(r"(\w+?)(Model|For\w+)", name)
     if match is None:
         return None
@@ -629,7 +665,7 @@ def _classifier_of_body(name: str) -> str | None:
 
 
 def _unsupported(name: object, why: str = "") -> InputError:
-    """Return the error of a class of the library that is not opened; ``why`` stands at its end."""
+    """Return the error for a class that is not supported, with ``why`` at the end of its message."""
     two_towers = ", ".join(TWO_TOWERS)
     bodies = ", ".join(reversed(BODIES))
     hint = f"supported are {two_towers}, and classifiers and bodies of {bodies}"
@@ -637,7 +673,7 @@ def _unsupported(name: object, why: str = "") -> InputError:
 
 
 def _why_refused(name: str) -> str:
-    """Say why a class is refused, as the end of a sentence behind its name; empty where nothing is known."""
+    """Return why a class is not supported, as the end of a sentence; empty if the reason is not known."""
     tower = re.match(r"(CLIP|MetaClip2|Siglip2?)(Vision|Text)Model", name)
     if tower is not None:
         return f": it is one tower of a {tower[1]}Model"
@@ -648,17 +684,17 @@ def _why_refused(name: str) -> str:
 
 
 def _attention_class_of(name: str) -> str | None:
-    """Find the attention class in the file of some model of the library, or None where there is none.
+    """Return the name of the attention class in the file that defines a model class; None if there is none.
 
-    The model itself is not built: its configuration may name another one that the library would ask the hub for.
+    The model is not built, because its configuration may name another model that transformers would download.
     """
     try:
         module = sys.modules[getattr(transformers, name).__module__]
-    except Exception:  # no model of this version, or one that needs another library
+    except Exception:  # this version of transformers has no such class, or the class needs another library
         return None
     kinds = []
     for member in vars(module).values():
         is_module = isinstance(member, type) and issubclass(member, nn.Module)
         if is_module and member.__name__.endswith("Attention"):
             kinds.append(member.__name__)
-    return min(kinds, key=len, default=None)  # the others are parts or variants of it
+    return min(kinds, key=len, default=None)  # longer names are parts or variants of the shortest

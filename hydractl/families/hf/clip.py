@@ -1,4 +1,4 @@
-"""transformers' CLIP and SigLIP: a tower of images and a tower of texts, whose features are compared."""
+"""transformers' CLIP and SigLIP: the features of an image tower and a text tower are compared."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hydractl.families.hf.texts import prompt_tokens, text_preprocess
 from hydractl.families.prompts import filled_templates, mean_features
 
 NAMES = {"vision_model": "visual", "text_model": "text"}
-"""The towers, as :attr:`hydractl.heads.mask.Site.tower` names them."""
+"""transformers' names of the towers with their values of :attr:`hydractl.heads.mask.Site.tower`."""
 
 
 Stem = Callable[[Any, Any], State]
-"""From an encoder of the library and its inputs to the state before the first layer."""
+"""A function from transformers' encoder and its inputs to the state before the first layer."""
 
 
 def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
-    """Return the tower of images, then that of texts."""
+    """Return the stages of the image tower, then those of the text tower."""
     images, texts = towers_of(model)
     stages_of_images = _image_stages(model, images, stem)
     stages_of_texts = _text_stages(model, texts, stem)
@@ -36,7 +36,13 @@ def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
 
 
 def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
-    """Cut the tower of images into stem, blocks and readout: from images to normalised features ``[B, D]``."""
+    """Cut the image tower into stem, blocks and readout; the readout gives normalised features ``[B, D]``.
+
+    Args:
+        model: transformers' CLIP or SigLIP.
+        tower: its image tower.
+        stem: runs the encoder before its first layer.
+    """
     stages_of_encoder = _encoder_stages(
         tower,
         stem=partial(stem, tower.base),
@@ -47,14 +53,21 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
         per_sample=("attention_mask", "tokens"),
         prefixes=(f"{tower.prefix}.", "visual_projection."),
     )
-    if not is_causal(model):  # the head of a SigLIP attends to all tokens
+    # The readout of a SigLIP attends to all tokens and is not linear. A CLIP projects its class token.
+    if not is_causal(model):
         return stages
     projection = _projection(model.visual_projection, partial(_pooled_image, model))
     return replace(stages, reads=first_tokens(1), projection=projection)
 
 
 def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
-    """Cut the tower of texts into stem, blocks and readout: from prompts to normalised features ``[classes, D]``."""
+    """Cut the text tower into stem, blocks and readout; the readout gives normalised features ``[classes, D]``.
+
+    Args:
+        model: transformers' CLIP or SigLIP.
+        tower: its text tower.
+        stem: runs the encoder before its first layer.
+    """
     causal = is_causal(model)
     stages = _encoder_stages(
         tower,
@@ -64,8 +77,8 @@ def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     projection_layer = model.text_projection if causal else tower.base.head
 
     def reads(state: State) -> Tensor:
-        """Return the position of the token that is read of each prompt, ``[classes * prompts, 1]``."""
-        ids = state.context["ids"].flatten(0, 1)
+        """Return the position of the token that the readout uses from each prompt, ``[classes * prompts, 1]``."""
+        ids = state.context["ids"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
         return _positions_read(model, ids)
 
     return replace(
@@ -79,7 +92,7 @@ def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
 
 
 def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: Callable[[State], Tensor]) -> Stages:
-    """Return what the stages of both towers have in common."""
+    """Return the stages of a tower with only the fields that both towers set in the same way."""
     layers = tower.base.encoder.layers
     return Stages(
         stem=stem,
@@ -93,62 +106,72 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
 
 
 def _projection(layer: Any, pooled: Callable[[State], Tensor]) -> Projection:
-    """Return the projection by a layer of what is pooled of a state, ``[classes * prompts, d]``."""
+    """Return the projection of a tower.
+
+    Args:
+        layer: the linear layer.
+        pooled: computes the inputs of the layer from a state: ``[B, d]`` for images, ``[classes * prompts, d]`` for
+            texts.
+    """
 
     def inputs(state: State) -> Tensor:
+        # Only the text tower has ids, [classes, prompts, T]. An image counts as one prompt.
         ids = state.context.get("ids")
         prompts = 1
         if ids is not None:
             prompts = ids.shape[1]
         features = pooled(state)  # [classes * prompts, d]
-        return features.unflatten(0, (-1, prompts))
+        return features.unflatten(0, (-1, prompts))  # [classes, prompts, d]
 
     return Projection(inputs, lambda: (layer.weight, layer.bias))
 
 
 def is_causal(model: Any) -> bool:
-    """Return whether this is a CLIP, which reads texts up to their end; a SigLIP reads them whole, padding included."""
+    """Return whether the model is a CLIP, whose text tower is causal; a SigLIP attends to all tokens and padding."""
     return model.config.model_type in ("clip", "metaclip_2")
 
 
 def _run_layer(layer: Any, state: State) -> State:
-    """Return the state behind one layer."""
+    """Return the state after one layer."""
     context = state.context
     hidden = layer(state.hidden, attention_mask=context["attention_mask"])
     return State(hidden, context)
 
 
 def _attention_input(layer: Any, state: State) -> Tensor:
-    """Return what the attention of a layer is given of the state before it."""
+    """Return the inputs of a layer's attention, computed from the state before the layer."""
     return layer.layer_norm1(state.hidden)
 
 
 def _image_features(model: Any, state: State) -> Tensor:
-    """Return the features ``[B, D]`` of images, before they are normalised, from the state after the last layer."""
+    """Return the features of images before they are normalised, ``[B, D]``, from the state after the last layer."""
     base = model.vision_model
     if is_causal(model):
         return model.visual_projection(_pooled_image(model, state))
     hidden = base.post_layernorm(state.hidden)
-    patches = state.context.get("tokens")
-    if patches is None:
+    patch_mask = state.context.get("tokens")  # [B, T], 0 for padding; only a SigLIP 2 has it
+    if patch_mask is None:
         return base.head(hidden)
-    return base.head(hidden, patches)
+    return base.head(hidden, patch_mask)
 
 
 def _pooled_image(model: Any, state: State) -> Tensor:
-    """Return what a CLIP projects of an image, ``[B, d_model]``: its class token behind the last norm."""
+    """Return the inputs of a CLIP's visual projection, ``[B, d_model]``: the class token after the last norm."""
     class_token = state.hidden[:, 0]
     return model.vision_model.post_layernorm(class_token)
 
 
 def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]) -> State:
-    """Return the state before the first layer, of all prompts one after another.
+    """Run the text tower before its first layer, on all prompts of all classes as one batch.
 
     Args:
         base: the encoder.
-        stem: of an encoder of the library.
-        causal: whether a token sees only those before it.
-        inputs: of the library's tokenizer, ``[classes, prompts, T]`` each.
+        stem: runs the encoder before its first layer.
+        causal: whether a token sees only itself and the tokens before it.
+        inputs: outputs of the tokenizer, e.g. ``input_ids``, each ``[classes, prompts, T]``.
+
+    Returns:
+        The tokens ``[classes * prompts, T, d_model]``; the context also has ``ids``, the ``input_ids`` unchanged.
     """
     texts = {}
     for name, tensor in inputs.items():
@@ -157,34 +180,37 @@ def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]
     ids = inputs["input_ids"]
     context = {**state.context, "ids": ids}
     if causal:
+        # The stem made a mask for an encoder that attends to all tokens. Replace it by the causal one.
         tokens = ids.shape[-1]
         every_pair = torch.ones((tokens, tokens), dtype=torch.bool, device=ids.device)
-        context["attention_mask"] = every_pair.tril()
+        context["attention_mask"] = every_pair.tril()  # [queries, keys]
     return State(state.hidden, context)
 
 
 def _positions_read(model: Any, ids: Tensor) -> Tensor:
-    """Return the position of the token that the library reads of each text, int64 ``[N, 1]``.
+    """Return the position of the token from which the features of each text are computed, int64 ``[N, 1]``.
 
-    That is the last one for a SigLIP, and the first one that ends the text for a CLIP.
+    A SigLIP uses the last token, a CLIP the first token that marks the end of the text.
 
     Args:
-        model: of the library.
-        ids: tokens of the texts, ``[N, T]``.
+        model: transformers' CLIP or SigLIP.
+        ids: token ids of the texts, ``[N, T]``.
     """
     if not is_causal(model):
         last = ids.shape[1] - 1
         return torch.full_like(ids[:, :1], last)
     end = model.text_model.eos_token_id
     if end == 2 and model.config.model_type == "clip":
-        # As the library: with this number, which older files of CLIP hold by mistake, the end is the highest token.
+        # Older files of CLIP have 2 as the end token by mistake. Like transformers, take the token with the highest id,
+        # which is the true end token.
         return ids.int().argmax(dim=-1, keepdim=True)
     is_end = torch.eq(ids, end)
+    # argmax returns the first position with the greatest value.
     return is_end.int().argmax(dim=-1, keepdim=True)
 
 
 def _class_features(model: Any, state: State) -> Tensor:
-    """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
+    """Compute the features of all classes, ``[classes, D]``, from the state of their prompts after the last layer."""
     if is_causal(model):
         layer = model.text_projection
     else:
@@ -196,21 +222,24 @@ def _class_features(model: Any, state: State) -> Tensor:
 
 
 def _pooled_texts(model: Any, state: State) -> Tensor:
-    """Compute ``[classes * prompts, d_model]``, the features that the library reads of each text."""
-    hidden = state.hidden
+    """Return the token of each prompt that is projected, after the last norm, ``[classes * prompts, d_model]``.
+
+    If the context has the entry ``read``, this token is the only one left in the state.
+    """
+    hidden = state.hidden  # [classes * prompts, T, d_model]
     if "read" not in state.context:
         ids = state.context["ids"].flatten(0, 1)
         positions = _positions_read(model, ids)
-        hidden = hidden.take_along_dim(positions[..., None], dim=1)
+        hidden = hidden.take_along_dim(positions[..., None], dim=1)  # [classes * prompts, 1, d_model]
     pooled = hidden[:, 0]
     return model.text_model.final_layer_norm(pooled)
 
 
 def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer of a published folder, with the settings by which the model takes its tokens.
+    """Read the tokenizer of a published folder for the text tower of a CLIP or SigLIP.
 
     Raises:
-        InputError: for one whose texts end where a CLIP does not look.
+        InputError: if a CLIP does not find the end of a padded text at the place where it would be without padding.
     """
     config = model.text_model.config
     reads_padding = not is_causal(model)
@@ -223,7 +252,8 @@ def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
     )
     if reads_padding:
         return preprocess
-    # Beside a longer text, a short one is padded: a CLIP has to find its end where it was without padding.
+    # A CLIP gets no mask of padding, so it must find the end of a text even if the text is padded to the length of a
+    # longer one.
     padded = prompt_tokens(preprocess, ["a", "a photo of a"], full_length=False)["input_ids"]
     unpadded = prompt_tokens(preprocess, ["a"], full_length=False)["input_ids"]
     end = unpadded.shape[1] - 1
@@ -236,10 +266,19 @@ def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
 def class_prompts(
     model: Any, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
 ) -> Mapping[str, Tensor]:
-    """Tokenize every template of every class: the inputs of the tower of texts, ``[classes, templates, T]`` each.
+    """Tokenize every template for every class, and return the inputs of the text tower.
 
-    A CLIP is given no more tokens than its longest text has, because what lies behind the end of a text changes
-    nothing; a SigLIP always as many as it was trained with.
+    For a CLIP, T is the length of the longest text, because tokens after the end of a text change nothing. A SigLIP
+    always gets the full length with which it was trained.
+
+    Args:
+        model: transformers' CLIP or SigLIP.
+        preprocess: the preprocessing of the model.
+        labels: class names.
+        templates: prompts with a place for the class name.
+
+    Returns:
+        Outputs of the tokenizer by name, each ``[classes, templates, T]``.
     """
     texts = filled_templates(labels, templates)
     full_length = not is_causal(model)

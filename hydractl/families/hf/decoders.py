@@ -1,6 +1,7 @@
-"""transformers' decoders with a classifier at the last token (Llama and its kin, GPT-2), and encoders built like them.
+"""transformers' decoders that classify their last token (Llama and relatives, GPT-2), and encoders built like them.
 
-A token sees those before it, perhaps within a window. Heads of queries may share keys and values.
+In a decoder a token attends only to itself and the tokens before it, perhaps within a window. Several heads of queries
+may share keys and values.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ _ORIGINAL = "original_max_position_embeddings"
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 PER_SAMPLE = (_FULL, _SLIDING, "tokens", "last")
-"""The entries of :attr:`hydractl.families.base.Stages.per_sample`."""
+"""The keys of the context whose tensors have the samples in dimension 0."""
 
 
 def unsupported_setting(config: Any) -> str | None:
-    """Return what a configuration has that is not followed here, or None.
+    """Return the first setting of a configuration that hydractl does not support, as a message; None if there is none.
 
     Args:
-        config: the library's object for one encoder or decoder; what a class does not have is not looked at.
+        config: transformers' configuration object of one encoder or decoder. Settings that its class does not have are
+            skipped.
     """
+    # Grouped-query attention.
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None)
     if key_heads is not None:
@@ -43,10 +46,11 @@ def unsupported_setting(config: Any) -> str | None:
         return f"it caps the scores of its attention (attn_logit_softcapping {shown(cap)})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its tokens see those behind them too (use_bidirectional_attention)"
+    # Other kinds of layers may have no attention at all.
     layer_types = getattr(config, "layer_types", None) or ()
-    foreign_types = set(layer_types) - {_FULL, _SLIDING}
-    if foreign_types:
-        names = sorted(map(shown, foreign_types))
+    unknown_types = set(layer_types) - {_FULL, _SLIDING}
+    if unknown_types:
+        names = sorted(map(shown, unknown_types))
         return f"its layers are {', '.join(names)}"
     window = getattr(config, "sliding_window", None)
     if window is not None and not _is_positive(window):
@@ -57,12 +61,12 @@ def unsupported_setting(config: Any) -> str | None:
 
 
 def _is_positive(number: Any) -> bool:
-    """Return whether a value of a file is a whole number above 0."""
+    """Return whether a value from a file is a whole number above 0."""
     return type(number) is int and number >= 1
 
 
 def _problem_of_rotations(config: Any) -> str | None:
-    """Return why the rotary positions of a configuration cannot be followed, or None."""
+    """Return why the rotary positions of a configuration are not supported; None if they are."""
     for rotation in _rotations(config):
         if "dynamic" in str(rotation.get("rope_type")):
             return "its rotary positions depend on the length of a text (rope_type dynamic)"
@@ -73,14 +77,14 @@ def _problem_of_rotations(config: Any) -> str | None:
 
 
 def _rotations(config: Any) -> list[Mapping[str, object]]:
-    """Return the parameters of rotary positions, of each kind of layer or of all."""
+    """Return the parameters of rotary positions: one mapping for all layers, or one for each kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     candidates = [parameters, *parameters.values()]
     return [candidate for candidate in candidates if isinstance(candidate, Mapping)]
 
 
 def _short_lengths(config: Any) -> list[Any]:
-    """Return up to how many tokens a text is short, where longer ones have other angles (LongRoPE)."""
+    """Return the lengths in tokens above which a text would get other angles (LongRoPE only)."""
     lengths = []
     for rotation in _rotations(config):
         if rotation.get("rope_type") == "longrope":
@@ -89,14 +93,14 @@ def _short_lengths(config: Any) -> list[Any]:
 
 
 def longest_text_of(config: Any) -> int:
-    """Return the largest number of tokens of a text: all texts have the angles of short ones."""
+    """Return the greatest number of tokens in a text; with LongRoPE, only texts with the angles of short texts fit."""
     lengths = [config.max_position_embeddings]
     lengths += _short_lengths(config)
     return min(lengths)
 
 
 def kinds_of_layers(config: Any) -> Sequence[str]:
-    """Return for each layer whether its tokens see all before them or those in a window."""
+    """Return the kind of each layer: ``full_attention``, or ``sliding_attention`` if its tokens see only a window."""
     if hasattr(type(config), "layer_types"):
         return list(config.layer_types)
     kind = _FULL
@@ -106,37 +110,43 @@ def kinds_of_layers(config: Any) -> Sequence[str]:
 
 
 def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
-    """Compute the embeddings, the masks and angles of each kind of layer, and where each sample ends.
+    """Compute the embeddings, and the masks and angles of each kind of layer.
 
     Args:
-        base: the library's decoder.
-        causal: whether a token sees only those before it.
-        inputs: of the library's model: ``input_ids [B, T]``, perhaps ``attention_mask``.
+        base: transformers' decoder, e.g. a LlamaModel.
+        causal: whether a token sees only itself and the tokens before it.
+        inputs: ``input_ids [B, T]`` and perhaps ``attention_mask [B, T]``.
 
     Returns:
-        The tokens before the first layer. Their context has the mask of each kind of layer under its name, ``angles``
-        by kind where positions are rotary, ``tokens``: the mask as it was given, and ``last``: see
-        :func:`_last_positions`, or None where a token sees all.
+        The embeddings ``[B, T, d_model]``, with this context:
+
+        * ``full_attention``, ``sliding_attention``: the mask of each kind of layer that the model has;
+        * ``angles``: cosines and sines by kind of layer, if positions are rotary;
+        * ``tokens``: the attention mask of ``inputs``, or None;
+        * ``last``: the position of the last token of each sample if ``causal``, else None.
     """
     ids = inputs["input_ids"]
-    tokens = inputs.get("attention_mask")
+    padding_mask = inputs.get("attention_mask")
     config = base.config
-    positions = torch.arange(ids.shape[1], device=ids.device)[None]  # [1, T]: padding has positions too
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]  # [1, T]; padding is counted too
+
+    # GPT-2 adds learned positions to the embeddings. All others have rotary positions.
     if hasattr(base, "wpe"):
         embedded = base.wte(ids) + base.wpe(positions)
         hidden = base.drop(embedded)
     else:
         hidden = base.embed_tokens(ids)
-    kinds = list(dict.fromkeys(kinds_of_layers(config)))  # each once
+
+    kinds = list(dict.fromkeys(kinds_of_layers(config)))  # distinct kinds, in order
     context: dict[str, object] = {}
     for kind in kinds:
         window = None
         if kind == _SLIDING:
             window = config.sliding_window
-        context[kind] = _visible_tokens(ids, tokens, causal, window)
+        context[kind] = _visible_tokens(ids, padding_mask, causal, window)
     if hasattr(base, "rotary_emb"):
         context["angles"] = _angles_by_kind(base.rotary_emb, hidden, positions, kinds)
-    context["tokens"] = tokens
+    context["tokens"] = padding_mask
     context["last"] = None
     if causal:
         context["last"] = _last_positions(config, ids)
@@ -146,8 +156,10 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
 def _angles_by_kind(
     rotary_emb: Any, hidden: Tensor, positions: Tensor, kinds: Sequence[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the library's cosines and sines for each kind of layer."""
-    forward = inspect.unwrap(type(rotary_emb).forward)  # without a look at how long the texts are
+    """Return transformers' cosines and sines of rotary positions for each kind of layer."""
+    # A decorator of `forward` changes the angles for long texts and reads the numbers of `positions` for this. Texts
+    # are never that long here, so the undecorated function is called.
+    forward = inspect.unwrap(type(rotary_emb).forward)
     has_angles_by_kind = isinstance(getattr(rotary_emb, "rope_type", None), dict)
     angles = {}
     for kind in kinds:
@@ -159,45 +171,55 @@ def _angles_by_kind(
 
 
 def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
-    """Return which tokens (keys) each token (query) sees: bool ``[B, 1, T, T]``, queries before keys.
+    """Return the attention mask: which keys each query may attend to.
 
     Args:
-        ids: numbers of tokens, ``[B, T]``.
-        tokens: which of them are no padding, ``[B, T]``; None: all.
-        causal: whether a token sees only itself and those before it.
-        window: how many tokens it sees at most, itself included; None: no limit. It counts only where ``causal``.
+        ids: token ids, ``[B, T]``; only the shape and the device are used.
+        tokens: true for tokens that are not padding, ``[B, T]``; None if no token is padding.
+        causal: whether a query attends only to itself and the keys before it.
+        window: the greatest number of keys that a query attends to, itself included; None means no limit. It is ignored
+            unless ``causal``.
 
     Returns:
-        The mask, whose dimension of 1 is that of heads; None: every token sees all.
+        A bool mask ``[B, 1, queries, keys]``, where queries = keys = T and the 1 stands for the heads. None means that
+        every query attends to all keys.
     """
     samples, length = ids.shape
-    unpadded = None
+    not_padding = None
     if tokens is not None:
-        unpadded_keys = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
-        unpadded = unpadded_keys.expand(-1, -1, length, -1)  # [B, 1, T, T]: the same keys for every query
+        keys_not_padding = tokens.bool()[:, None, None, :]  # [B, 1, 1, T]
+        not_padding = keys_not_padding.expand(-1, -1, length, -1)  # [B, 1, T, T]: the same keys for every query
     if not causal:
-        return unpadded
+        return not_padding
 
-    # The keys in reach of each query, which are the same for every sample.
+    # The causal mask, perhaps with a window. It is the same for every sample.
     positions = torch.arange(length, device=ids.device)
-    distance = positions[:, None] - positions[None]  # [T, T]: how far a key stands before a query
+    distance = positions[:, None] - positions[None]  # [T, T]: position of the query - position of the key
     in_reach = distance >= 0
     if window is not None:
         in_reach = in_reach & (distance < window)
     in_reach_of_samples = in_reach.expand(samples, 1, -1, -1)  # [B, 1, T, T]
-    if unpadded is None:
+    if not_padding is None:
         return in_reach_of_samples
-    visible = in_reach_of_samples & unpadded
+    visible = in_reach_of_samples & not_padding
 
-    # Padding in front of a text has only padding in reach, so it would see nothing, which not every kernel can
-    # compute. It sees itself instead. This changes no text: no other token sees padding.
+    # If a text is padded on the left, its padding has only padding in reach. A query that attends to nothing gives NaN
+    # in some kernels, so such a query attends to itself. No other token attends to padding, so no result changes.
     sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
     is_itself = distance == 0  # [T, T]
     return visible | (is_itself & sees_nothing)
 
 
 def _last_positions(config: Any, ids: Tensor) -> Tensor:
-    """Return the last token of each sample that is not padding, ``[B, 1]``, as the library finds it."""
+    """Return the position of each sample's last token that is not padding, ``[B, 1]``, by transformers' own rule.
+
+    Args:
+        config: transformers' configuration object.
+        ids: token ids, ``[B, T]``.
+
+    Raises:
+        InputError: if the model has no padding token, and there are several samples.
+    """
     positions = torch.arange(ids.shape[1], device=ids.device)
     if config.pad_token_id is None:
         if ids.shape[0] > 1:
@@ -211,26 +233,41 @@ def _last_positions(config: Any, ids: Tensor) -> Tensor:
 
 
 def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
-    """Return how an attention turns by the library's cosines and sines ``[1, 1, T, width]``; None: not at all."""
+    """Return a function from transformers' cosines and sines ``[1, 1, T, width]`` to a rotation of queries and keys.
+
+    None means that this attention does not use rotary positions.
+
+    Args:
+        attention: transformers' attention module.
+    """
     kind = type(attention).__name__
-    if kind in ("GlmAttention", "HeliumAttention"):  # neighbouring dimensions, with the angles of halves
+    # These rotate pairs of neighbouring dimensions (0 with 1), but get the angles in the order for halves.
+    if kind in ("GlmAttention", "HeliumAttention"):
         return lambda cos, sin: Rotary(_interleaved(cos), _interleaved(sin), neighbours=True)
     if not getattr(attention, "use_rope", True):
         return None
+    # In an EXAONE 4 with sliding windows, the layers without a window have no positions.
     if kind == "Exaone4Attention" and attention.sliding_window is not None and not attention.is_sliding:
-        return None  # beside layers with a window, those without one have no positions
+        return None
+    # All others rotate dimension i with dimension i + width / 2.
     return partial(Rotary, neighbours=False)
 
 
 def _interleaved(angles: Tensor) -> Tensor:
-    """Return the angles of halves of the dimensions as those of neighbours."""
+    """Reorder angles ``[..., width]`` for pairs of neighbouring dimensions: from ``a b a b`` to ``a a b b``."""
     half = angles.shape[-1] // 2
-    first_half = angles[..., :half]
+    first_half = angles[..., :half]  # the second half has the same angles
     return first_half.repeat_interleave(2, dim=-1)
 
 
 def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
-    """Run one layer of the library, of the kind that its mask and angles are of."""
+    """Return the state after one layer.
+
+    Args:
+        layer: transformers' layer.
+        kind: ``full_attention`` or ``sliding_attention``: which mask and angles of the context the layer receives.
+        state: the state before the layer, with the context of :func:`decoder_stem`.
+    """
     context = state.context
     arguments = {"attention_mask": context[kind]}
     if "angles" in context:
@@ -240,25 +277,36 @@ def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
 
 
 def last_norm(base: Any, state: State) -> Tensor:
-    """Return the state after the last norm."""
+    """Return the tokens after the last norm, ``[B, T, d_model]``."""
     if hasattr(base, "ln_f"):
         return base.ln_f(state.hidden)
     return base.norm(state.hidden)
 
 
 def at_last_token(state: State, values: Tensor) -> Tensor:
-    """Return the values of the last token of each sample: ``[B, n]`` of ``[B, T, n]``."""
+    """Return the values of each sample's last token, ``[B, n]``.
+
+    Args:
+        state: its context has the positions of the last tokens as ``last``. If the context has the entry ``read``, the
+            last token is the only one left.
+        values: values of all tokens, ``[B, T, n]``.
+    """
     if "read" in state.context:
         return values[:, 0]
     last = state.context["last"]  # [B, 1]
     width = values.shape[2]
-    positions = last[:, :, None].expand(-1, -1, width)
-    read = values.gather(1, positions)  # [B, 1, n]
-    return read[:, 0]
+    positions = last[:, :, None].expand(-1, -1, width)  # [B, 1, n]
+    last_values = values.gather(1, positions)  # [B, 1, n]
+    return last_values[:, 0]
 
 
 def mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
-    """Return the mean ``[B, d_model]`` of ``hidden [B, T, d_model]`` over what ``tokens [B, T]`` marks; None: all."""
+    """Return the mean over tokens, ``[B, d_model]``.
+
+    Args:
+        hidden: ``[B, T, d_model]``.
+        tokens: 1 for tokens that count, 0 for padding, ``[B, T]``; None means that all tokens count.
+    """
     if tokens is None:
         tokens = torch.ones_like(hidden[..., 0])
     weights = tokens.unsqueeze(-1)  # [B, T, 1]
@@ -267,47 +315,52 @@ def mean_of_tokens(hidden: Tensor, tokens: Tensor | None) -> Tensor:
 
 
 def last_token_logits(model: Any, base: Any, state: State) -> Tensor:
-    """Compute logits as the library's ``GenericForSequenceClassification``."""
+    """Compute logits ``[B, classes]`` of the last token, like transformers' ``GenericForSequenceClassification``."""
     hidden = last_norm(base, state)
     last = at_last_token(state, hidden)
     return model.score(last)
 
 
 def pooled_logits(model: Any, base: Any, state: State) -> Tensor:
-    """Compute logits ``[B, classes]`` as the library's ``EuroBertForSequenceClassification``.
+    """Compute logits ``[B, classes]`` like transformers' ``EuroBertForSequenceClassification``.
 
-    Its ``classifier_pooling`` says what is classified: the first token (``bos``), the mean of tokens (``mean``), or the
-    mean of what a layer makes of each of them (``late``).
+    ``classifier_pooling`` says what is classified. ``bos``: the first token, after a dense layer. ``mean``: the mean of
+    all tokens, after a dense layer. ``late``: the mean of all tokens, each after the dense layer.
     """
     hidden = last_norm(base, state)
-    tokens = state.context["tokens"]
+    padding_mask = state.context["tokens"]
     pools_late = model.classifier_pooling == "late"
-    if pools_late:  # the library takes the mean of logits, which are linear in these features
+    if pools_late:
+        # transformers averages the logits of all tokens. Logits are linear in these features, so averaging the features
+        # gives the same.
         hidden = model.activation(model.dense(hidden))
     if model.classifier_pooling == "bos":
         features = hidden[:, 0]
     else:
-        features = mean_of_tokens(hidden, tokens)
+        features = mean_of_tokens(hidden, padding_mask)
     if not pools_late:
         features = model.activation(model.dense(features))
     return model.classifier(features)
 
 
 def with_padding(config: LibraryConfig, padding: int, origin: str) -> LibraryConfig:
-    """Return a configuration that knows by which token texts are padded; the library looks for the last other one.
+    """Return the configuration with ``pad_token_id`` set to the tokenizer's padding token.
+
+    Decoders classify the last token that is not padding, so they need to know the padding token.
 
     Args:
-        config: of the model.
-        padding: the number of the tokenizer's padding token.
-        origin: for messages.
+        config: the configuration of the model.
+        padding: the id of the tokenizer's padding token.
+        origin: the folder, for messages.
 
     Raises:
-        InputError: the configuration names another.
+        InputError: if the configuration already has another padding token.
     """
-    known = config.get("pad_token_id")
-    if known not in (None, padding):
+    configured_padding = config.get("pad_token_id")
+    if configured_padding not in (None, padding):
         raise InputError(
-            f"{origin}: the tokenizer pads with token {padding}, config.json has pad_token_id {shown(known)}",
+            f"{origin}: the tokenizer pads with token {padding}, config.json has pad_token_id "
+            f"{shown(configured_padding)}",
             hint=f"set pad_token_id to {padding} in config.json if the model was trained so",
         )
     return {**config, "pad_token_id": padding}

@@ -1,4 +1,4 @@
-"""transformers' DINOv3, which is a body and has no classifier: its stem with rotary positions, and its readout."""
+"""transformers' DINOv3, an encoder without a classifier: its stem with rotary positions, and its readout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ NAME = "DINOv3ViTModel"
 
 
 def dinov3_stages(model: Any) -> list[Stages]:
-    """Cut the model. Stem: patches, class and register tokens, angles of positions. Readout: the class token."""
+    """Cut the model into its only tower: stem, blocks and readout.
+
+    The stem makes patches, class token, registers and the angles of positions. The readout is the class token.
+    """
     layers = model.model.layer
     return [
         Stages(
@@ -31,11 +34,13 @@ def dinov3_stages(model: Any) -> list[Stages]:
 
 
 def _run_stem(model: Any, inputs: Any) -> State:
-    """Return the tokens before the first layer, and cosines and sines ``[1, T, head_dim]`` of all their positions.
+    """Return the tokens before the first layer, and in the context the ``angles`` of their positions.
+
+    The angles are a pair of cosines and sines, ``[1, T, head_dim]`` each.
 
     Args:
-        model: of the library.
-        inputs: pixels ``[B, C, H, W]``, alone or as ``pixel_values``.
+        model: transformers' DINOv3ViTModel.
+        inputs: pixels ``[B, C, H, W]``, or a mapping with the pixels as ``pixel_values``.
     """
     pixels = inputs
     if isinstance(inputs, Mapping):
@@ -43,9 +48,10 @@ def _run_stem(model: Any, inputs: Any) -> State:
     hidden = model.embeddings(pixels)
     patch_cos, patch_sin = model.rope_embeddings(pixels)  # [patches, head_dim] each
     patches, head_dim = patch_cos.shape
-    # The class token and the registers before the patches are not turned: their angle is 0.
-    tokens_before = hidden.shape[1] - patches
-    prefix_shape = (tokens_before, head_dim)
+    # The class token and the registers come before the patches and are not rotated: their angle is 0, with cosine 1
+    # and sine 0.
+    prefix_tokens = hidden.shape[1] - patches
+    prefix_shape = (prefix_tokens, head_dim)
     cos = torch.cat([patch_cos.new_ones(prefix_shape), patch_cos])  # [T, head_dim]
     sin = torch.cat([patch_sin.new_zeros(prefix_shape), patch_sin])
     angles = (cos[None], sin[None])  # [1, T, head_dim] each
@@ -53,12 +59,12 @@ def _run_stem(model: Any, inputs: Any) -> State:
 
 
 def _run_layer(layer: Any, state: State) -> State:
-    """Return the state behind one layer."""
+    """Return the state after one layer."""
     context = state.context
     hidden = layer(state.hidden, position_embeddings=context["angles"])
     return State(hidden, context)
 
 
 def _attention_input(layer: Any, state: State) -> Tensor:
-    """Return what the attention of a layer is given of the state before it."""
+    """Return the inputs of a layer's attention, computed from the state before the layer."""
     return layer.norm1(state.hidden)

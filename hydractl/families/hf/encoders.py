@@ -1,4 +1,4 @@
-"""transformers' encoders in stages: the part of their forward before the first layer, and one layer."""
+"""Parts of the forward pass of transformers' encoders: everything before the first layer, and one layer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from hydractl.families.hf import relative
 
 
 def encoder_stem(base: Any, inputs: Any) -> State:
-    """Run the part of the library's own forward before its first layer.
+    """Run the part of transformers' forward pass before the first layer.
 
     Args:
         base: the encoder.
-        inputs: tokens, patches or pixels, by the library's names; pixels ``[B, C, H, W]`` may come alone.
+        inputs: a mapping with transformers' names of inputs (``input_ids``, ``pixel_values`` and so on), or only the
+            pixels ``[B, C, H, W]``.
 
     Returns:
-        The tokens before the first layer, and what its layers are given beside them (masks, positions).
+        The tokens before the first layer; the context has the other arguments of the layers (masks, positions).
     """
     if not isinstance(inputs, Mapping):
         return _stem_of_pixels(base, inputs)
@@ -33,20 +34,32 @@ def encoder_stem(base: Any, inputs: Any) -> State:
 
 
 def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Run the stem of a model of texts: ``input_ids [B, T]``, perhaps ``attention_mask`` and ``token_type_ids``."""
-    given_mask = inputs.get("attention_mask")
+    """Run the stem of an encoder of texts.
+
+    Args:
+        base: the encoder.
+        inputs: ``input_ids`` and, if the tokenizer gives them, ``attention_mask`` and ``token_type_ids``, each
+            ``[B, T]``.
+
+    Returns:
+        The tokens ``[B, T, d_model]`` before the first layer; the context has the other arguments of the layers.
+    """
+    mask_of_inputs = inputs.get("attention_mask")
     arguments = {"input_ids": inputs["input_ids"]}
     if "token_type_ids" in inputs:
         arguments["token_type_ids"] = inputs["token_type_ids"]
     if type(base).__name__ == "DebertaV2Model":
-        hidden = base.embeddings(**arguments, mask=given_mask)  # what pads is zero before the first layer
+        hidden = base.embeddings(**arguments, mask=mask_of_inputs)  # the mask sets the embeddings of padding to zero
     else:
         hidden = base.embeddings(**arguments)
-    if hasattr(base, "embeddings_project"):  # ELECTRA
+    # ELECTRA's embeddings are narrower than its layers.
+    if hasattr(base, "embeddings_project"):
         hidden = base.embeddings_project(hidden)
-    mask = _none_on_meta(given_mask)
+
+    mask = _none_on_meta(mask_of_inputs)
     context = _layer_arguments(base, hidden, None, mask)
-    if hasattr(base, "rotary_emb"):  # ModernBERT: masks and angles of its two kinds of layers
+    # ModernBERT has two kinds of layers, each with its own mask and angles. Its readout also needs the mask of padding.
+    if hasattr(base, "rotary_emb"):
         context["angles"] = _angles_by_kind(base, hidden)
         context["sliding_attention"] = create_bidirectional_sliding_window_mask(
             config=base.config, inputs_embeds=hidden, attention_mask=mask
@@ -56,7 +69,7 @@ def _stem_of_tokens(base: Any, inputs: Mapping[str, Tensor]) -> State:
 
 
 def _angles_by_kind(base: Any, hidden: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the cosines and sines of a ModernBERT for each kind of its layers."""
+    """Return the cosines and sines of rotary positions for each kind of layer of a ModernBERT."""
     tokens = hidden.shape[1]
     positions = torch.arange(tokens, device=hidden.device).unsqueeze(0)  # [1, T]
     angles = {}
@@ -66,11 +79,12 @@ def _angles_by_kind(base: Any, hidden: Tensor) -> dict[str, tuple[Tensor, Tensor
 
 
 def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Run the stem of a SigLIP 2, which is given patches, some of them of padding."""
+    """Run the stem of a SigLIP 2, whose inputs are already cut into patches; some patches are padding."""
     pixels = inputs["pixel_values"]
     shapes = inputs["spatial_shapes"]
     if shapes.is_meta:
-        # Without numbers, which the library looks at, only shapes are asked for: positions change none.
+        # transformers reads the numbers in `spatial_shapes` to place the patches, but meta tensors have none. Such a
+        # call only needs the shape of the result, which positions do not change.
         hidden = base.embeddings.patch_embedding(pixels)
     else:
         hidden = base.embeddings(pixels, shapes)
@@ -81,9 +95,9 @@ def _stem_of_patches(base: Any, inputs: Mapping[str, Tensor]) -> State:
 
 
 def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
-    """Run the stem of a model of images, ``[B, C, H, W]``."""
+    """Run the stem of an encoder of images, with pixels ``[B, C, H, W]``."""
     hidden = base.embeddings(pixels)
-    if isinstance(hidden, tuple):  # Swin: and its rows and columns
+    if isinstance(hidden, tuple):  # a Swin also returns the rows and columns of its tokens
         hidden = hidden[0]
     if hasattr(base, "pre_layrnorm"):
         hidden = base.pre_layrnorm(hidden)
@@ -92,20 +106,20 @@ def _stem_of_pixels(base: Any, pixels: Tensor) -> State:
 
 
 def _none_on_meta(mask: Tensor | None) -> Tensor | None:
-    """Return a mask whose numbers the library can look at; None where there are none: only shapes are asked for."""
+    """Return the mask, or None if it is on the meta device: transformers would read its numbers."""
     if mask is None or mask.is_meta:
         return None
     return mask
 
 
 def _layer_arguments(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Tensor | None) -> dict[str, object]:
-    """Return what the layers of an encoder are given beside the tokens, by the library's names.
+    """Return the arguments of an encoder's layers other than the tokens, by transformers' names.
 
     Args:
         base: the encoder.
         hidden: the tokens before the first layer, ``[B, T, d_model]``.
-        pixels: of a model of images, what it is given.
-        mask: which tokens are no padding, ``[B, T]``; None: all.
+        pixels: the inputs of an encoder of images, else None.
+        mask: true for tokens that are not padding, ``[B, T]``; None if no token is padding.
     """
     attention_mask = create_bidirectional_mask(config=base.config, inputs_embeds=hidden, attention_mask=mask)
     context: dict[str, object] = {"attention_mask": attention_mask}
@@ -114,10 +128,11 @@ def _layer_arguments(base: Any, hidden: Tensor, pixels: Tensor | None, mask: Ten
 
 
 def run_encoder_layer(layer: Any, state: State) -> State:
-    """Run one layer of an encoder."""
+    """Return the state after one layer of an encoder."""
     context = state.context
     if "angles" not in context:
         return relative.run_relative_layer(layer, state)
+    # A layer of a ModernBERT: its kind decides its mask and its angles.
     kind = layer.attention_type
     if kind == "sliding_attention":
         mask = context["sliding_attention"]

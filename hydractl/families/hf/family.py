@@ -1,4 +1,4 @@
-"""transformers' encoders for classification: BERT and its kin, DistilBERT, ELECTRA, vision transformers, and CLIPs."""
+"""The family of transformers' models: BERT and its relatives, decoders, vision transformers, CLIP and SigLIP."""
 
 from __future__ import annotations
 
@@ -72,7 +72,12 @@ from hydractl.jsonio import shown
 
 
 class _StandIn(nn.Module):
-    """:class:`hydractl.model.attention.HeadAttention` with the call and the answer of the library's attention."""
+    """Wraps ``HeadAttention`` so that it can be called like transformers' attention.
+
+    Args:
+        attention: the :class:`hydractl.model.attention.HeadAttention` to call.
+        library: the transformers module that it replaces; it decides how rotary positions are applied.
+    """
 
     def __init__(self, attention: nn.Module, library: Any) -> None:
         super().__init__()
@@ -86,9 +91,16 @@ class _StandIn(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Attend ``[M * B, T, d_model]``, with cosines and sines ``[1, T, head_dim]`` where positions are rotary.
+        """Compute the attention of M ensemble members over B samples.
 
-        In place of the attention weights, which nothing reads, None is returned.
+        Args:
+            hidden_states: ``[M * B, T, d_model]``.
+            attention_mask: as for transformers' attention.
+            position_embeddings: cosines and sines of rotary positions, ``[1, T, head_dim]`` each.
+            kwargs: other arguments of transformers' attention, which are ignored.
+
+        Returns:
+            The output ``[M * B, T, d_model]``, and None in place of the attention weights, which nothing reads.
         """
         rotary = None
         if position_embeddings is not None and self.turn is not None:
@@ -99,7 +111,7 @@ class _StandIn(nn.Module):
 
 
 def _of_every_head(angles: Tensor) -> Tensor:
-    """Return cosines or sines ``[1, T, head_dim]`` as ``[1, 1, T, head_dim]``, in float32 or wider as the library."""
+    """Add a dimension of heads: ``[1, T, head_dim]`` becomes ``[1, 1, T, head_dim]``, in float32 or wider."""
     dtype = torch.promote_types(angles.dtype, torch.float32)
     wide = angles.to(dtype)
     return wide[:, None]
@@ -111,7 +123,7 @@ _OTHER_FILES = (
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
 )
 _LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers?|h)\.\d+\.(blocks\.\d+\.)?"
-# How configurations name width, heads and MLP.
+# The names that configurations use for the width, the number of heads and the width of the MLP.
 _WIDTHS = (("hidden_size", "num_attention_heads", "intermediate_size"), ("dim", "n_heads", "hidden_dim"))
 _NORM = (
     "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
@@ -120,7 +132,7 @@ _NORM = (
 
 
 class HFEncoder(ModelFamily):
-    """The classifiers of transformers whose heads can be taken apart."""
+    """The family of transformers' models whose heads can be separated."""
 
     name = "hf"
     version = transformers.__version__
@@ -151,32 +163,39 @@ class HFEncoder(ModelFamily):
         """Load a folder with transformers' ``config.json`` and ``model.safetensors``.
 
         Returns:
-            The model; None for a folder whose ``config.json`` is not one of transformers.
+            The model, or None if ``config.json`` was not written by transformers.
 
         Raises:
-            InputError: for a model whose heads cannot be taken apart, or whose weights, tokenizer or image processor do
-                not fit it.
+            InputError: if the heads of the model cannot be separated, or if its weights, tokenizer or image processor
+                do not fit it.
         """
         published = read_config(folder / "config.json")
         if published is None or not {"architectures", "model_type"} <= published.keys():
             return None
         config = kept_config(published, str(folder))
-        # The library reads pickles with torch's weights_only, which runs no code, and writes safetensors.
+
+        # The hint is for a folder with pickles. transformers reads them with torch's weights_only, which runs no code.
         architectures: Any = published["architectures"]
-        published_as = architectures[0]
-        hint = f"transformers.{published_as}.from_pretrained({str(folder)!r}).save_pretrained(OUT) writes safetensors"
+        published_class = architectures[0]
+        hint = (
+            f"transformers.{published_class}.from_pretrained({str(folder)!r}).save_pretrained(OUT) writes safetensors"
+        )
         weights = published_weights(folder / _WEIGHTS, hint)
+
+        # A body (an encoder without a classifier) records which modules of its classifier it lacks.
         is_body = config.get("num_labels") == 0
         if is_body:
             config["absent"] = absent_from(config, weights.names())
         model = meta_model(config)
         is_zero_shot = type(model).__name__ in TWO_TOWERS
+
         tensors: TensorSource = weights
-        left: list[str] = []
+        unused_names: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
-            # The file has older names, is of a body, or does not fit: the library converts the first two, and reports
-            # the third.
-            tensors, left = converted_weights(weights, folder, model)
+            # The file has names of an older version, belongs to a body, or does not fit the model. transformers
+            # converts the names in the first two cases, and reports the differences in the third.
+            tensors, unused_names = converted_weights(weights, folder, model)
+
         preprocess = preprocessing_in(folder, model)
         if is_decoder(model):
             config = dict(with_padding(config, padding_of(preprocess), str(folder)))
@@ -186,13 +205,16 @@ class HFEncoder(ModelFamily):
             tensors=tensors,
             preprocess=preprocess,
             labels=None if is_zero_shot else class_labels(published, model.config.num_labels),
-            left=left,
+            left=unused_names,
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel | Path:
-        """Load ``hf:ORG/NAME[@REVISION]``, a published model; or ``[/FILE.st]``, a checkpoint that hydractl wrote.
+        """Load a published model, ``hf:ORG/NAME[@REVISION]``, or find a checkpoint of hydractl, ``.../FILE.st``.
 
-        Safetensors only, never any code of the repository.
+        Only safetensors are read, and never any code of the repository.
+
+        Returns:
+            The model, or the local path of the checkpoint.
         """
         hint = "weights of your own open as a folder: model.safetensors beside config.json"
         refuse_options(f"hf:{name}", options, hint)
@@ -207,26 +229,32 @@ class HFEncoder(ModelFamily):
     def export_folder(
         self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
-        """Write ``config.json`` and the tokenizer or image processor; the weights belong into ``model.safetensors``.
+        """Write ``config.json`` and the tokenizer or image processor; the weights go into ``model.safetensors``.
 
         Args:
-            folder: is there, and empty.
-            config, preprocess: of the model.
+            folder: an existing, empty folder.
+            config, preprocess: the configuration and the preprocessing of the model.
             labels: class names, or None.
+
+        Returns:
+            The file name for the weights.
         """
         document = dict(config)
         is_body = config.get("num_labels") == 0
-        if is_body:  # published under the name of the encoder alone
+        if is_body:
+            # A body is published as the class of the encoder, e.g. BertModel, without hydractl's own entries.
             before_task, _, _ = class_name(config).partition("For")
             encoder_name = before_task.removesuffix("Model")
             document["architectures"] = [f"{encoder_name}Model"]
             del document["num_labels"]
             document.pop("absent", None)
         if labels is not None:
-            numbered = dict(enumerate(labels))
-            document["id2label"] = {str(index): label for index, label in numbered.items()}
-            document["label2id"] = {label: index for index, label in numbered.items()}
+            label_by_index = dict(enumerate(labels))
+            document["id2label"] = {str(index): label for index, label in label_by_index.items()}
+            document["label2id"] = {label: index for index, label in label_by_index.items()}
         write_config(folder / "config.json", document)
+
+        # Models of texts have a tokenizer, models of images a processor, models of both have both.
         if _is_text(preprocess):
             write_tokenizer(folder, preprocess)
             return _WEIGHTS
@@ -239,14 +267,14 @@ class HFEncoder(ModelFamily):
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: LibraryConfig) -> nn.Module:
-        """Build the library's model with its parameters on the meta device and its buffers real."""
+        """Build transformers' model with parameters on the meta device and real buffers, as a copy to change."""
         model = meta_model(config)
         return copy.deepcopy(model)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """Return the attention blocks (sites), ``bert.encoder.layer.0.attention`` and so on, in model order.
+        """Return the sites (attention blocks) in model order: ``bert.encoder.layer.0.attention`` and so on.
 
-        Each holds the projections to queries, keys and values, and that of the output.
+        The module of a site holds the projections of queries, keys, values and the output.
         """
         model = meta_model(config)
         is_zero_shot = type(model).__name__ in TWO_TOWERS
@@ -269,14 +297,14 @@ class HFEncoder(ModelFamily):
     def prompts(
         self, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """Tokenize prompts as the checkpoint does: ``{"input_ids": [classes, templates, tokens]}``, perhaps a mask."""
+        """Tokenize the prompts of all classes: ``{"input_ids": [classes, templates, tokens]}`` and perhaps a mask."""
         if self.classes(config) is not None:
             return super().prompts(config, preprocess, labels, templates)
         model = meta_model(config)
         return clip.class_prompts(model, preprocess, labels, templates)
 
     def image_shape(self, config: LibraryConfig) -> list[int] | None:
-        """Return the image shape of the patch embedding; None for DINOv2, which stretches its positions to any size."""
+        """Return the image shape of the patch embedding; None for texts, and for DINOv2, which takes any size."""
         model = meta_model(config)
         tower = towers_of(model)[0]
         size = patch_image_size(model)
@@ -285,16 +313,16 @@ class HFEncoder(ModelFamily):
         return [int(tower.base.config.num_channels), *size]
 
     def layout(self, site: Site) -> AttentionLayout:
-        """Return the layout of this kind of encoder."""
+        """Return the names of the attention tensors of this kind of encoder."""
         return LAYOUTS[site.layout].heads
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Return the rate of the attention weights, and of the output where the attention itself drops of it."""
+        """Return the dropout rates of the attention weights and of the attention output; see :func:`dropouts_of`."""
         layout = LAYOUTS[site.layout]
         return dropouts_of(model, site.path, layout)
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace what computes attention. Residual, dropout and norm of BERT's ``attention.output`` stay in place."""
+        """Replace the module that computes attention; BERT's residual, dropout and norm after it stay in place."""
         layout = LAYOUTS[site.layout]
         path_of_layer = site.path.removesuffix(f".{layout.block}")
         layer = model.get_submodule(path_of_layer)
@@ -302,10 +330,12 @@ class HFEncoder(ModelFamily):
         put_in_place(model, site.path, layout, attention, stand_in)
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model where the residual stream can be looked at: stem, blocks and readout of each tower.
+        """Cut each tower of the model into stem, blocks and readout.
 
-        Stem: embeddings and the mask. Readout: final norm or pooler, and the classifier.
+        The stem computes the embeddings and the masks. The readout is the final norm or pooler, and the classifier.
         """
+        # CLIPs have two towers, and DINOv3 no classifier; both have their own functions. All other models have one
+        # tower.
         if type(model).__name__ in TWO_TOWERS:
             return clip.two_tower_stages(model, encoder_stem)
         if type(model).__name__ == dinov3.NAME:
@@ -314,10 +344,11 @@ class HFEncoder(ModelFamily):
         prefix = tower.prefix
         base = tower.base
         layout = tower.layout
-        layers_by_path = layers_of(base, layout)
-        layers = [layer for _, layer in layers_by_path]
+        paths_and_layers = layers_of(base, layout)
+        layers = [layer for _, layer in paths_and_layers]
 
-        # Decoders and their kin have no module of that name, and several kinds of layers.
+        # Encoders have a module `embeddings`. Decoders, and encoders built like them, do not, and their layers may be
+        # of several kinds, e.g. with and without a sliding window.
         stem: Callable[[Any], State]
         blocks: list[Callable[[State], State]]
         if hasattr(base, "embeddings"):
@@ -329,16 +360,18 @@ class HFEncoder(ModelFamily):
             for layer, kind in zip(layers, kinds_of_layers(base.config), strict=True):
                 blocks.append(partial(run_decoder_layer, layer, kind))
 
-        readout, first_count = readout_of(model)
+        # Decoders read the last token of each sample, other models the first ones or all of them.
+        readout, count_of_first_tokens = readout_of(model)
         reads: Callable[[State], Tensor] | None = None
         if is_decoder(model):
             reads = _positions_of_last
-        elif first_count is not None:
-            reads = first_tokens(first_count)
+        elif count_of_first_tokens is not None:
+            reads = first_tokens(count_of_first_tokens)
+
         stages = Stages(
             stem=stem,
             blocks=blocks,
-            block_paths=[f"{prefix}.{path}" for path, _ in layers_by_path],
+            block_paths=[f"{prefix}.{path}" for path, _ in paths_and_layers],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=partial(readout, model, base),
             attention_inputs=for_each(partial(_attention_input, layout.norm), layers),
@@ -346,19 +379,19 @@ class HFEncoder(ModelFamily):
             per_sample=("attention_mask", *PER_SAMPLE),
             per_member=relative.entries_of_weights(base),
         )
-        if layout.staged:
+        if layout.staged:  # a Swin: its layers also merge tokens
             stages = relative.with_swin_layers(stages, base, prefix, layout.norm)
         return [stages]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
-        """Return ``[B, classes]``; a CLIP or SigLIP computes them from features of images and classes."""
+        """Return logits ``[B, classes]``; a CLIP or SigLIP computes them from the features of images and classes."""
         if len(outputs) == 1:
             return outputs[0]
         images, classes = outputs
         return scaled_cosines(model, images, classes)
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
-        """Compute normalised features by ``get_image_features``."""
+        """Compute normalised features ``[B, D]`` of images with transformers' ``get_image_features``."""
         arguments = inputs
         if not isinstance(inputs, Mapping):
             arguments = {"pixel_values": inputs}
@@ -368,21 +401,21 @@ class HFEncoder(ModelFamily):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
-        """Return the library's tokenizer on texts or pairs of texts, its image processor on PIL images."""
+        """Return the tokenizer for texts or pairs of texts, or the image processor for PIL images."""
         if "texts" in preprocess:
-            text_collate(preprocess["texts"])  # refuses what it does not understand
+            text_collate(preprocess["texts"])  # only checks the tokenizer of a CLIP; raises an error if it is wrong
         if _is_text(preprocess):
             return text_collate(preprocess)
         return image_collate(preprocess)
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Any:
-        """Draw random tokens without padding, or random pixels."""
+        """Draw random tokens without padding for a model of texts, or random pixels for a model of images."""
         if _is_text(preprocess):
             return random_tokens(preprocess, batch, seed)
         return random_images(preprocess, batch, seed)
 
     def longest_text(self, preprocess: Preprocessing) -> int | None:
-        """Return the tokenizer's setting; None for images."""
+        """Return ``model_max_length`` of the tokenizer; None for images."""
         if not _is_text(preprocess):
             return None
         tokenizer = object_in(preprocess, "tokenizer", "the preprocessing")
@@ -391,28 +424,31 @@ class HFEncoder(ModelFamily):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
-        """Read the image format off the settings of the library's image processor."""
+        """Return the image format that the settings of the image processor describe."""
         if _is_text(preprocess):
             return super().image_format(preprocess)
         return image_format(preprocess)
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
-        """Draw weights by transformers' own initialisation."""
+        """Build the model with weights drawn by transformers' own initialisation."""
         return drawn_model(config)
 
     def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
-        """Count by the tokenizer of the checkpoint, whose marks of start and end count."""
+        """Return the number of texts that are too long, and the greatest length in tokens, start and end included."""
         if self.classes(config) is not None:
             return super().too_long(config, preprocess, texts)
         collate = text_collate(preprocess["texts"])
         return collate.cut(texts), collate.max_length
 
     def judges_each_pair(self, model: Any) -> bool:
-        """Return whether this is a SigLIP."""
+        """Return whether the model is a SigLIP, which judges each pair of image and text separately."""
         return hasattr(model, "logit_bias")
 
     def with_classes(self, config: LibraryConfig, classes: int) -> LibraryConfig:
-        """Set ``num_labels`` and drop the old names; add a pooler where the body of a classifier has one."""
+        """Return the configuration with another number of classes and without the names of the old classes.
+
+        Removing ``absent`` gives a body back the modules of its classifier, e.g. the pooler.
+        """
         if class_name(config) == dinov3.NAME:
             raise UsageError("transformers has no classifier for DINOv3", hint="eval --probe; or its model of timm")
         changed = dict(config)
@@ -424,19 +460,19 @@ class HFEncoder(ModelFamily):
     def image_classifier(
         self, config: LibraryConfig, preprocess: Preprocessing, classes: int
     ) -> tuple[str, LibraryConfig, Preprocessing]:
-        """Return the library's own classifier, of the mean of all patches."""
+        """Return transformers' own image classifier, e.g. CLIPForImageClassification, which pools all patches."""
         name = class_name(config).replace("Model", "ForImageClassification")
-        of_classifier = dict(config)
-        of_classifier["architectures"] = [name]
-        of_classifier["num_labels"] = classes
-        images = dict(preprocess)
-        images.pop("texts", None)
-        return name, of_classifier, images
+        classifier_config = dict(config)
+        classifier_config["architectures"] = [name]
+        classifier_config["num_labels"] = classes
+        image_preprocess = dict(preprocess)
+        image_preprocess.pop("texts", None)
+        return name, classifier_config, image_preprocess
 
     def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Set the number of heads, with ``head_dim``: the library's vision transformers read it.
+        """Return the configuration with ``heads`` heads, and with ``head_dim``, which vision transformers read.
 
-        None where the heads would get other widths.
+        None means that the model ignores ``head_dim``, so that its heads would get another width.
         """
         first_site = self.sites(config)[0]
         small = dict(config)
@@ -445,26 +481,26 @@ class HFEncoder(ModelFamily):
         return self._with_heads_alone(config, small, heads)
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
-        """Scale width, heads (of keys as well) and MLP, by the library's names for them.
+        """Return the configuration with width, heads, heads of keys and MLP multiplied by ``share``.
 
-        None where a configuration has none of the names, or the library builds no such model.
+        None means that the configuration does not have these entries, or that transformers cannot build the model.
         """
-        known = [names for names in _WIDTHS if set(names) <= set(config)]
-        if not known:
+        known_names = [names for names in _WIDTHS if set(names) <= set(config)]
+        if not known_names:
             return None
         narrow = dict(config)
-        for name in (*known[0], "num_key_value_heads"):
+        for name in (*known_names[0], "num_key_value_heads"):
             if config.get(name):
                 size = integer_in(config, name, "the configuration of the model")
                 narrow[name] = int(size * share)
         try:
             self.sites(narrow)
-        except (InputError, ArithmeticError):  # the width is no multiple of the heads
+        except (InputError, ArithmeticError):  # e.g. the width is not a multiple of the number of heads
             return None
         return narrow
 
     def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
-        """Set ``hidden_dropout_prob``, which DistilBERT calls ``dropout``; GPT-2 has two of them."""
+        """Return the configuration with the dropout rate under the model's own name for it; GPT-2 has two names."""
         if class_name(config).startswith("GPT2"):
             return {**config, "resid_pdrop": rate, "embd_pdrop": rate}
         for name in ("hidden_dropout_prob", "dropout"):
@@ -474,29 +510,36 @@ class HFEncoder(ModelFamily):
 
 
 def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer: Any) -> Site:
-    """Return the site of one layer: where its attention block is, and how many heads of which width it has.
+    """Return the site of one layer: the path of its attention block, and the number and width of its heads.
 
     Args:
         tower: the encoder.
-        tower_name: as in :attr:`hydractl.heads.mask.Site.tower`.
-        layer_path: within the encoder.
-        layer: the library's.
+        tower_name: its name, as in :attr:`hydractl.heads.mask.Site.tower`.
+        layer_path: dotted name of the layer in the encoder, e.g. ``encoder.layer.0``.
+        layer: the module of the layer.
     """
     layout = tower.layout
     config = tower.base.config
     block = layer.get_submodule(layout.block)
+
+    # The number of heads. In a Swin it is a list with more heads in later stages, so the attention itself is asked.
     if isinstance(config.num_attention_heads, int):
         heads = config.num_attention_heads
-    else:  # more in every stage
+    else:
         heads = block.get_submodule(layout.core).num_attention_heads
+
+    # The number of heads of keys and values. Without this entry every head of queries has its own.
     key_heads = getattr(config, "num_key_value_heads", None)
-    if not key_heads:  # every head of queries has its own
+    if not key_heads:
         key_heads = heads
+
+    # The widths, from the output projection.
     out_weight = block.get_submodule(layout.heads.out).weight
     if layout.heads.transposed:
         width, d_model = out_weight.shape
     else:
         d_model, width = out_weight.shape
+
     path = f"{tower.prefix}.{layer_path}"
     if layout.block:
         path += f".{layout.block}"
@@ -512,41 +555,47 @@ def _site_of_layer(tower: EncoderTower, tower_name: str, layer_path: str, layer:
 
 
 def dropouts_of(model: nn.Module, path: str, layout: EncoderLayout) -> tuple[float, float]:
-    """Return the dropout rates of an attention: of its weights, and of its output where it drops of that itself.
+    """Return the dropout rates of an attention block: for the attention weights, and for the output.
+
+    The classes of transformers store these rates under different names, as numbers or as dropout modules. The second
+    rate is 0 if the attention does not drop its output itself.
 
     Args:
-        model: of the library.
-        path: of the attention block.
-        layout: of the encoder.
+        model: transformers' model.
+        path: dotted name of the attention block in ``model``.
+        layout: the module names of this kind of encoder.
     """
     block = model.get_submodule(path)
     core: Any = block.get_submodule(layout.core)
-    if hasattr(core, "resid_dropout"):  # it holds modules for both
+    # GPT-2 has a dropout module for each of the two.
+    if hasattr(core, "resid_dropout"):
         return float(core.attn_dropout.p), float(core.resid_dropout.p)
+
+    # The attention weights: the attribute is a rate, or a dropout module with the rate `p`.
     if hasattr(core, "attention_dropout"):
         dropout = core.attention_dropout
     else:
         dropout = core.dropout
-    rate_of_weights = getattr(dropout, "p", dropout)  # some classes hold a rate, others a module with one
-    residual_rate = getattr(core, "residual_dropout", 0.0)
+    weights_rate = getattr(dropout, "p", dropout)
+
+    # The output: ModernBERT's `out_drop` is a dropout module, or an identity without `p`.
+    output_rate = getattr(core, "residual_dropout", 0.0)
     if hasattr(core, "out_drop"):
-        rate_of_output = getattr(core.out_drop, "p", residual_rate)  # which may be a module without a rate
-    else:
-        rate_of_output = residual_rate
-    return float(rate_of_weights), float(rate_of_output)
+        output_rate = getattr(core.out_drop, "p", output_rate)
+    return float(weights_rate), float(output_rate)
 
 
 def put_in_place(
     model: nn.Module, path: str, layout: EncoderLayout, attention: nn.Module, stand_in: nn.Module | None = None
 ) -> None:
-    """Replace the library's attention in place; what a layer does behind it stays.
+    """Replace transformers' attention module in place; everything that a layer does after it stays.
 
     Args:
-        model: of the library.
-        path: of the attention block.
-        layout: of the encoder.
-        attention: takes its place.
-        stand_in: calls ``attention`` where the library calls its own in an unusual way; None: it does not.
+        model: transformers' model.
+        path: dotted name of the attention block in ``model``.
+        layout: the module names of this kind of encoder.
+        attention: the new attention.
+        stand_in: a wrapper of ``attention`` that can be called like this layer's attention; None means the usual one.
     """
     block: Any = model.get_submodule(path)
     if stand_in is None:
@@ -556,11 +605,17 @@ def put_in_place(
         return
     setattr(block, layout.core, stand_in)
     if layout.heads.out == "output.dense":
-        block.output.dense = nn.Identity()  # HeadAttention has done that projection
+        block.output.dense = nn.Identity()  # HeadAttention already applies the output projection
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:
-    """Return what the attention of a layer is given of the state before it, through its norm if it has one there."""
+    """Return the inputs of a layer's attention, computed from the state before the layer.
+
+    Args:
+        norm: dotted name of the norm before the attention in the layer; empty if there is none.
+        layer: the layer.
+        state: the state before it.
+    """
     if not norm:
         return state.hidden
     return layer.get_submodule(norm)(state.hidden)
@@ -572,10 +627,10 @@ def _positions_of_last(state: State) -> Tensor:
 
 
 def _is_text(preprocess: Preprocessing) -> bool:
-    """Return whether a preprocessing is of texts; else it is of images.
+    """Return whether a preprocessing is for texts; otherwise it is for images.
 
     Raises:
-        InputError: it is of neither.
+        InputError: if it is for neither.
     """
     kind = preprocess.get("kind")
     if kind not in ("text", "image"):

@@ -1,4 +1,4 @@
-"""Images as inputs of transformers' models: the processor as plain data, which a checkpoint holds itself."""
+"""Images as inputs of transformers' models. The image processor is stored in a checkpoint as plain JSON settings."""
 
 from __future__ import annotations
 
@@ -25,29 +25,33 @@ PROCESSORS = (
     *("CLIPImageProcessor", "SiglipImageProcessor", "Siglip2ImageProcessor", "DINOv3ViTImageProcessor"),
 )
 _PROCESSOR_FILE = "preprocessor_config.json"
-_PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")  # the latter beside a tokenizer, of newer versions
-_INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
+# Newer versions of transformers write the second file if there is also a tokenizer.
+_PROCESSOR_FILES = (_PROCESSOR_FILE, "processor_config.json")
+_INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 
 
 def image_preprocess(
     folder: Path, default: str, channels: int, size: tuple[int, int] | None, patch: int | None = None
 ) -> dict[str, object]:
-    """Read the image processor of a published folder, else the default of the architecture.
+    """Read the image processor of a published folder; without one, use the default processor of the architecture.
 
     Args:
-        folder: may hold ``preprocessor_config.json``.
-        default: the class of processor without one.
-        channels: of the images that the model takes.
-        size: their height and width, or None where the model takes images of any size.
-        patch: pixels of a side of what the processor cuts them into; None: it cuts none.
+        folder: the folder, which may have a ``preprocessor_config.json``.
+        default: the class name of the default processor, e.g. ``ViTImageProcessor``.
+        channels: the number of channels that the model takes.
+        size: the height and width that the model takes; None if it takes images of any size.
+        patch: the side in pixels of the patches into which the processor cuts images; None if it cuts none.
+
+    Returns:
+        The preprocessing: ``kind``, ``input_size`` (``[C, H, W]``) and ``processor`` (its settings).
 
     Raises:
-        InputError: for a processor that is unknown or does not fit the model.
+        InputError: if the processor is not supported or does not fit the model.
     """
     processor = _read_processor(folder)
     if processor is None:
         processor = _default_processor(default, size, patch)
-    # Through JSON, so that what is used now is what a checkpoint will say.
+    # Convert the settings to JSON and back, so that they are already as a checkpoint will store them.
     settings = json.loads(processor.to_json_string())
     shape = _shape_of_images(_build_processor(settings), channels)
     _, height, width = shape
@@ -61,26 +65,26 @@ def image_preprocess(
 
 
 def _read_processor(folder: Path) -> Any:
-    """Return the library's image processor as a folder describes it; None where it describes none.
+    """Return the image processor that a folder describes; None if it has no file for one.
 
     Raises:
-        InputError: for a description that the library cannot read.
+        InputError: if transformers cannot read the file.
     """
-    files = [folder / name for name in _PROCESSOR_FILES]
-    present = [file for file in files if file.exists()]
-    if not present:
+    possible_files = [folder / name for name in _PROCESSOR_FILES]
+    existing_files = [file for file in possible_files if file.exists()]
+    if not existing_files:
         return None
-    with refused_as(f"transformers cannot read {present[0]}"):
+    with refused_as(f"transformers cannot read {existing_files[0]}"):
         return AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def _default_processor(name: str, size: tuple[int, int] | None, patch: int | None) -> Any:
-    """Return the library's image processor with its own defaults, but for images of another size.
+    """Return transformers' image processor with its default settings, changed to give images of another size.
 
     Args:
-        name: of its class.
-        size: height and width of the images that it is to give; None: those that it gives by default.
-        patch: pixels of a side of what it cuts images into; None: it cuts none.
+        name: the class name of the processor.
+        size: the height and width of the processed images; None means the default size.
+        patch: the side in pixels of the patches into which it cuts images; None if it cuts none.
     """
     processor_class = getattr(transformers, name)
     if patch is None:
@@ -89,16 +93,17 @@ def _default_processor(name: str, size: tuple[int, int] | None, patch: int | Non
         processor = processor_class(patch_size=patch)
     if size is None:
         return processor
+
     height, width = size
-    shortest_edge = processor.size.shortest_edge  # None where it resizes to height and width
-    share = 1.0  # how many times as large as the cropped image the resized one is
+    shortest_edge = processor.size.shortest_edge  # None if the processor resizes to height and width
+    ratio = 1.0  # size of the resized image / size of the cropped image
     if getattr(processor, "do_center_crop", False):
-        # DeiT's default resizes to 256 pixels and crops 224 of them, CLIP's crops all; the same share of another size.
+        # Keep the default's ratio: DeiT resizes to 256 pixels and crops 224, CLIP resizes to the size that it crops.
         default_side = shortest_edge or processor.size.height
-        share = default_side / processor.crop_size.height
+        ratio = default_side / processor.crop_size.height
         processor.crop_size = {"height": height, "width": width}
-    resized_height = round(height * share)
-    resized_width = round(width * share)
+    resized_height = round(height * ratio)
+    resized_width = round(width * ratio)
     if shortest_edge:
         processor.size = {"shortest_edge": resized_height}
     else:
@@ -107,12 +112,12 @@ def _default_processor(name: str, size: tuple[int, int] | None, patch: int | Non
 
 
 def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
-    """Return the function from a list of PIL images to pixels ``[B, C, H, W]``, or to patches.
+    """Return a function from a list of PIL images to pixels ``[B, C, H, W]``, or to patches.
 
-    With patches come which of them are not padding, and their rows and columns.
+    Patches come as a dict with the patches, a mask that is 0 for padding, and the rows and columns of each image.
 
     Raises:
-        InputError: for preprocessing that describes no known image processor.
+        InputError: if the image processor is not supported, or does not give images of the size in ``preprocess``.
     """
     size = input_size(preprocess)
     channels, _, _ = size
@@ -123,7 +128,7 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
     mode = mode_of(channels)
 
     def collate(samples: list[Any]) -> Any:
-        """Return the inputs of the model for a batch of images."""
+        """Return the inputs of the model for a list of images."""
         images = []
         for image in images_of(samples):
             images.append(in_mode(image, mode))
@@ -133,56 +138,63 @@ def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
 
 
 def image_format(preprocess: Preprocessing) -> ImageFormat:
-    """Return the image format, from the settings of the image processor.
+    """Return the image format that the settings of an image processor describe.
 
-    The format is of pixels from 0 to 1; a processor that rescales bytes by another factor, or not at all, has mean and
-    standard deviation of what it makes of them, which are converted here.
+    The mean and standard deviation of a format are for pixels from 0 to 1. Those of a processor are for pixels after
+    its own rescaling, so they are converted.
 
     Raises:
-        UsageError: for a processor that cuts images into patches.
+        UsageError: if the processor cuts images into patches.
     """
     settings: Any = preprocess["processor"]
     channels, height, width = input_size(preprocess)
     if "max_num_patches" in settings:
         raise UsageError("--augment: the model reads patches that its processor cuts; augment the files instead")
-    # By what the processor multiplies pixels from 0 to 1: by 1 where it rescales bytes by 1 / 255, as most do.
+
+    # The factor between pixels from 0 to 1 and the processor's rescaled pixels. Most processors multiply bytes by
+    # 1 / 255, which makes it 1. Without rescaling, pixels stay bytes.
     scale = 255.0
     if settings.get("do_rescale", True):
         scale = 255 * float(settings.get("rescale_factor", 1 / 255))
+
     if settings.get("do_normalize", True):
         mean = settings["image_mean"]
         std = settings["image_std"]
     else:
         mean = [0.0] * channels
         std = [1.0] * channels
-    how, shorter_side = _way_of_resizing(settings, height, width)
+    resize, shorter_side = _way_of_resizing(settings, height, width)
     return ImageFormat(
         size=(channels, height, width),
         mean=tuple(number / scale for number in mean),
         std=tuple(number / scale for number in std),
         interpolation=_INTERPOLATION[settings.get("resample", 2)],
-        resize=how,
+        resize=resize,
         shorter_side=shorter_side,
     )
 
 
 def _way_of_resizing(settings: Any, height: int, width: int) -> tuple[str, int | None]:
-    """Return how an image processor comes to a size, and the pixels of the shorter side where it resizes to that.
+    """Return how an image processor brings images to its size.
 
     Args:
-        settings: of the processor.
-        height, width: of the images that it gives.
+        settings: the settings of the processor.
+        height, width: the size of the processed images.
 
     Returns:
-        ``squash``, ``shorter`` or ``other``, as :class:`ImageFormat` has them; and a number for ``shorter``, else None.
+        ``squash``, ``shorter`` or ``other``, see :attr:`ImageFormat.resize`; and the length of the shorter side in
+        pixels for ``shorter``, else None.
     """
     size = settings.get("size")
     if not settings.get("do_resize", True):
         return "other", None
+    # Old files have a number as the size, whose meaning depends on the class.
     if not isinstance(size, Mapping):
         return "other", None
+    # Both sides are resized to the final size.
     if size == {"height": height, "width": width}:
         return "squash", None
+    # The shorter side is resized, and a square is cut out of the middle.
     cuts_a_square = settings.get("do_center_crop", False) and height == width
     if cuts_a_square and set(size) == {"shortest_edge"}:
         shorter_side = size["shortest_edge"]
@@ -192,35 +204,39 @@ def _way_of_resizing(settings: Any, height: int, width: int) -> tuple[str, int |
 
 
 def random_images(preprocess: Preprocessing, batch: int, seed: int) -> Any:
-    """Draw random pixels as :func:`image_collate` gives them; of patches, a square and perhaps some of padding."""
+    """Draw random inputs of the shapes that :func:`image_collate` gives.
+
+    If the model reads patches, each image is a square of patches, and the remaining patches are padding.
+    """
     settings: Any = preprocess["processor"]
     channels, height, width = input_size(preprocess)
-    most_patches = settings.get("max_num_patches")
-    if most_patches is None:
+    max_patches = settings.get("max_num_patches")
+    if max_patches is None:
         return random_pixels([channels, height, width], batch, seed)
+
     patch = settings["patch_size"]
-    side = height // patch  # of the square, in patches
-    is_patch = torch.arange(most_patches) < side**2  # the others are padding
-    mask = is_patch.int().repeat(batch, 1)
+    patches_per_side = height // patch
+    is_not_padding = torch.arange(max_patches) < patches_per_side**2  # [max_patches]
+    mask = is_not_padding.int().repeat(batch, 1)  # [batch, max_patches]
     return {
-        "pixel_values": random_pixels([most_patches, channels * patch**2], batch, seed),
+        "pixel_values": random_pixels([max_patches, channels * patch**2], batch, seed),
         "pixel_attention_mask": mask,
-        "spatial_shapes": torch.full((batch, 2), side),
+        "spatial_shapes": torch.full((batch, 2), patches_per_side),
     }
 
 
 def write_processor(folder: Path, preprocess: Preprocessing) -> None:
-    """Write ``preprocessor_config.json``."""
+    """Write the settings of the image processor to ``preprocessor_config.json``."""
     settings: Any = preprocess["processor"]
     path = folder / _PROCESSOR_FILE
     write_config(path, settings)
 
 
 def _build_processor(settings: object) -> Any:
-    """Build the library's image processor from its settings, which come from a file and may hold anything.
+    """Build transformers' image processor from its settings, which come from a file and may be anything.
 
     Raises:
-        InputError: for a processor that is not known, or sizes that no image has.
+        InputError: if the processor is not supported, or a size in the settings is impossible.
     """
     name = None
     if isinstance(settings, Mapping):
@@ -228,53 +244,54 @@ def _build_processor(settings: object) -> Any:
     if not isinstance(settings, Mapping) or name not in PROCESSORS:
         hint = f"supported: {', '.join(PROCESSORS)}"
         raise InputError(f"transformers' image processor {shown(name)} is not supported", hint=hint)
-    # Sizes are checked before an image of that size is made.
+    # Check all sizes first: a huge one would make the processor fill the memory.
     for key in ("size", "crop_size", "pad_size"):
         sizes = settings.get(key) or {}
         if not isinstance(sizes, Mapping) or not _are_lengths(sizes):
             raise InputError(f"the image processor has the {key} {shown(sizes)}")
-    numbers_of_patches = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
-    if not is_size(numbers_of_patches):
-        raise InputError(f"the image processor has the patch_size and max_num_patches {shown(numbers_of_patches)}")
+    patch_settings = [settings[key] for key in ("patch_size", "max_num_patches") if key in settings]
+    if not is_size(patch_settings):
+        raise InputError(f"the image processor has the patch_size and max_num_patches {shown(patch_settings)}")
     with refused_as(f"transformers cannot build its {name}"):
         processor_class = getattr(transformers, name)
         return processor_class.from_dict(dict(settings))
 
 
 def _are_lengths(sizes: Mapping[str, object]) -> bool:
-    """Return whether all sizes that a processor has set are lengths of sides of images."""
+    """Return whether all sizes that are set (not None or 0) are possible sides of an image in pixels."""
     lengths = [length for length in sizes.values() if length]
     return is_size(lengths)
 
 
 def _shape_of_images(processor: Any, channels: int) -> list[int]:
-    """Return the shape ``[C, H, W]`` of what a processor gives, by giving it an image.
+    """Return the shape ``[C, H, W]`` of processed images, found by processing a blank image.
 
-    Where the processor gives patches, it is the shape of the largest square of them.
+    If the processor gives patches, the shape is that of the largest square that can be cut into so many patches.
 
     Args:
-        processor: of the library, which checks its settings only when it meets an image.
-        channels: of the images that the model takes.
+        processor: transformers' image processor, which checks some of its settings only when it processes an image.
+        channels: the number of channels that the model takes.
 
     Raises:
-        InputError: for settings that make no image, or one of other channels.
+        InputError: if the processor fails, or gives another number of channels.
     """
     example = Image.new(mode_of(channels), (8, 8))
     with refused_as("the image processor cannot be used"):
         pixels = _run_processor(processor, [example])
     if isinstance(pixels, dict):
-        _, most_patches, numbers_of_patch = pixels["pixel_values"].shape
-        side = processor.patch_size * math.isqrt(most_patches)
-        shape = [numbers_of_patch // processor.patch_size**2, side, side]
+        # [1, patches, C * patch_size * patch_size]
+        _, max_patches, numbers_per_patch = pixels["pixel_values"].shape
+        side = processor.patch_size * math.isqrt(max_patches)
+        shape = [numbers_per_patch // processor.patch_size**2, side, side]
     else:
-        shape = list(pixels.shape[1:])
+        shape = list(pixels.shape[1:])  # [1, C, H, W] -> [C, H, W]
     if shape[0] != channels:
         raise InputError(f"the image processor gives {shape[0]} channels, the model takes {channels}")
     return shape
 
 
 def _run_processor(processor: Any, images: list[Image.Image]) -> Any:
-    """Return what a processor makes of images: pixels ``[B, C, H, W]``, or a dict of patches and where they are."""
+    """Process images; return pixels ``[B, C, H, W]``, or a dict of patches with their mask and spatial shapes."""
     batch = processor(images=images, return_tensors="pt")
     if "spatial_shapes" in batch:
         return dict(batch)

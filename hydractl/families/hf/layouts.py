@@ -1,4 +1,4 @@
-"""Where the heads of transformers' encoders are: the names of modules and tensors of each kind."""
+"""The names of modules and tensors of each kind of encoder in transformers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hydractl.families.base import AttentionLayout
 
 @dataclass(frozen=True)
 class EncoderLayout:
-    """Module names of one kind of encoder, relative to the base model, the layer or the attention.
+    """The module names of one kind of encoder.
 
     Attributes:
-        layers: the list of layers.
-        heads: the tensors of the attention.
-        core: the module that computes attention, within the attention block; empty: the block itself.
-        core_class: the end of the name of its class.
-        norm: of a layer, the norm that its attention reads through; empty where the norm comes after.
-        block: the attention block within a layer; empty: the layer itself.
-        embeddings: the modules before the first layer.
-        staged: whether the layers are in stages, between which tokens get fewer.
+        layers: name of the list of layers in the encoder.
+        heads: names of the attention's tensors, relative to the attention block.
+        core: name of the module that computes attention, relative to the attention block; empty means the block.
+        core_class: how the class name of that module ends, e.g. ``SelfAttention``.
+        norm: name of the norm before the attention, relative to the layer; empty if the norm comes after.
+        block: name of the attention block, relative to the layer; empty means the layer itself.
+        embeddings: names of the modules before the first layer.
+        staged: whether the layers are in stages, and tokens are merged between stages (Swin).
     """
 
     layers: str
@@ -136,8 +136,8 @@ _GPT2 = EncoderLayout(
     embeddings=("wte", "wpe"),
 )
 
-# Name of the base model within the classifier, which every site's path starts with -> its layout. Where several layouts
-# have one name, what tells them apart stands behind a dot.
+# Layouts by the name of the base model in the classifier, with which the path of every site starts. If several layouts
+# have the same name, a suffix after a dot distinguishes them.
 LAYOUTS = {
     "bert": _BERT,
     "roberta": _BERT,

@@ -1,4 +1,4 @@
-"""Published folders of transformers: strictly read, and shown under the library's present names."""
+"""Reads published folders of transformers strictly, and gives tensors the names of the installed version."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ _PROCESSORS = {
     "beit": "BeitImageProcessor",
     "data2vec-vision": "BeitImageProcessor",
 }
-# How the names of what a body comes with start, its pooler included where a classifier of the library has none.
+# The beginnings of the names of tensors that belong to the head of another task. Poolers are included: a pooler appears
+# here only if the classifier of the same encoder has none.
 _OTHER_TASKS = (
     r"(cls|lm_head|(lm|mask)_predictions|vocab_\w+|predictions|discriminator_predictions|generator_\w+|qa_outputs|decoder|classifier|"
     r"(\w+\.)?pooler)\."
@@ -63,18 +64,18 @@ _OTHER_TASKS = (
 
 
 def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
-    """Return the configuration of a folder as a checkpoint keeps it: without labels and traces of who wrote it.
+    """Return the configuration of a folder in the form in which a checkpoint stores it.
+
+    Only entries that are part of the architecture are kept. ``architectures`` becomes the class with which hydractl
+    opens the model. ``num_labels`` becomes the number of classes, or 0 for a body (an encoder without a classifier). A
+    model with two towers gets neither.
 
     Args:
         published: the ``config.json`` of the folder.
         origin: the folder, for messages.
 
-    Returns:
-        With the name of the classifier as its ``architectures``, and the number of its classes as ``num_labels``: 0 for
-        a body, an encoder that has no classifier yet; a model of two towers has neither.
-
     Raises:
-        InputError: for code, quantized weights, and a class whose heads cannot be taken apart.
+        InputError: if the folder needs its own code or has quantized weights, or the class is not supported.
     """
     for key, description, hint in _NEVER:
         if published.get(key):
@@ -83,76 +84,86 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
     name = class_name(config)
     if name in TWO_TOWERS:
         return config
-    is_body = config["architectures"] != [name] or name == dinov3.NAME  # perhaps with the head of another task
+    # The file names another class, e.g. BertModel or BertForMaskedLM. DINOv3 has no classifier in transformers.
+    is_body = config["architectures"] != [name] or name == dinov3.NAME
     if is_body:
         config["architectures"] = [name]
         config["num_labels"] = 0
+    # A classifier without this entry has one class for each name.
     if "num_labels" not in config:
         labels = published.get("id2label")
         if isinstance(labels, Mapping):
             config["num_labels"] = len(labels)
-        else:  # the library's own default, where a file says nothing
+        else:  # the file says nothing, so transformers' default applies
             config["num_labels"] = getattr(transformers, name).config_class().num_labels
     return config
 
 
 def converted_weights(weights: TensorSource, folder: Path, model: Any) -> tuple[DictTensors, list[str]]:
-    """Read weights by the library itself, under its present names, in the dtypes of the file.
+    """Load weights with transformers, which converts older names of tensors, and keep the dtypes of the file.
 
     Args:
-        weights: of the folder, whose names may be older ones.
-        folder: of the weights.
-        model: of the library, on the meta device: it has the names and shapes that are expected.
+        weights: the weights of the folder; their names may be those of an older version.
+        folder: the published folder.
+        model: transformers' model on the meta device, which has the expected names and shapes.
 
     Returns:
-        The weights by the library's present names; and for a body, the names in the file of what belongs to the head of
-        another task and is left out.
+        The weights by the names of the installed version. For a body (an encoder without a classifier) also the names
+        of the tensors in the file that belong to the head of another task and are left out; otherwise an empty list.
 
     Raises:
-        InputError: listing every tensor that is missing, unexpected or of another shape.
+        InputError: with up to 40 tensors that are missing, unexpected or have another shape.
     """
     infos = {name: weights.info(name) for name in weights.names()}
     dtypes_in_file = {info.dtype for info in infos.values()}
     is_body = not model.config.num_labels
-    loaded, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
-    expected = set(model.state_dict())
-    missing = set(report["missing_keys"])
-    unexpected = set(report["unexpected_keys"])
+    loaded_model, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
+
+    # Compare the names that were read with those of the model.
+    expected_names = set(model.state_dict())
+    missing_names = set(report["missing_keys"])
+    unexpected_names = set(report["unexpected_keys"])
     left_out: list[str] = []
     if is_body:
-        missing &= expected  # it lacks the classifier that the library has made for it
-        left_out = sorted(name for name in unexpected if re.match(_OTHER_TASKS, name))
-    problems = _loading_problems(missing, unexpected - set(left_out), report)
+        # transformers loads a body as a classifier, and reports the classifier's tensors as missing.
+        missing_names &= expected_names
+        left_out = sorted(name for name in unexpected_names if re.match(_OTHER_TASKS, name))
+    problems = _loading_problems(missing_names, unexpected_names - set(left_out), report)
     if problems:
         raise InputError(
             f"{folder} does not hold the weights of {type(model).__name__}",
             problems=problems[:40],
         )
+
+    # transformers loaded everything in one dtype. Give each tensor the dtype that it has in the file.
     tensors = {}
-    for name, tensor in loaded.state_dict().items():
-        if name not in expected:
+    for name, tensor in loaded_model.state_dict().items():
+        if name not in expected_names:
             continue
         if len(dtypes_in_file) == 1:
             dtype = torch_dtype(next(iter(infos.values())))
         else:
-            dtype = _dtype_in_file(name, tensor, loaded, infos)
+            dtype = _dtype_in_file(name, tensor, loaded_model, infos)
         tensors[name] = tensor.to(dtype)
     return DictTensors(tensors), left_out
 
 
 def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tuple[Any, Any]:
-    """Return the library's model of the weights in a folder, and its report on the names that it met.
+    """Load the weights of a folder with transformers.
 
     Args:
-        folder: of the weights.
-        model: of the same class and configuration.
-        is_body: whether it has no classifier, which no class of the library lacks.
-        wide: whether float32 does not hold every number of the file exactly.
+        folder: the published folder.
+        model: a model of the same class and configuration.
+        is_body: whether the model has no classifier. It is then loaded as a classifier with 2 classes.
+        wide: whether to load in float64, because the file has such tensors, else in float32.
+
+    Returns:
+        The loaded model, and transformers' report with the missing, unexpected and mismatched names.
     """
     config = copy.deepcopy(model.config)
     if is_body:
         config.num_labels = 2
-    # The library draws what is missing; the caller's own random numbers go on as if it had not.
+    # transformers draws missing tensors at random; forking keeps the state of the caller's generator.
     with refused_as(f"transformers cannot read the weights in {folder}"), quiet(), torch.random.fork_rng(devices=[]):
         return type(model).from_pretrained(
             str(folder),
@@ -162,33 +173,45 @@ def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tup
             trust_remote_code=False,
             dtype=torch.float64 if wide else torch.float32,
             attn_implementation=implementation(type(model)),
-            ignore_mismatched_sizes=True,  # so that they are reported, all of them
+            ignore_mismatched_sizes=True,  # report all of them instead of raising an error at the first
             output_loading_info=True,
         )
 
 
 def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report: Any) -> list[str]:
-    """List what is wrong with the tensors that the library read, a line each.
+    """Return one line for each problem with the tensors that transformers has loaded.
 
     Args:
-        missing: names of tensors that the model has and the file has not.
-        unexpected: the reverse.
-        report: of the library, with ``mismatched_keys``: name, shape in the file and expected shape of each tensor.
+        missing: names of tensors that the model has and the file does not have.
+        unexpected: names of tensors that the file has and the model does not have.
+        report: transformers' report. ``mismatched_keys`` has the name, the shape in the file and the expected shape of
+            each tensor of another shape; ``error_msgs`` may have further messages.
     """
     problems = []
     for name in sorted(missing):
         problems.append(f"missing tensor {shown(name, 200)}")
     for name in sorted(unexpected):
         problems.append(f"unexpected tensor {shown(name, 200)}")
-    for name, shape, expected in sorted(report["mismatched_keys"]):
-        problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected)}")
+    for name, shape, expected_shape in sorted(report["mismatched_keys"]):
+        problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected_shape)}")
     for message in report.get("error_msgs", ()):
         problems.append(shown(message, 200))
     return problems
 
 
 def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, TensorInfo]) -> torch.dtype:
-    """Return the dtype of one tensor in a file of several; as it was read where the file holds it in another form."""
+    """Return the dtype that a tensor has in a file with several dtypes.
+
+    Args:
+        name: the name of the tensor in the installed version.
+        tensor: the tensor as transformers loaded it.
+        loaded: the model that transformers loaded; it knows how names were converted.
+        infos: the header entries of the file by the names there.
+
+    Returns:
+        The dtype in the file. If transformers made the tensor from several tensors of the file, or from a part of one,
+        the dtype of ``tensor``.
+    """
     published_names = revert_weight_conversion(loaded, {name: tensor})
     names_in_file = [published for published in published_names if published in infos]
     if len(names_in_file) != 1:
@@ -198,27 +221,31 @@ def _dtype_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, T
 
 
 def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer or the image processor of a folder; both for a model of two towers.
+    """Read the tokenizer or the image processor of a folder; read both for a model with two towers.
 
     Args:
-        folder: of the published model.
-        model: of the library.
+        folder: the published folder.
+        model: transformers' model.
+
+    Returns:
+        The preprocessing; a model with two towers has the tokenizer as its entry ``texts``.
     """
     towers = towers_of(model)
     config = model.config
     if config.model_type not in _PROCESSORS:
         return _preprocess_of_texts(folder, model)
-    images = towers[0]
+
+    image_tower = towers[0]
     size = patch_image_size(model)
-    if images.prefix.startswith("dinov2"):  # which stretches its positions to any size
+    if image_tower.prefix.startswith("dinov2"):  # DINOv2 interpolates its positions, so it takes images of any size
         size = None
     patch = None
-    if config.model_type == "siglip2":  # which is given patches
-        patch = images.base.config.patch_size
+    if config.model_type == "siglip2":  # its image processor has to cut images into patches
+        patch = image_tower.base.config.patch_size
     preprocess = image_preprocess(
         folder,
         default=_PROCESSORS[config.model_type],
-        channels=images.base.config.num_channels,
+        channels=image_tower.base.config.num_channels,
         size=size,
         patch=patch,
     )
@@ -228,9 +255,15 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
 
 
 def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer of a folder, for a model of texts."""
+    """Read the tokenizer of a folder, for a model of texts.
+
+    Args:
+        folder: the published folder.
+        model: transformers' model.
+    """
     config = model.config
-    # Some models number their positions from a token's number on: the first rows of their table are never used.
+    # Some models start to count positions after the id of the padding token, so they never use the first rows of their
+    # table of positions.
     architecture = towers_of(model)[0].prefix
     unused_positions = 0
     if architecture in ("roberta", "roberta_prelayernorm", "data2vec_text"):
@@ -250,18 +283,22 @@ def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
 
 
 def patch_image_size(model: Any) -> tuple[int, int] | None:
-    """Return height and width of the images that the patch embedding takes.
+    """Return the height and width of the images that the patch embedding of a model takes.
 
-    None for a model of texts, and of images of any size.
+    None means that the model reads texts, or images of any size.
     """
     model_type = model.config.model_type
+    # A model of texts has no image processor.
     if model_type not in _PROCESSORS:
         return None
+    # These compute positions for any number of patches.
     if model_type in ("dinov3_vit", "siglip2"):
         return None
-    base = towers_of(model)[0].base
-    patches = getattr(base.embeddings, "patch_embeddings", base.embeddings)
-    size = getattr(patches, "image_size", base.config.image_size)
+    encoder = towers_of(model)[0].base
+    # CLIP and SigLIP have no separate module for patches.
+    patch_embedding = getattr(encoder.embeddings, "patch_embeddings", encoder.embeddings)
+    size = getattr(patch_embedding, "image_size", encoder.config.image_size)
+    # The size is one number if images are square.
     if isinstance(size, int):
         return size, size
     height, width = size
@@ -269,9 +306,10 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
 
 
 def class_labels(published: LibraryConfig, classes: int) -> list[str] | None:
-    """Return the names of the classes in their order, from ``id2label``; None where they have none.
+    """Return the names of the classes in ``id2label``, in the order of the classes.
 
-    The library's own placeholders (``LABEL_0``) are no names.
+    None means that there is not exactly one name for each class, or that all names are transformers' placeholders
+    (``LABEL_0``).
     """
     names = published.get("id2label")
     numbers = [str(number) for number in range(classes)]

@@ -1,6 +1,7 @@
-"""transformers' encoders with relative terms: BEiT, data2vec and Swin, DeBERTa of later generations, MPNet.
+"""transformers' encoders with relative positions: BEiT, data2vec, Swin, DeBERTa v2 and v3, MPNet.
 
-Each has a module of :mod:`hydractl.model.attention` with the call and the answer of the library's own attention.
+Their scores of attention depend on the distance of two tokens. For each kind there is a wrapper of
+:class:`hydractl.model.attention.HeadAttention` that can be called like transformers' own attention.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from hydractl.families.base import Stages, State
 from hydractl.heads.relative import Relative
 
 _BEITS = ("BeitModel", "Data2VecVisionModel")
-"""Encoders whose layers may share a table of distances."""
+"""Encoders whose layers may share one table of relative positions."""
 _ARGUMENTS = ("attention_mask", "resolution", "position_bias", "relative_pos", "rel_embeddings")
-"""The entries of the context that a layer is given under the same names."""
+"""The keys of the context that are also names of arguments of a layer."""
 _Entry = Tensor | tuple[int, ...]
-"""An entry of the context."""
+"""A value in the context."""
 
 
 class _Tables(nn.Module):
-    """Attention whose heads have a number for each distance, as in BEiT, Swin and MPNet."""
+    """Wraps ``HeadAttention`` for models whose heads add a learned number for each distance (BEiT, Swin, MPNet).
+
+    Args:
+        attention: the :class:`hydractl.model.attention.HeadAttention` to call.
+        index: the row of the table for each pair of tokens, ``[T, T]``; None if the layer has no table of its own.
+    """
 
     index: Tensor | None
 
@@ -38,10 +44,14 @@ class _Tables(nn.Module):
 
 
 class BeitInPlace(_Tables):
-    """BEiT's attention; what all layers share comes as the mask, ``[heads, T, T]`` or ``[M, heads, T, T]``."""
+    """Replaces BEiT's attention."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """Attend ``[M * B, T, d_model]``."""
+        """Compute the attention of ``hidden_states``, ``[M * B, T, d_model]``.
+
+        BEiT passes the numbers that all layers add to their scores as ``attention_mask``, ``[heads, T, T]`` or
+        ``[M, heads, T, T]``.
+        """
         relative = None
         if self.index is not None or attention_mask is not None:
             relative = Relative(self.index, shared=attention_mask)
@@ -50,7 +60,7 @@ class BeitInPlace(_Tables):
 
 
 class Data2VecInPlace(BeitInPlace):
-    """The same as :class:`BeitInPlace`, given what all layers share under another name."""
+    """Replaces data2vec's attention, which is BEiT's with other names of the arguments."""
 
     def forward(  # type: ignore[override]
         self,
@@ -60,44 +70,44 @@ class Data2VecInPlace(BeitInPlace):
         interpolate_pos_encoding: bool = False,
         resolution: tuple[int, int] | None = None,
     ) -> tuple[Tensor, None]:
-        """Attend ``[M * B, T, d_model]``."""
+        """Compute the attention of ``hidden_states``, ``[M * B, T, d_model]``; see :meth:`BeitInPlace.forward`."""
         return super().forward(hidden_states, relative_position_bias)
 
 
 class SwinInPlace(_Tables):
-    """Swin's attention, with the masks of windows, ``[W, T, T]``."""
+    """Replaces Swin's attention."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """Attend ``[M * B * W, T, d_model]``."""
+        """Compute the attention of ``[M * B * W, T, d_model]``, with masks of the W windows, ``[W, T, T]``."""
         relative = Relative(self.index, attention_mask)
         attended = self.attention(hidden_states, relative=relative)
         return attended, None
 
 
 class Swinv2InPlace(_Tables):
-    """Swin v2's attention, with the masks of windows, ``[W, T, T]``, and the coordinates of distances, ``[R, 2]``."""
+    """Replaces Swin v2's attention, which computes its table from the coordinates of distances, ``[R, 2]``."""
 
     coordinates: Tensor
 
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__(attention, library.relative_position_index)
-        coordinates = library.relative_coords_table.flatten(0, 2)
+        coordinates = library.relative_coords_table.flatten(0, 2)  # [1, h, w, 2] -> [R, 2]
         self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
     ) -> tuple[Tensor, None]:
-        """Attend ``[M * B * W, T, d_model]``."""
+        """Compute the attention of ``[M * B * W, T, d_model]``, with masks of the W windows, ``[W, T, T]``."""
         mask = None
         if attention_mask is not None:
-            mask = 2 * attention_mask  # which the library adds twice
+            mask = 2 * attention_mask  # transformers adds the mask twice
         relative = Relative(self.index, mask, coordinates=self.coordinates, scale=1.0)
         attended = self.attention(hidden_states, relative=relative)
         return attended, None
 
 
 class MPNetInPlace(_Tables):
-    """MPNet's attention, with what all layers share, ``[heads, T, T]`` or ``[M, heads, T, T]``."""
+    """Replaces MPNet's attention."""
 
     def forward(
         self,
@@ -106,14 +116,23 @@ class MPNetInPlace(_Tables):
         position_bias: Tensor | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor]:
-        """Attend ``[M * B, T, d_model]``."""
+        """Compute the attention of ``hidden_states``, ``[M * B, T, d_model]``.
+
+        ``position_bias`` has the numbers that all layers add to their scores, ``[heads, T, T]`` or
+        ``[M, heads, T, T]``.
+        """
         relative = Relative(None, shared=position_bias)
         attended = self.attention(hidden_states, attention_mask, relative=relative)
         return (attended,)
 
 
 class DisentangledInPlace(nn.Module):
-    """DeBERTa's attention, with distances and their vectors, ``[R, d_model]`` or ``[M, R, d_model]``."""
+    """Replaces DeBERTa's attention, whose scores also compare queries and keys with vectors of distances.
+
+    Args:
+        attention: the :class:`hydractl.model.attention.HeadAttention` to call.
+        library: transformers' attention module that is replaced.
+    """
 
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
@@ -135,9 +154,19 @@ class DisentangledInPlace(nn.Module):
         relative_pos: Tensor | None = None,
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Attend ``[M * B, T, d_model]``; ``relative_pos [1, T, T]`` counts from the query to the key."""
+        """Compute the attention of M ensemble members over B samples.
+
+        Args:
+            hidden_states: ``[M * B, T, d_model]``.
+            attention_mask: nonzero where a query may attend to a key.
+            output_attentions, query_states: ignored.
+            relative_pos: the distance from each query to each key, ``[1, T, T]``, negative if the key comes later.
+            rel_embeddings: the vectors of the R distances, ``[R, d_model]`` or ``[M, R, d_model]``.
+        """
         assert relative_pos is not None and rel_embeddings is not None
-        rows = (relative_pos[0] + self.span).clamp(0, 2 * self.span - 1)  # [T, T], of the vectors of distances
+        # The row in `rel_embeddings` for each pair. Rows are for distances from -span to span - 1; all smaller
+        # distances share the first row, all greater ones the last.
+        rows = (relative_pos[0] + self.span).clamp(0, 2 * self.span - 1)  # [T, T]
         relative = Relative(
             rows,
             embeddings=self.pos_dropout(rel_embeddings),
@@ -149,9 +178,13 @@ class DisentangledInPlace(nn.Module):
 
 
 def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
-    """Return the module that takes the place of the attention of a layer; None for one without relative terms.
+    """Return the module to put in the place of a layer's attention; None if the layer has no relative positions.
 
-    A table that the library keeps beside its attention is taken out of the layer.
+    If transformers keeps a table of relative positions beside the attention, it is removed from the layer.
+
+    Args:
+        attention: the :class:`hydractl.model.attention.HeadAttention` to use.
+        layer: transformers' layer.
     """
     kind = type(layer).__name__
     if kind == "BeitLayer":
@@ -172,7 +205,7 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
 
 
 def _take_index(holder: Any) -> Tensor | None:
-    """Take the table of distances out of its module; return its index ``[T, T]``, or None where there is no table."""
+    """Remove the table of relative positions from its module, and return its index ``[T, T]``; None without a table."""
     table = getattr(holder, "relative_position_bias", None)
     holder.relative_position_bias = None
     if table is None:
@@ -181,35 +214,46 @@ def _take_index(holder: Any) -> Tensor | None:
 
 
 def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None) -> Mapping[str, _Entry]:
-    """Return what the layers of an encoder with relative terms are given beside the state, by the library's names.
+    """Return the arguments for relative positions that an encoder's layers receive beside the tokens.
 
     Args:
         base: the encoder.
-        hidden: before the first layer, ``[B, T, d_model]``.
-        pixels: of a model of images, what it is given.
-        mask: of the tokens, ``[B, T]``.
+        hidden: the tokens before the first layer, ``[B, T, d_model]``.
+        pixels: the inputs of a model of images, else None.
+        mask: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
+
+    Returns:
+        The arguments by transformers' names; empty for encoders without relative positions.
     """
     kind = type(base).__name__
+    # BEiT and data2vec: the size of the images, and the table that all layers share, if there is one.
     if kind in _BEITS:
         height_and_width = tuple(pixels.shape[2:])
         context: dict[str, _Entry] = {"resolution": height_and_width}
         table = _shared_table(base)
         if table is not None:
-            context["shared_position_bias"] = table(table.window_size)[0]
+            context["shared_position_bias"] = table(table.window_size)[0]  # [1, heads, T, T] -> [heads, T, T]
         return context
+    # MPNet: the biases that all layers share.
     if kind == "MPNetModel":
-        tokens = hidden.new_empty((1, hidden.shape[1], 0))  # of which only the number counts
+        tokens = hidden.new_empty((1, hidden.shape[1], 0))  # only the number of tokens is used
         bias = base.encoder.compute_position_bias(tokens)
-        return {"position_bias": bias[0]}
+        return {"position_bias": bias[0]}  # [1, heads, T, T] -> [heads, T, T]
     if kind == "DebertaV2Model":
         return _disentangled_context(base.encoder, hidden, mask)
     return {}
 
 
 def _disentangled_context(encoder: Any, hidden: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Return what the layers of a DeBERTa are given: the mask, distances and the vectors of the distances."""
+    """Return the arguments of a DeBERTa's layers: the mask, the distances and the vectors of the distances.
+
+    Args:
+        encoder: the module with the layers.
+        hidden: the tokens before the first layer, ``[B, T, d_model]``.
+        mask: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
+    """
     rows = torch.arange(encoder.rel_embeddings.num_embeddings, device=hidden.device)
-    vectors = encoder.rel_embeddings(rows)  # by a call of the module: its weights may be kept in 16 bits
+    vectors = encoder.rel_embeddings(rows)  # call the module instead of reading its weight, which may be in 16 bits
     if "layer_norm" in encoder.norm_rel_ebd:
         vectors = encoder.LayerNorm(vectors)
     if mask is None:
@@ -223,16 +267,16 @@ def _disentangled_context(encoder: Any, hidden: Tensor, mask: Tensor | None) -> 
 
 
 def run_relative_layer(layer: Any, state: State) -> State:
-    """Run one layer of an encoder on the tokens of a state, with what the context has for it.
+    """Return the state after one layer of an encoder.
 
     Args:
-        layer: of the library; its attention may have been replaced.
-        state: before the layer; its context is that of :func:`relative_context`, and the mask.
+        layer: transformers' layer; its attention may have been replaced.
+        state: the state before the layer; its context has the mask and the entries of :func:`relative_context`.
     """
     shared = state.context.get("shared_position_bias")
     is_data2vec = type(layer).__name__ == "Data2VecVisionLayer"
 
-    # Where the attention of a BEiT or data2vec was replaced, the layer is written out.
+    # If the attention of a BEiT or data2vec was replaced, hydractl's own version of the layer runs.
     if is_data2vec and isinstance(layer.attention.attention, BeitInPlace):
         hidden = _run_data2vec(layer, state.hidden, shared)
         return State(hidden, state.context)
@@ -240,61 +284,67 @@ def run_relative_layer(layer: Any, state: State) -> State:
         hidden = _run_beit(layer, state.hidden, shared)
         return State(hidden, state.context)
 
-    # Else the library's own is called, by its names of the arguments.
+    # Otherwise transformers' layer runs. The shared table has another argument name in each of the two classes.
     arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
     if is_data2vec:
-        del arguments["attention_mask"]  # which it does not know
+        del arguments["attention_mask"]  # the layer has no such argument
         name_of_shared = "relative_position_bias"
     else:
-        name_of_shared = "attention_mask"  # BEiT adds it to the scores by this name
+        name_of_shared = "attention_mask"  # BEiT adds its mask to the scores
     if shared is not None:
         arguments[name_of_shared] = shared[None]
     output = layer(state.hidden, **arguments)
-    if isinstance(output, tuple):  # some layers give their attention beside the tokens
+    if isinstance(output, tuple):  # some layers also return the attention weights
         return State(output[0], state.context)
     return State(output, state.context)
 
 
-# As the layers themselves. They multiply by vectors, and torch.compile traces no module in the place of one.
+# The next two functions do what transformers' layers do. Those layers multiply by parameters, which an ensemble
+# replaces by modules, and torch.compile cannot trace a module in the place of a parameter.
 
 
 def _run_beit(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    """Return the tokens ``[B, T, d_model]`` behind a BEiT's layer: attention, then MLP, each scaled and added.
+    """Return the tokens ``[B, T, d_model]`` after a BEiT layer: attention, then MLP, each scaled and added.
 
     Args:
-        layer: of the library, with its attention replaced.
-        hidden: the tokens before it.
-        shared: what all layers add to the scores of attention, ``[heads, T, T]``; None: nothing.
+        layer: transformers' BeitLayer, with its attention replaced.
+        hidden: the tokens before the layer.
+        shared: the numbers that all layers add to their scores, ``[heads, T, T]``; None if there are none.
     """
     attention_input = layer.layernorm_before(hidden)
     attended, _ = layer.attention(attention_input, shared)
     scaled_attention = _scaled(layer.lambda_1, layer.dropout(attended))
-    behind_attention = layer.drop_path(scaled_attention) + hidden
+    after_attention = layer.drop_path(scaled_attention) + hidden
 
-    mlp_input = layer.layernorm_after(behind_attention)
-    expanded = layer.mlp(mlp_input)
-    scaled_mlp = _scaled(layer.lambda_2, layer.dropout(expanded))
-    return layer.drop_path(scaled_mlp) + behind_attention
+    mlp_input = layer.layernorm_after(after_attention)
+    mlp_output = layer.mlp(mlp_input)
+    scaled_mlp = _scaled(layer.lambda_2, layer.dropout(mlp_output))
+    return layer.drop_path(scaled_mlp) + after_attention
 
 
 def _run_data2vec(layer: Any, hidden: Tensor, shared: Tensor | None) -> Tensor:
-    """Return the tokens ``[B, T, d_model]`` behind a data2vec's layer: attention, then MLP, each scaled and added.
+    """Return the tokens ``[B, T, d_model]`` after a data2vec layer: attention, then MLP, each scaled and added.
 
-    Arguments are those of :func:`_run_beit`; here the MLP is in two modules.
+    The MLP consists of the modules ``intermediate`` and ``output``, which include activation and dropout.
+
+    Args:
+        layer: transformers' Data2VecVisionLayer, with its attention replaced.
+        hidden: the tokens before the layer.
+        shared: the numbers that all layers add to their scores, ``[heads, T, T]``; None if there are none.
     """
     attention_input = layer.layernorm_before(hidden)
     attention_outputs = layer.attention(attention_input, relative_position_bias=shared)
     scaled_attention = _scaled(layer.lambda_1, attention_outputs[0])
-    behind_attention = layer.drop_path(scaled_attention) + hidden
+    after_attention = layer.drop_path(scaled_attention) + hidden
 
-    mlp_input = layer.layernorm_after(behind_attention)
+    mlp_input = layer.layernorm_after(after_attention)
     widened = layer.intermediate(mlp_input)
     scaled_mlp = _scaled(layer.lambda_2, layer.output(widened))
-    return layer.drop_path(scaled_mlp) + behind_attention
+    return layer.drop_path(scaled_mlp) + after_attention
 
 
 def _scaled(factor: Any, x: Tensor) -> Tensor:
-    """Multiply by a vector, which may stand in a module of its own; by None: not at all."""
+    """Multiply by LayerScale: a vector, or a module that multiplies; None means that there is no LayerScale."""
     if factor is None:
         return x
     if isinstance(factor, nn.Module):
@@ -303,14 +353,14 @@ def _scaled(factor: Any, x: Tensor) -> Tensor:
 
 
 def _shared_table(base: Any) -> Any:
-    """Return the module that makes the numbers that all layers of a BEiT share, or None."""
+    """Return the module with the table that all layers of a BEiT or data2vec share; None if there is none."""
     if type(base).__name__ == "BeitModel":
         return base.shared_position_bias
     return getattr(base.encoder, "relative_position_bias", None)
 
 
 def entries_of_weights(base: Any) -> tuple[str, ...]:
-    """Return the entries of the context that come of weights, see :attr:`hydractl.families.base.Stages.per_member`."""
+    """Return the keys of the context whose tensors depend on weights, for ``Stages.per_member``."""
     kind = type(base).__name__
     if kind in _BEITS and _shared_table(base) is not None:
         return ("shared_position_bias",)
@@ -322,7 +372,7 @@ def entries_of_weights(base: Any) -> tuple[str, ...]:
 
 
 def problems(base: Any) -> list[str]:
-    """List why the heads of an encoder with relative terms cannot be taken apart, or are not what they say."""
+    """List the reasons why an encoder with relative positions is not supported; empty if it is."""
     kind = type(base).__name__
     if kind == "DebertaV2Model":
         return _problems_of_deberta(base)
@@ -334,7 +384,7 @@ def problems(base: Any) -> list[str]:
 
 
 def _problems_of_deberta(base: Any) -> list[str]:
-    """List what a DeBERTa has that is not followed here, or lacks of what makes it one."""
+    """List the settings of a DeBERTa that are not supported."""
     messages = []
     if base.encoder.conv is not None:
         messages.append("it has a convolution beside its first layer (conv_kernel_size)")
@@ -346,7 +396,7 @@ def _problems_of_deberta(base: Any) -> list[str]:
 
 
 def _problems_of_swin(base: Any) -> list[str]:
-    """List why the windows of a Swin are not those that its configuration says."""
+    """List the reasons why the windows of a Swin would not be as its configuration says."""
     messages = []
     sides = base.config.image_size
     if isinstance(sides, int):
@@ -354,30 +404,31 @@ def _problems_of_swin(base: Any) -> list[str]:
     patch_size = base.embeddings.patch_size
     if any(side % patch_size for side in sides):
         messages.append("its images are cut into patches that do not fill them")
-    sides_of_grids = [min(swin_layer.grid) for swin_layer in swin_layers(base)]
-    smallest = min(sides_of_grids)
+    # In transformers' Swin (not in v2) a grid that is smaller than the window makes the window smaller.
+    shorter_sides = [min(swin_layer.grid) for swin_layer in swin_layers(base)]
+    shortest_side = min(shorter_sides)
     window = base.config.window_size
-    if smallest < window and type(base).__name__ == "SwinModel":
-        messages.append(f"its windows of {window} tokens are larger than its {smallest} rows of tokens")
+    if shortest_side < window and type(base).__name__ == "SwinModel":
+        messages.append(f"its windows of {window} tokens are larger than its {shortest_side} rows of tokens")
     return messages
 
 
 # --- Swin -------------------------------------------------------------------------------------------------------------
 
 Grid = tuple[int, int]
-"""Rows and columns of tokens."""
+"""Number of rows and columns of tokens."""
 
 
 @dataclass(frozen=True)
 class SwinLayer:
-    """A layer of a Swin, with what makes fewer tokens before it.
+    """A layer of a Swin, with the patch merging before it.
 
     Attributes:
-        path: of the layer, within the encoder.
+        path: dotted name of the layer in the encoder.
         layer: the module.
-        merging: the path of the module that makes fewer tokens before the layer; None: there is none.
-        grid_before: the tokens before the merging.
-        grid: those of the layer.
+        merging: dotted name of the module that merges tokens before the layer; None if there is none.
+        grid_before: rows and columns of tokens before merging.
+        grid: rows and columns of tokens in the layer.
     """
 
     path: str
@@ -390,11 +441,12 @@ class SwinLayer:
 def swin_layers(base: Any) -> list[SwinLayer]:
     """List the layers of a Swin in order, with the rows and columns of their tokens.
 
-    A stage ends with a module that merges two by two tokens into one; here it belongs to the first layer of the next.
+    In transformers a stage ends with a module that merges 2 x 2 tokens into one. Here this module is listed with the
+    first layer of the next stage.
     """
     layers: list[SwinLayer] = []
     grid = tuple(base.embeddings.patch_grid)
-    merging: str | None = None  # the module behind the stage before, which the first layer of this one takes
+    merging: str | None = None  # the module at the end of the previous stage, until a layer is listed with it
     for number, stage in enumerate(base.encoder.layers):
         for index, layer in enumerate(stage.blocks):
             grid_before = grid
@@ -403,7 +455,7 @@ def swin_layers(base: Any) -> list[SwinLayer]:
                 grid = ((rows + 1) // 2, (columns + 1) // 2)
             path = f"encoder.layers.{number}.blocks.{index}"
             layers.append(SwinLayer(path, layer, merging, grid_before, grid))
-            merging = None  # taken
+            merging = None  # only the first layer of a stage has it
         if stage.downsample is None:
             merging = None
         else:
@@ -412,20 +464,18 @@ def swin_layers(base: Any) -> list[SwinLayer]:
 
 
 def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages:
-    """Return the stages of a Swin with its layers, whose tokens get fewer.
+    """Return the stages of a Swin with layers that also merge tokens.
 
     Args:
-        tower: the stages as of an encoder whose tokens do not.
+        tower: the stages built as for an encoder without merging.
         base: the encoder.
-        prefix: its name within the model.
-        norm: of a layer, the norm that its attention reads through; empty: none.
+        prefix: the name of the encoder in the model.
+        norm: dotted name of the norm before the attention, relative to a layer; empty if there is none.
     """
-    # For each layer: how it runs, what its attention reads, its share of all tokens and the number of its windows. For
-    # those that merge tokens, by number, the name of the module.
-    blocks = []
-    attention_inputs = []
-    spans = []
-    merging = {}
+    blocks = []  # for each layer, a function from state to state
+    attention_inputs = []  # for each layer, a function from the state before it to the inputs of its attention
+    spans = []  # for each layer, its share of all tokens and its number of windows
+    merging = {}  # the name of the merging module, by the index of the layer after it
     all_tokens = math.prod(base.embeddings.patch_grid)
     for index, swin_layer in enumerate(swin_layers(base)):
         merge = None
@@ -439,6 +489,8 @@ def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages
         attention_input = partial(_swin_input, norm, layer, merge, grid_before)
         blocks.append(run)
         attention_inputs.append(attention_input)
+
+        # A window is never larger than the grid. Windows at the edges are padded, hence the rounding up.
         window_side = min(base.config.window_size, *grid)
         windows = math.prod(math.ceil(tokens / window_side) for tokens in grid)
         share_of_tokens = math.prod(grid) / all_tokens
@@ -447,22 +499,34 @@ def with_swin_layers(tower: Stages, base: Any, prefix: str, norm: str) -> Stages
 
 
 def _merged(merge: Any, grid_before: Grid, state: State) -> Tensor:
-    """Return the tokens behind the merging before a layer, ``[B, T, d_model]``."""
-    # Of the members behind the first nothing is left of it, and nobody asks.
+    """Return the tokens of a state after merging, ``[B, T, d_model]``; unchanged if ``merge`` is None."""
+    # In a stacked ensemble the merging of all members but the first is replaced by an identity, which does not take a
+    # grid. Nothing uses its result.
     if merge is None or isinstance(merge, nn.Identity):
         return state.hidden
     return merge(state.hidden, grid_before)
 
 
 def _run_swin(layer: Any, merge: Any, grid_before: Grid, grid: Grid, state: State) -> State:
-    """Return the state behind a layer and the merging before it, which takes tokens from one grid to the other."""
+    """Merge tokens, run a layer and return the state after it.
+
+    Args:
+        layer: transformers' layer.
+        merge: the module that merges tokens before the layer, or None.
+        grid_before: rows and columns of the tokens in ``state``.
+        grid: rows and columns of the tokens after merging.
+        state: the state before merging.
+    """
     merged = _merged(merge, grid_before, state)
     output = layer(merged, grid)
     return State(output[0], state.context)
 
 
 def _swin_input(norm: str, layer: Any, merge: Any, grid_before: Grid, state: State) -> Tensor:
-    """Return what the attention of a layer is given of the state before it and its merging."""
+    """Return the inputs of a layer's attention, computed from the state before merging; see :func:`_run_swin`.
+
+    ``norm`` is the dotted name of the norm before the attention, relative to the layer; empty if there is none.
+    """
     hidden = _merged(merge, grid_before, state)
     if not norm:
         return hidden

@@ -1,4 +1,4 @@
-"""Texts as inputs of transformers' models: the tokenizer as plain data, which a checkpoint holds itself."""
+"""Texts as inputs of transformers' models. The tokenizer is stored in a checkpoint as plain JSON."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from hydractl.files.header import MAX_HEADER_BYTES
 from hydractl.jsonio import canonical_json, shown
 
 LONGEST_DEFAULT = 512
-"""Tokens of a text at most, where the checkpoint itself sets no lower limit."""
+"""The greatest number of tokens in a text, unless the model has a lower limit."""
 
 MOST_BYTES = MAX_HEADER_BYTES - (1 << 20)
-"""Largest size of a tokenizer in the header of a checkpoint; the rest is for the other entries."""
+"""The largest size of a tokenizer in the header of a checkpoint. The remaining MiB is for other entries."""
 
 _PACKED = "zlib:"
 _MOST_UNPACKED = 1 << 27
 _EXAMPLE_TOKENS = 128
-_ENDS = 8  # more tokens than any tokenizer adds to a text or a pair
+_ENDS = 8  # more special tokens than any tokenizer adds to a text or a pair of texts
 
 
 class TokenizerSettings(TypedDict):
-    """A tokenizer of the Rust library and its settings, by transformers' names for them.
+    """A tokenizer of the Rust library ``tokenizers`` and its settings, by transformers' names.
 
-    ``json`` is its ``tokenizer.json``, perhaps packed; ``vocab_size`` how many tokens it knows.
+    ``json`` is the text of its ``tokenizer.json``, perhaps compressed. ``vocab_size`` is the number of its tokens.
     """
 
     json: str
@@ -51,7 +51,7 @@ class TokenizerSettings(TypedDict):
 
 
 class TextPreprocessing(TypedDict):
-    """How texts become tokens: ``max_length`` of them at most."""
+    """How texts become tokens; longer texts are cut to ``max_length`` tokens."""
 
     kind: str
     max_length: int
@@ -68,17 +68,17 @@ _TYPES = {
     "model_max_length": int,
     "vocab_size": int,
 }
-"""The types of the :class:`TokenizerSettings` in JSON."""
+"""The types of the entries of :class:`TokenizerSettings` after reading JSON."""
 _INPUT_NAMES = ["input_ids", "attention_mask", "token_type_ids"]
-"""What a model may be given of a text: the first of these."""
+"""The possible inputs of a model of texts; a model takes the first one, two or three."""
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spm.model"),
 )
-"""The files of a tokenizer that a folder of the hub may hold."""
+"""The files of a tokenizer that a published folder may have."""
 
-_LARGEST_ID = 1 << 21  # of a token: the Rust library sets memory aside for as many, and aborts where there is none
+_LARGEST_ID = 1 << 21  # the Rust library allocates memory for all ids up to the largest, and aborts if that fails
 _TOKEN_KEYS = {"__type", "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}
 
 
@@ -94,22 +94,25 @@ def text_preprocess(
     """Read the tokenizer of a published folder with its settings.
 
     Args:
-        folder: holds ``tokenizer.json``, or what the library can make one of.
-        positions: how many tokens the model can take.
-        vocabulary: how many tokens it knows.
-        always: what the model is given of a text: ``input_ids``, perhaps ``attention_mask``.
-        if_named: what it is given beside where the tokenizer names it among its outputs.
-        padding: the number of the padding token that the model knows.
-        pads_with_end: whether a tokenizer without a padding token takes that one, or else the one that ends a text.
+        folder: has a ``tokenizer.json``, or files from which transformers can make one.
+        positions: the greatest number of tokens in a text that the model can take.
+        vocabulary: the number of tokens that the model knows.
+        always: names of the inputs that the model always gets: ``input_ids``, perhaps ``attention_mask``.
+        if_named: names of inputs that the model gets if the tokenizer lists them among its outputs.
+        padding: the id of the padding token in the configuration of the model; None if it has none.
+        pads_with_end: whether a tokenizer without a padding token may use ``padding`` instead, or, if that is None, the
+            token that ends a text.
 
     Raises:
-        InputError: for a folder without a tokenizer of the Rust library, without a padding token, or of another model,
-            and for a tokenizer that is too large for the header of a checkpoint.
+        InputError: if there is no tokenizer of the Rust library, it has no padding token, it does not fit the model, or
+            it is too large for the header of a checkpoint.
     """
     hint = "tokenizer.json and tokenizer_config.json belong beside config.json"
     _check_files(folder)
     with refused_as(f"{folder} has no tokenizer that transformers can read", hint):
         tokenizer = _open_tokenizer(folder)
+
+    # Tokenizers of decoders often have no padding token.
     lacks_padding = tokenizer.pad_token is None
     if lacks_padding and pads_with_end:
         if padding is None:
@@ -119,8 +122,11 @@ def text_preprocess(
     problems = _tokenizer_problems(tokenizer, folder, vocabulary)
     if problems:
         raise InputError(f"the tokenizer in {folder} cannot be used", problems=problems)
-    rust = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    _keep_lengths(rust)  # a file may still hold those of the last call
+
+    # A copy, without the truncation and padding that a file may still have from the last call.
+    rust_tokenizer = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    _keep_lengths(rust_tokenizer)
+
     longest = int(min(tokenizer.model_max_length, positions))
     special_tokens = {}
     for name, token in tokenizer.special_tokens_map.items():
@@ -131,7 +137,7 @@ def text_preprocess(
         "kind": "text",
         "max_length": min(longest, LONGEST_DEFAULT),
         "tokenizer": {
-            "json": _pack_for_header(rust.to_str(), folder),
+            "json": _pack_for_header(rust_tokenizer.to_str(), folder),
             "special_tokens": special_tokens,
             "padding_side": tokenizer.padding_side,
             "truncation_side": tokenizer.truncation_side,
@@ -144,27 +150,30 @@ def text_preprocess(
 
 
 def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[str]:
-    """List why the tokenizer of a folder cannot be used by a model.
+    """List the reasons why a model cannot use the tokenizer of a folder; empty if it can.
 
     Args:
-        tokenizer: as the library has opened it.
-        folder: of it.
-        vocabulary: how many tokens the model knows.
+        tokenizer: the tokenizer as transformers has opened it.
+        folder: its folder.
+        vocabulary: the number of tokens that the model knows.
     """
     problems = []
+
+    # Without its files, transformers silently makes a tokenizer that knows only special tokens. A tokenizer needs
+    # either tokenizer.json or all files of its vocabulary.
     files_by_purpose = dict(tokenizer.vocab_files_names)
     files_by_purpose.pop("tokenizer_file", None)
     vocabulary_files = list(files_by_purpose.values())
     has_vocabulary = all((folder / name).exists() for name in vocabulary_files)
     has_json = (folder / "tokenizer.json").exists()
     if not has_json and not has_vocabulary:
-        # Without its files the library makes a tokenizer that knows nothing but special tokens.
-        listed = " and ".join(vocabulary_files) or "another vocabulary"
-        problems.append(f"there is no tokenizer.json, nor {listed}")
+        listed_files = " and ".join(vocabulary_files) or "another vocabulary"
+        problems.append(f"there is no tokenizer.json, nor {listed_files}")
+
     if not tokenizer.is_fast:
         problems.append(f"{type(tokenizer).__name__} has no tokenizer.json: it runs in Python only")
     longest = tokenizer.model_max_length
-    if type(longest) not in (int, float) or not longest >= 1:  # NaN is not
+    if type(longest) not in (int, float) or not longest >= 1:  # also true for NaN
         problems.append(f"its model_max_length is {shown(longest)}")
     if tokenizer.pad_token is None:
         problems.append("it has no padding token")
@@ -174,22 +183,24 @@ def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[s
 
 
 def _keep_lengths(rust: Any) -> None:
-    """Make a tokenizer of the Rust library neither cut nor pad texts: lengths are settings of a call."""
+    """Turn off truncation and padding of a Rust tokenizer, in place; both are settings of each call here."""
     rust.no_truncation()
     rust.no_padding()
 
 
 def _open_tokenizer(folder: Path) -> Any:
-    """Open the tokenizer of a folder as the library does; for SigLIP's, which runs in Python, the one of its file.
+    """Open the tokenizer of a folder with transformers.
+
+    transformers' own tokenizer of SigLIP runs in Python. For a SigLIP, ``tokenizer.json`` is opened instead.
 
     Raises:
-        InputError: for a file that is to stand in for SigLIP's tokenizer, and does not clean texts as that does.
+        InputError: if ``tokenizer.json`` of a SigLIP does not remove capitals and punctuation as SigLIP's own does.
     """
     file = folder / "tokenizer.json"
     settings = read_config(folder / "tokenizer_config.json") or {}
     class_name = settings.get("tokenizer_class")
     is_siglip = class_name == "SiglipTokenizer" and file.exists()
-    with quiet():  # the library's warnings quote the files, control characters and all
+    with quiet():  # transformers' warnings quote the files, including control characters
         if not is_siglip:
             return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
@@ -201,45 +212,44 @@ def _open_tokenizer(folder: Path) -> Any:
 
 
 def stored_tokenizer(preprocess: object) -> Any:
-    """Return the tokenizer that :func:`text_preprocess` describes.
+    """Return the tokenizer in a preprocessing that :func:`text_preprocess` has made.
 
     Raises:
-        InputError: for what describes none.
+        InputError: if the preprocessing has no tokenizer, or its description is wrong.
     """
     settings = _checked_settings(preprocess)
     return _build_tokenizer(settings)
 
 
 def text_collate(preprocess: object) -> TextCollate:
-    """Return the function from a list of ``str`` or ``(str, str)`` to token tensors.
-
-    These are ``input_ids``, ``attention_mask`` (and ``token_type_ids``).
+    """Return a function from a list of texts, or of pairs of texts, to token tensors.
 
     Raises:
-        InputError: for preprocessing that describes no tokenizer, or a length that the model cannot take.
+        InputError: if the preprocessing has no tokenizer, or a ``max_length`` that the model cannot take.
     """
     tokenizer = stored_tokenizer(preprocess)
-    length = None
+    max_length = None
     if isinstance(preprocess, Mapping):
-        length = preprocess.get("max_length")
+        max_length = preprocess.get("max_length")
     longest = tokenizer.model_max_length
-    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
-    if not is_whole_number(length, least, longest):
-        raise InputError(f"a text of at most {shown(length)} tokens: this model takes {least} to {longest}")
-    return TextCollate(tokenizer, length)
+    # Each text of a pair keeps at least one token beside the special ones.
+    shortest = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    if not is_whole_number(max_length, shortest, longest):
+        raise InputError(f"a text of at most {shown(max_length)} tokens: this model takes {shortest} to {longest}")
+    return TextCollate(tokenizer, max_length)
 
 
 def padding_of(preprocess: object) -> int:
-    """Return the number of the padding token."""
+    """Return the id of the padding token."""
     tokenizer = stored_tokenizer(preprocess)
     return int(tokenizer.pad_token_id)
 
 
 class TextCollate:
-    """The library's tokenizer on a list of texts, or of pairs of texts.
+    """Tokenizes lists of texts, or of pairs of texts, with transformers' tokenizer.
 
     Attributes:
-        max_length: tokens of a text (or of a pair) at most; longer ones are cut.
+        max_length: the greatest number of tokens in a text or pair; longer ones are cut.
     """
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
@@ -247,58 +257,65 @@ class TextCollate:
         self.max_length = max_length
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
-        """Return tensors int64 ``[B, T]``: T is the longest of the batch in tokens, and at most ``max_length``.
+        """Return the inputs of the model by name, int64 ``[B, T]`` each: ``input_ids`` and so on.
+
+        T is the number of tokens in the longest sample of the batch, and at most ``max_length``.
+
+        Args:
+            samples: each a ``str`` or a pair ``(str, str)``.
 
         Raises:
-            InputError: for what is no text or has no token, and for one text alone.
+            InputError: if ``samples`` is a single text, or a sample is not a text or has no tokens.
         """
-        if isinstance(samples, str):  # it would be read letter by letter
+        if isinstance(samples, str):  # iterating over it would give its letters
             raise InputError("preprocess takes a list of texts, not one alone", hint="preprocess([text])")
         batch_texts = [_as_texts(sample) for sample in samples]
         batch = self._tokenize(batch_texts)
-        has_tokens = batch["attention_mask"].bool().any(dim=1)
-        if not bool(has_tokens.all()):  # of a tokenizer that adds none of its own
+        # An empty text has no tokens if the tokenizer adds no special ones.
+        has_tokens = batch["attention_mask"].bool().any(dim=1)  # [B]
+        if not bool(has_tokens.all()):
             first_empty = int(has_tokens.int().argmin())
             raise InputError(f"this text has no token that can be read: {shown(batch_texts[first_empty])}")
         return dict(batch)
 
     def _tokenize(self, batch_texts: Sequence[tuple[str, ...]]) -> Any:
-        """Return the library's tokens of a batch, padded to its longest: ``[B, T]`` each, by name.
+        """Return the tokens of a batch, padded to its longest sample: ``[B, T]`` each, by name.
 
         Args:
-            batch_texts: each a text, or a pair of texts.
+            batch_texts: for each sample a tuple with one text, or with the two texts of a pair.
         """
         tokenize = partial(self._tokenizer, truncation=True, max_length=self.max_length)
-        lengths = {len(texts) for texts in batch_texts}
-        has_texts_and_pairs = len(lengths) != 1
-        if has_texts_and_pairs:  # which the library does not take in one call
+        texts_per_sample = {len(texts) for texts in batch_texts}
+        mixes_texts_and_pairs = len(texts_per_sample) != 1
+        if mixes_texts_and_pairs:  # transformers cannot tokenize these in one call
             tokenized = [tokenize(*texts) for texts in batch_texts]
             return self._tokenizer.pad(tokenized, return_tensors="pt")
-        columns = [list(column) for column in zip(*batch_texts, strict=True)]  # all first texts, all second ones
+        # One list of all first texts and, for pairs, one list of all second texts.
+        columns = [list(column) for column in zip(*batch_texts, strict=True)]
         return tokenize(*columns, padding="longest", return_tensors="pt")
 
     def cut(self, samples: Iterable[Any]) -> int:
         """Count the samples with more than ``max_length`` tokens, which are truncated.
 
         Raises:
-            InputError: for what is no text.
+            InputError: if a sample is not a text or a pair of texts.
         """
-        rust = self._tokenizer.backend_tokenizer
-        _keep_lengths(rust)  # the library sets both anew at every call
+        rust_tokenizer = self._tokenizer.backend_tokenizer
+        _keep_lengths(rust_tokenizer)  # transformers sets truncation and padding again in every call
         count = 0
         for sample in samples:
             texts = _as_texts(sample)
             if self._is_surely_short(texts):
                 continue
-            tokens = rust.encode(*texts).ids
+            tokens = rust_tokenizer.encode(*texts).ids
             if len(tokens) > self.max_length:
                 count += 1
         return count
 
     def _is_surely_short(self, texts: tuple[str, ...]) -> bool:
-        """Return whether the texts need not be tokenized to know that they fit, which holds for most of them.
+        """Return whether the texts certainly fit into ``max_length``, without tokenizing them, which takes longer.
 
-        Plain ASCII has at most a token for each character, and a few that mark its ends.
+        A text in ASCII has at most one token for each character, and a few special tokens.
         """
         if not all(map(str.isascii, texts)):
             return False
@@ -307,10 +324,10 @@ class TextCollate:
 
 
 def _as_texts(sample: Any) -> tuple[str, ...]:
-    """Return a sample, a text or a pair of texts, as a tuple of one or two.
+    """Return a text as a tuple of one text, or a pair of texts as a tuple of two.
 
     Raises:
-        InputError: it is neither.
+        InputError: if the sample is neither.
     """
     texts: tuple[Any, ...] = (sample,)
     if not isinstance(sample, str):
@@ -321,15 +338,15 @@ def _as_texts(sample: Any) -> tuple[str, ...]:
 
 
 def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> dict[str, Tensor]:
-    """Return tokens int64 ``[len(texts), T]`` of the prompts of classes.
+    """Tokenize the prompts of classes; return tensors int64 ``[len(texts), T]`` by name.
 
     Args:
-        preprocess: as of :func:`text_preprocess`.
+        preprocess: a preprocessing that :func:`text_preprocess` has made.
         texts: the prompts.
-        full_length: whether T is ``max_length``; else it is that of the longest text, and at most that.
+        full_length: whether T is ``max_length``. Otherwise T is the length of the longest text, at most ``max_length``.
 
     Raises:
-        InputError: for preprocessing that describes no tokenizer.
+        InputError: if the preprocessing has no tokenizer.
     """
     tokenizer = stored_tokenizer(preprocess)
     tokens = tokenizer(
@@ -343,10 +360,10 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> d
 
 
 def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str, Tensor]:
-    """Draw random token ids ``[batch, T]`` without padding, T at most 128: inputs for measuring cost.
+    """Draw random tokens without padding, ``[batch, T]`` with T at most 128, as inputs for measuring cost.
 
     Returns:
-        What the model is given of a text, by name: ``input_ids``, perhaps ``attention_mask`` and ``token_type_ids``.
+        The inputs of the model by name: ``input_ids``, perhaps ``attention_mask`` and ``token_type_ids``.
     """
     settings = _checked_settings(preprocess)
     max_length: Any = preprocess["max_length"]
@@ -362,11 +379,11 @@ def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str,
 
 
 def write_tokenizer(folder: Path, preprocess: object) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` as the library reads them."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` in transformers' format."""
     settings = _checked_settings(preprocess)
     document = {
         **_library_settings(settings),
-        # The class that takes tokenizer.json as it is; a class named after a model would rebuild parts of it.
+        # This class uses tokenizer.json unchanged; a class named after a model would rebuild parts of it.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **settings["special_tokens"],
     }
@@ -376,7 +393,7 @@ def write_tokenizer(folder: Path, preprocess: object) -> None:
 
 
 def _library_settings(settings: TokenizerSettings) -> dict[str, object]:
-    """Return the settings that the library's own class takes."""
+    """Return the settings that transformers' ``PreTrainedTokenizerFast`` takes as arguments."""
     return {
         "padding_side": settings["padding_side"],
         "truncation_side": settings["truncation_side"],
@@ -390,81 +407,82 @@ def _library_settings(settings: TokenizerSettings) -> dict[str, object]:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse files of a tokenizer by which the Rust library would do harm, before it is given them.
+    """Raise an error if files of a tokenizer would make the Rust library misbehave, before it reads them.
 
-    It prints the names of unknown settings of tokens on standard output as they are, and sets memory aside for as many
-    tokens as the largest number says.
+    The library prints unknown settings of tokens to standard output without escaping them, and allocates memory for all
+    ids up to the largest.
 
     Raises:
-        InputError: naming the settings, or the number.
+        InputError: if a token has unknown settings (all are listed), or an id is too large.
     """
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"):
         file = folder / name
         document = read_config(file) or {}
         origin = str(file)
-        if name == "vocab.json":  # the vocabulary alone
+        if name == "vocab.json":  # this file is only the vocabulary, from words to ids
             _check_ids({"model": {"vocab": document}}, origin)
         else:
             _check_ids(document, origin)
-        unknown: set[str] = set()
+        unknown_settings: set[str] = set()
         for token in _tokens_in(document, is_map=name == "special_tokens_map.json"):
-            unknown |= token.keys() - _TOKEN_KEYS
-        if unknown:
-            problems = [shown(key) for key in sorted(unknown)]
+            unknown_settings |= token.keys() - _TOKEN_KEYS
+        if unknown_settings:
+            problems = [shown(key) for key in sorted(unknown_settings)]
             raise InputError(f"{origin} has tokens with unknown settings", problems=problems)
 
 
 def _tokens_in(document: Mapping[str, object], is_map: bool) -> Iterator[dict[str, object]]:
-    """Yield the tokens that a file describes with their settings.
+    """Yield every token that a file describes by an object with settings; a token may be yielded twice.
 
     Args:
-        document: the file.
-        is_map: whether all its values are tokens, or a list of them.
+        document: the content of the file.
+        is_map: whether the file is a map of special tokens, in which every value is a token or a list of tokens.
     """
     values = dict(document)
     tables = [values.get("added_tokens"), values.get("added_tokens_decoder")]
     if is_map:
-        # Read as a list of tokens only: what stands there by name is not gone through.
-        extra = values.pop("extra_special_tokens", None)
+        # transformers reads this entry only if it is a list, and ignores an object.
+        extra_tokens = values.pop("extra_special_tokens", None)
         tables.append(values)
-        if isinstance(extra, list):
-            tables.append(extra)
+        if isinstance(extra_tokens, list):
+            tables.append(extra_tokens)
     for table in tables:
         for token in _values_of(table):
             if isinstance(token, dict):
                 yield token
+    # transformers treats every object with the key "__type" as a token, at any depth.
     for inner in _objects_inside(values):
-        if "__type" in inner:  # which marks a token wherever it stands
+        if "__type" in inner:
             yield inner
 
 
 def _check_ids(document: Mapping[str, object], origin: str) -> None:
-    """Refuse numbers of tokens that are larger than any vocabulary.
+    """Raise an error if the id of a token is larger than in any vocabulary.
 
     Args:
-        document: a ``tokenizer.json``, in which anything may stand: the numbers are the values of ``model.vocab`` and
-            the ``id`` of each of ``added_tokens``.
+        document: the content of a ``tokenizer.json``, which may be anything. Ids are the values of ``model.vocab``, and
+            the ``id`` of each object in ``added_tokens``.
         origin: the file, for messages.
 
     Raises:
-        InputError: naming the largest number.
+        InputError: with the largest id.
     """
     model = document.get("model")
     vocabulary = None
     if isinstance(model, dict):
         vocabulary = model.get("vocab")
-    numbers = list(_values_of(vocabulary))
+    possible_ids = list(_values_of(vocabulary))
     for token in _values_of(document.get("added_tokens")):
         if isinstance(token, dict):
-            numbers.append(token.get("id"))
-    whole_numbers = [number for number in numbers if type(number) is int]
-    largest = max(whole_numbers, default=0)
+            possible_ids.append(token.get("id"))
+    ids = [possible_id for possible_id in possible_ids if type(possible_id) is int]
+    largest = max(ids, default=0)
     if largest > _LARGEST_ID:
         raise InputError(f"{origin} numbers a token {shown(largest)}, expected at most {_LARGEST_ID}")
 
 
 def _values_of(value: object) -> Iterable[Any]:
-    """Return the values of an object or of a list; nothing of anything else."""
+    """Return the values of an object or the items of a list; nothing for any other value."""
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, list):
@@ -473,7 +491,7 @@ def _values_of(value: object) -> Iterable[Any]:
 
 
 def _objects_inside(value: object) -> Iterator[dict[str, object]]:
-    """Yield every object at any depth."""
+    """Yield every object inside a JSON value, at any depth."""
     for inner in _values_of(value):
         if isinstance(inner, dict):
             yield inner
@@ -484,14 +502,14 @@ def _objects_inside(value: object) -> Iterator[dict[str, object]]:
 
 
 def _pack_for_header(text: str, folder: Path) -> str:
-    """Return a tokenizer as the header of a checkpoint holds it: as it is, or compressed where that would be too large.
+    """Return the text of a tokenizer for the header of a checkpoint; it is compressed if it would be too large.
 
     Args:
-        text: its ``tokenizer.json``.
-        folder: it comes from, for messages.
+        text: the text of ``tokenizer.json``.
+        folder: the folder of the tokenizer, for messages.
 
     Raises:
-        InputError: now, for one that would make a checkpoint that cannot be opened again.
+        InputError: if the tokenizer is too large even when compressed, because the checkpoint could not be opened.
     """
     packed = text
     if _size_in_header(text) > MOST_BYTES:
@@ -508,9 +526,9 @@ def _pack_for_header(text: str, folder: Path) -> str:
 
 
 def _size_in_header(text: str) -> int:
-    """Return how many bytes a text takes in the header of a checkpoint.
+    """Return the number of bytes that a text takes in the header of a checkpoint.
 
-    It is a string in JSON there, which is itself a string in JSON: every quote takes four bytes.
+    The header is JSON that contains JSON as a string, so the text is escaped twice: a quote takes four bytes.
     """
     string_in_json = canonical_json(text)
     in_header = canonical_json(string_in_json)
@@ -518,10 +536,10 @@ def _size_in_header(text: str) -> int:
 
 
 def _unpack(text: str) -> str:
-    """Return the ``tokenizer.json``, the inverse of :func:`_pack_for_header`.
+    """Return the text of ``tokenizer.json``: the inverse of :func:`_pack_for_header`.
 
     Raises:
-        InputError: for one that would fill the memory, or is cut off.
+        InputError: if the compressed text is cut off, or would be larger than 128 MiB.
     """
     if not text.startswith(_PACKED):
         return text
@@ -534,7 +552,7 @@ def _unpack(text: str) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    """Return whether this is a string without lone surrogates."""
+    """Return whether a value is a string that can be encoded, i.e. has no lone surrogates."""
     if not isinstance(value, str):
         return False
     try:
@@ -545,49 +563,51 @@ def _is_text(value: Any) -> bool:
 
 
 def _checked_settings(preprocess: object) -> TokenizerSettings:
-    """Return the description of the tokenizer in a preprocessing, which comes from a file and may hold anything.
+    """Return the settings of the tokenizer in a preprocessing, which comes from a file and may be anything.
 
     Raises:
-        InputError: it has none, or one with keys that are missing or have impossible values; all of them are named.
+        InputError: if there is no tokenizer, or some keys are missing or have wrong values; all these keys are listed.
     """
     settings = None
     if isinstance(preprocess, Mapping):
         settings = preprocess.get("tokenizer")
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
-    wrong = []
-    for key, kind in _TYPES.items():
-        if type(settings.get(key)) is not kind:
-            wrong.append(key)
-    if not wrong:
-        wrong = _keys_of_impossible_values(settings)
-    if wrong:
-        raise InputError("the tokenizer is not described as it must be", problems=[repr(key) for key in wrong])
+    # Check the types first. The check of the values relies on them.
+    wrong_keys = []
+    for key, expected_type in _TYPES.items():
+        if type(settings.get(key)) is not expected_type:
+            wrong_keys.append(key)
+    if not wrong_keys:
+        wrong_keys = _keys_of_impossible_values(settings)
+    if wrong_keys:
+        raise InputError("the tokenizer is not described as it must be", problems=[repr(key) for key in wrong_keys])
     return cast("TokenizerSettings", settings)
 
 
 def _keys_of_impossible_values(settings: Mapping[str, Any]) -> list[str]:
-    """List the keys whose values are of the right type, but no tokenizer has them."""
-    wrong = []
+    """List the keys of a tokenizer's settings whose values have the right type but are impossible."""
+    wrong_keys = []
     for key in ("padding_side", "truncation_side"):
         if settings[key] not in ("left", "right"):
-            wrong.append(key)
-    names = settings["model_input_names"]
-    are_first_names = names == _INPUT_NAMES[: len(names)]
-    if not names or not are_first_names:
-        wrong.append("model_input_names")
+            wrong_keys.append(key)
+    # The inputs of a model are the first one, two or three of the possible ones.
+    input_names = settings["model_input_names"]
+    are_first_names = input_names == _INPUT_NAMES[: len(input_names)]
+    if not input_names or not are_first_names:
+        wrong_keys.append("model_input_names")
     special_tokens = settings["special_tokens"].values()
     if not all(isinstance(token, str) for token in special_tokens):
-        wrong.append("special_tokens")
+        wrong_keys.append("special_tokens")
     if settings["vocab_size"] < 1:
-        wrong.append("vocab_size")
-    return wrong
+        wrong_keys.append("vocab_size")
+    return wrong_keys
 
 
 @cached_by_config
 def _build_tokenizer(settings: TokenizerSettings) -> Any:
-    """Build the library's tokenizer of a description, once for each: reading a large vocabulary takes a second."""
-    with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises bare Exception
+    """Build transformers' tokenizer from its settings; results are cached, as a large vocabulary takes a second."""
+    with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises plain Exception
         text = _unpack(settings["json"])
         _check_ids(json.loads(text), "the stored tokenizer")
         return PreTrainedTokenizerFast(

@@ -2,7 +2,7 @@
 
 from hydractl.families.torchvision_operators import declare_operators
 
-declare_operators()  # before any module of this folder
+declare_operators()  # must come before the import of any module in this folder
 
 from hydractl.families.open_clip.family import FAMILY  # noqa: E402
 

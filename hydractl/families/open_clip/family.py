@@ -1,4 +1,4 @@
-"""open_clip's CLIP: two towers, of images and of texts; classes are given by name."""
+"""The family of open_clip's CLIP models: an image tower and a text tower; users name the classes."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ _BLOCK = r"(visual\.|text\.)?transformer\.resblocks\.\d+\."
 
 
 class OpenClip(ModelFamily):
-    """open_clip's ``CLIP`` and ``CustomTextCLIP`` with the library's own transformers in both towers."""
+    """The family of open_clip's ``CLIP`` and ``CustomTextCLIP``, with its own towers or those of timm, transformers."""
 
     name = "open_clip"
     scaled = timm.FAMILY.scaled
     version = open_clip.__version__
-    priority = 1  # its folders often hold the config.json of another library as well
+    priority = 1  # its folders often also have the config.json of another library
     builds_by_name = True
     attention = AttentionLayout(("in_proj_",), "out_proj", q_norm="ln_q", k_norm="ln_k")
     parts = {  # noqa: RUF012 - as the protocol declares it
@@ -88,12 +88,15 @@ class OpenClip(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``; None for any other.
+        """Load a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``.
 
-        Of a CoCa the two towers are taken, and the decoder that writes captions is left out.
+        A CoCa is loaded without the decoder that writes captions.
+
+        Returns:
+            The model, or None if the folder has no ``open_clip_config.json``.
 
         Raises:
-            InputError: for a model that cannot be taken apart, or pickled weights.
+            InputError: if the model is not supported, or its weights are pickled.
         """
         published = read_config(folder / CONFIG)
         if published is None:
@@ -107,16 +110,18 @@ class OpenClip(ModelFamily):
         if isinstance(hf_name, str):
             config["hf_config"] = hf_config_in(folder, hf_name)
         model = skeleton(config)
+
         weights = folder / WEIGHTS
         hint = (
             "hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
             f"open_clip.create_model('local-dir:{folder}', require_pretrained=True).state_dict(), '{weights}')"
         )
         tensors: TensorSource = published_weights(weights, hint)
-        if is_coca:
+        if is_coca:  # leave out the tensors of the decoder
             names = [name for name in tensors.names() if not name.startswith(DECODER)]
             infos = {name: tensors.info(name) for name in names}
             tensors = MappedTensors(infos, tensors.read)
+
         preprocess = open_clip_preprocess(model.visual.image_size, published.get("preprocess_cfg") or {})
         if not own_tokenizer(config):
             preprocess["texts"] = text_settings(folder, config)
@@ -130,34 +135,38 @@ class OpenClip(ModelFamily):
         )
 
     def known_names(self) -> Sequence[str]:
-        """Return the architectures of open_clip."""
+        """Return the names of open_clip's architectures."""
         return tuple(open_clip.list_models())
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Load ``open_clip:ARCH/TAG`` from the hub, or random weights with ``pretrained=0`` and any model setting.
-
-        Random weights take a tag too, which then only says how images are prepared and which activation is used.
+        """Download the model ``open_clip:ARCH/TAG`` from the hub, or draw random weights if ``pretrained=0``.
 
         Args:
-            name: ``ARCH/TAG``.
-            options: ``pretrained``, and settings of the model, which only random weights take.
-            seed: of random weights.
+            name: ``ARCH/TAG``, e.g. ``ViT-B-32/laion2b_s34b_b79k``. With random weights the tag is optional, and only
+                decides the preprocessing of images and the activation.
+            options: ``pretrained`` (on by default) and settings of the model. Only random weights allow settings.
+            seed: the seed of random weights.
 
         Raises:
-            InputError: for an unknown name, weights that are published as a pickle only, or an activation that is in
-                doubt.
-            UsageError: for options that are none of the model's.
+            InputError: if the name is unknown, the weights are published as a pickle only, or open_clip and the folder
+                disagree about the activation.
+            UsageError: if the model has no such options, or there are settings with pretrained weights.
         """
         options = dict(options)
         if not options.pop("pretrained", True):
             return self._with_random_weights(name, options, seed)
         hint = "add pretrained=0 to start from random weights"
         refuse_options(f"open_clip:{name} with pretrained weights", options, hint)
+
         arch, _, tag = name.partition("/")
         config = _known_config(arch)
         published = _published_entry(arch, tag)
+        # Check the model before downloading anything. This is not possible if its text tower is a model of
+        # transformers, whose configuration is in the repository.
         if not text_cfg_of(config).get("hf_model_name"):
-            skeleton(config)  # refuses what cannot be used before anything is fetched
+            skeleton(config)
+
+        # A file after the repository is a pickle; a repository alone has safetensors.
         repo, file = os.path.split(str(published.get("hf_hub", "")))
         if not repo or file:
             raise InputError(
@@ -170,7 +179,8 @@ class OpenClip(ModelFamily):
         loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS], optional)
         if loaded is None:
             raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
-        # A model with the other activation runs, and is wrong by a few per cent.
+
+        # With the wrong activation a model would run, but its accuracy would be wrong by a few per cent.
         quick_in_folder = bool(loaded.config.get("quick_gelu"))
         quick_in_library = bool(published.get("quick_gelu"))
         if quick_in_folder != quick_in_library:
@@ -181,18 +191,23 @@ class OpenClip(ModelFamily):
         return loaded
 
     def _with_random_weights(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Return a model with random weights, drawn by ``seed``, and settings that differ from those of its name.
+        """Return a model with random weights.
+
+        Args:
+            name: ``ARCH`` or ``ARCH/TAG``.
+            options: settings that replace those of the architecture, e.g. ``{"vision_cfg.layers": 6}``.
+            seed: the seed of the weights.
 
         Raises:
-            InputError: for a model with a tokenizer that only a published folder brings along.
-            UsageError: for a setting that it does not have.
+            InputError: if the name is unknown, or the model needs a tokenizer that only a published folder has.
+            UsageError: if the model has no such setting.
         """
         arch, _, tag = name.partition("/")
         config_of_arch = _known_config(arch)
         published: Mapping[str, object] = {}
         if tag:
             published = _published_entry(arch, tag)
-        if published.get("quick_gelu"):  # the weights of this tag were trained with another activation
+        if published.get("quick_gelu"):  # the weights of this tag were trained with this activation
             config_of_arch["quick_gelu"] = True
         config = _with_settings(config_of_arch, options, name)
         if not own_tokenizer(config):
@@ -213,10 +228,10 @@ class OpenClip(ModelFamily):
     def export_folder(
         self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None
     ) -> str:
-        """Write ``open_clip_config.json``; the weights belong into ``open_clip_model.safetensors``.
+        """Write ``open_clip_config.json``; the weights go into ``open_clip_model.safetensors``.
 
-        For towers and tokenizers of transformers, what transformers reads of them is written beside it. open_clip's own
-        tokenizer comes with the library, and its folders know no class names.
+        If the text tower or the tokenizer is from transformers, transformers' files for it are written too. open_clip's
+        own tokenizer needs no file. Folders of open_clip have no place for class names, so ``labels`` is ignored.
         """
         published = dict(config)
         published.pop("hf_config", None)
@@ -232,23 +247,26 @@ class OpenClip(ModelFamily):
     # --- structure ----------------------------------------------------------------------------------------------------
 
     def build(self, config: LibraryConfig) -> nn.Module:
-        """Build the library's model with its parameters on the meta device and its causal mask real."""
+        """Build open_clip's model with parameters on the meta device and real buffers, as a copy to change."""
         model = skeleton(config)
         return copy.deepcopy(model)
 
     def sites(self, config: LibraryConfig) -> list[Site]:
-        """Return the attention blocks (sites) in model order: those of the image tower, then those of the text tower.
+        """Return the sites (attention blocks): first those of the image tower, then those of the text tower.
 
-        Their paths are ``visual.transformer.resblocks.0.attn`` or ``visual.trunk.blocks.0.attn`` and so on, then
-        ``transformer.resblocks.0.attn`` or those of a text tower of transformers.
+        Examples of paths are ``visual.transformer.resblocks.0.attn`` (open_clip's own image tower),
+        ``visual.trunk.blocks.0.attn`` (timm's), ``transformer.resblocks.0.attn`` (open_clip's own text tower) and
+        ``text.transformer.encoder.layer.0.attention`` (transformers').
         """
         model = skeleton(config)
         sites = []
-        trunk = getattr(model.visual, "trunk", None)  # an image tower of timm
+        # An image tower that is a timm model.
+        trunk = getattr(model.visual, "trunk", None)
         if trunk is not None:
             for site in timm.timm_sites(trunk):
                 path = f"{TRUNK}{site.path}"
                 sites.append(dataclasses.replace(site, path=path, tower="visual"))
+        # All other towers.
         for path, block in blocks_of(model):
             if is_of_transformers(path):
                 site = _site_of_transformers(path, block)
@@ -258,32 +276,32 @@ class OpenClip(ModelFamily):
         return sites
 
     def classes(self, config: LibraryConfig) -> None:
-        """Return None: the classes are given by name."""
+        """Return None: users name the classes."""
         return None
 
     def prompts(
         self, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """Return ``{"text": [classes, templates, tokens]}``, by open_clip's own tokenizer.
+        """Tokenize the prompts of all classes: ``{"text": [classes, templates, tokens]}``.
 
-        Where no token behind the end of a text counts (a causal tower that pools there), what lies behind the longest
-        of these texts is left out: the features are the same, for a small part of the work.
+        If tokens after the end of a text cannot change its features (the tower is causal and pools at the end), all
+        texts are cut to the length of the longest. The features stay the same and take much less work.
         """
         texts = filled_templates(labels, templates)
         tokens = tokens_of(config, preprocess, texts)  # [classes * templates, tokens]
         model = skeleton(config)
-        is_of_open_clip = own_tokenizer(config) and hf_text(model) is None
-        if is_of_open_clip:
+        has_own_text_tower = own_tokenizer(config) and hf_text(model) is None
+        if has_own_text_tower:
             tower = text_tower(model)
             if tower.ends_early:
-                ends = pooled_at(tokens, tower.pool, tower.eos)
+                ends = pooled_at(tokens, tower.pool, tower.eos)  # [classes * templates]
                 longest = int(ends.max()) + 1
                 tokens = tokens[:, :longest]
         by_class = tokens.reshape(len(labels), len(templates), -1)
         return {"text": by_class}
 
     def layout(self, site: Site) -> AttentionLayout:
-        """Return the layout; for a tower of another library, that of the family of that library."""
+        """Return the names of the tensors of a site; the family of timm or transformers knows those of its towers."""
         if is_of_transformers(site.path):
             return LAYOUT.heads
         if site.path.startswith(TRUNK):
@@ -291,17 +309,17 @@ class OpenClip(ModelFamily):
         return self.attention
 
     def part(self, name: str, sites: Sequence[Site]) -> str:
-        """Return the part; for a tower of another library, that of the family of that library."""
+        """Return the part of a tensor; for a tower of another library, the family of that library decides."""
         if is_of_transformers(name):
-            inside = name.removeprefix(TRANSFORMER)
-            return hf.FAMILY.part(f"bert.{inside}", sites)
+            name_in_tower = name.removeprefix(TRANSFORMER)
+            return hf.FAMILY.part(f"bert.{name_in_tower}", sites)
         if name.startswith(TRUNK):
-            inside = name.removeprefix(TRUNK)
-            return timm.FAMILY.part(inside, sites)
+            name_in_tower = name.removeprefix(TRUNK)
+            return timm.FAMILY.part(name_in_tower, sites)
         return super().part(name, sites)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
-        """Return the dropout rates of the attention weights and of the output; open_clip's configurations set none."""
+        """Return the dropout rates of the attention weights and of the output; they are 0 in open_clip's own models."""
         if site.path.startswith(TRUNK):
             return timm.FAMILY.dropouts(model, site)
         if is_of_transformers(site.path):
@@ -312,7 +330,8 @@ class OpenClip(ModelFamily):
         return attention.attn_drop.p, attention.out_drop.p
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
-        """Replace the library's attention module at a site; in a tower of another library, as its family does."""
+        """Replace the attention module of a site; in a tower of another library, that library's family does it."""
+        # An image tower that is a timm model. The family timm expects paths relative to it.
         if site.path.startswith(TRUNK):
             site_in_trunk = dataclasses.replace(site, path=site.path.removeprefix(TRUNK))
             timm.FAMILY.install(model.visual.trunk, site_in_trunk, attention)  # type: ignore[union-attr,arg-type]
@@ -320,33 +339,34 @@ class OpenClip(ModelFamily):
         if is_of_transformers(site.path):
             hf.put_in_place(model, site.path, LAYOUT, attention)
             return
+        # One of open_clip's own towers.
         block = model.get_submodule(site.path.removesuffix(".attn"))
-        if isinstance(block, ResidualAttentionBlock):  # which calls nn.MultiheadAttention
+        if isinstance(block, ResidualAttentionBlock):  # this block calls its attention like nn.MultiheadAttention
             super().install(model, site, MultiheadStandIn(attention))
         else:
             super().install(model, site, attention)
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model into the visual tower, which reads images, and the text tower, which reads prompts."""
+        """Cut the image tower and the text tower into stem, blocks and readout."""
         images = visual_stages(model)
         texts = text_stages(model)
         return [images, texts]
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
-        """Return ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes ``[classes, D]``."""
+        """Return logits ``[B, classes]``: scaled (and shifted) cosines of images ``[B, D]`` and classes."""
         images, classes = outputs
         return scaled_cosines(model, images, classes)
 
     def sample_features(self, model: Any, inputs: Tensor) -> Tensor:
-        """Compute normalised features by ``encode_image``."""
+        """Compute normalised features ``[B, D]`` of images with open_clip's ``encode_image``."""
         return model.encode_image(inputs, normalize=True)
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
-        """Return open_clip's own evaluation transform on PIL images, which gives ``[B, 3, H, W]``."""
+        """Return open_clip's own transform for evaluation, from PIL images to ``[B, 3, H, W]``."""
         if "texts" in preprocess:
-            text_collate(preprocess["texts"])  # refuses what it does not understand
+            text_collate(preprocess["texts"])  # only checks the tokenizer; raises an error if it is wrong
         return open_clip_collate(preprocess)
 
     def example_inputs(self, preprocess: Preprocessing, batch: int, seed: int) -> Tensor:
@@ -357,7 +377,7 @@ class OpenClip(ModelFamily):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
-        """Read the image format off open_clip's ``PreprocessCfg``."""
+        """Return the image format that open_clip's ``PreprocessCfg`` describes."""
         image_format = ImageFormat.of_preprocessing(size_of_images(preprocess), preprocess)
         _, height, width = image_format.size
         mode = preprocess.get("resize_mode", "shortest")
@@ -368,12 +388,12 @@ class OpenClip(ModelFamily):
         return image_format
 
     def drawn(self, config: LibraryConfig) -> nn.Module:
-        """Draw weights by open_clip's own initialisation."""
-        skeleton(config)  # refuses what cannot be built
+        """Build the model with weights drawn by open_clip's own initialisation."""
+        skeleton(config)  # only checks the model; raises an error if it is not supported
         return drawn_clip(config)
 
     def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
-        """Count by open_clip's own tokenizer or that of the checkpoint, whose marks of start and end count."""
+        """Return the number of texts that are too long, and the greatest length in tokens, start and end included."""
         if not own_tokenizer(config):
             collate = text_collate(preprocess["texts"])
             return collate.cut(cleaned(config, texts)), collate.max_length
@@ -381,17 +401,17 @@ class OpenClip(ModelFamily):
         most_tokens = tokenizer.context_length
         count = 0
         for text in texts:
-            tokens = len(tokenizer.encode(text)) + 2  # and the marks of its start and end
+            tokens = len(tokenizer.encode(text)) + 2  # with the tokens for start and end
             if tokens > most_tokens:
                 count += 1
         return count, most_tokens
 
     def judges_each_pair(self, model: Any) -> bool:
-        """Return whether the logits have a bias: such a model is one of SigLIP's."""
+        """Return whether the logits have a bias, as in a SigLIP."""
         return model.logit_bias is not None
 
     def bound_scale(self, model: Any) -> None:
-        """Keep the scale between 1 and 100, as ``open_clip_train`` does after each step."""
+        """Clamp the scale to 1 ... 100, in place, as ``open_clip_train`` does after each step; it is a logarithm."""
         if model.logit_scale.requires_grad:
             with torch.no_grad():
                 model.logit_scale.clamp_(0, math.log(100))
@@ -401,13 +421,14 @@ class OpenClip(ModelFamily):
     adds_dropout = True
 
     def add_dropout(self, model: Any, rate: float) -> None:
-        """Put dropout behind ``ls_1`` and ``ls_2`` of the visual blocks (``drop_path1`` and ``drop_path2`` of timm's).
+        """Add dropout after the attention and after the MLP of each block in the image tower, in place, turned off.
 
-        The outputs of these are added to the residual stream.
+        It comes right before the outputs of attention and MLP are added to the residual stream: after ``ls_1`` and
+        ``ls_2``, or in a timm model after ``drop_path1`` and ``drop_path2``.
         """
         tower = visual_stages(model)
-        is_of_timm = tower.stem_prefixes[0].startswith(TRUNK)
-        if is_of_timm:
+        is_timm_model = tower.stem_prefixes[0].startswith(TRUNK)
+        if is_timm_model:
             names = ("drop_path1", "drop_path2")
         else:
             names = ("ls_1", "ls_2")
@@ -423,7 +444,12 @@ class OpenClip(ModelFamily):
 
 
 def _site_of_block(path: str, block: Any) -> Site:
-    """Return the site of one of open_clip's own blocks."""
+    """Return the site of one of open_clip's own blocks.
+
+    Args:
+        path: dotted name of the block in the model.
+        block: the block.
+    """
     width = block.attn.out_proj.in_features
     heads = block.attn.num_heads
     return Site(
@@ -436,7 +462,12 @@ def _site_of_block(path: str, block: Any) -> Site:
 
 
 def _site_of_transformers(path: str, block: Any) -> Site:
-    """Return the site of one layer of a text tower of transformers."""
+    """Return the site of one layer in a text tower of transformers.
+
+    Args:
+        path: dotted name of the layer in the model.
+        block: the layer.
+    """
     attention = block.attention.self
     return Site(
         f"{path}.{LAYOUT.block}",
@@ -451,29 +482,33 @@ def _site_of_transformers(path: str, block: Any) -> Site:
 
 
 def _known_config(arch: str) -> dict[str, object]:
-    """Return the configuration of one of open_clip's architectures.
+    """Return the configuration of one of open_clip's architectures, without the decoder of a CoCa.
 
     Raises:
-        InputError: for an unknown one, with names near to it.
+        InputError: if the name is unknown; the hint has up to 5 similar names.
     """
-    known = open_clip.list_models()
-    if arch not in known:
-        name_by_lower = {name.lower(): name for name in known}
-        matches = difflib.get_close_matches(arch.lower(), name_by_lower, 5)
-        near = [name_by_lower[match] for match in matches]
+    known_names = open_clip.list_models()
+    if arch not in known_names:
+        name_by_lower = {name.lower(): name for name in known_names}
+        close_matches = difflib.get_close_matches(arch.lower(), name_by_lower, 5)
+        similar_names = [name_by_lower[match] for match in close_matches]
         hint = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
-        if near:
-            hint = f"near names: {', '.join(near)}"
+        if similar_names:
+            hint = f"near names: {', '.join(similar_names)}"
         raise InputError(f"open_clip {open_clip.__version__} has no architecture {arch!r}", hint=hint)
     config = open_clip.get_model_config(arch)
     return towers_of_coca(config)
 
 
 def _published_entry(arch: str, tag: str) -> Mapping[str, object]:
-    """Return open_clip's entry for a pretrained tag: the location of the weights and the preprocessing.
+    """Return open_clip's entry for published weights: their location and preprocessing.
+
+    Args:
+        arch: the architecture, e.g. ``ViT-B-32``.
+        tag: the name of the weights, e.g. ``openai``; may be empty.
 
     Raises:
-        InputError: there is none, or no tag was given.
+        InputError: if there is no such entry, or the tag is empty.
     """
     published = open_clip.get_pretrained_cfg(arch, tag)
     if published:
@@ -488,26 +523,27 @@ def _published_entry(arch: str, tag: str) -> Mapping[str, object]:
 
 
 def _with_settings(config: LibraryConfig, options: Mapping[str, object], name: str) -> dict[str, object]:
-    """Return a configuration with other values of some settings.
+    """Return the configuration with some settings replaced.
 
     Args:
-        config: of the model.
-        options: by ``KEY``, or ``SECTION.KEY`` for those of a tower (``vision_cfg.layers``).
-        name: of the model, for messages.
+        config: the configuration of the model.
+        options: the new settings; keys are ``KEY``, or ``SECTION.KEY`` for a tower, e.g. ``vision_cfg.layers``.
+        name: the name of the model, for messages.
 
     Raises:
-        UsageError: for settings that open_clip does not have.
+        UsageError: if open_clip has no such settings; the message names all of them.
     """
-    known = set(_TOP)
+    known_options = set(_TOP)
     for section, section_class in SECTIONS.items():
         for field in dataclasses.fields(section_class):
-            known.add(f"{section}.{field.name}")
-    unknown = [option for option in options if option not in known]
-    if unknown:
+            known_options.add(f"{section}.{field.name}")
+    unknown_options = [option for option in options if option not in known_options]
+    if unknown_options:
         raise UsageError(
-            f"open_clip:{name} has no setting {', '.join(sorted(unknown))}",
+            f"open_clip:{name} has no setting {', '.join(sorted(unknown_options))}",
             hint="write them as open_clip does: embed_dim=128&vision_cfg.layers=6&text_cfg.width=256",
         )
+
     changed = dict(config)
     for option, value in options.items():
         section, _, key = option.rpartition(".")
@@ -519,17 +555,17 @@ def _with_settings(config: LibraryConfig, options: Mapping[str, object], name: s
 
 
 def _arch_of(config: LibraryConfig) -> str:
-    """Return the name that open_clip gives to this architecture, else that of its class."""
+    """Return open_clip's name of the architecture with this configuration; if it has none, the name of the class."""
     complete = _with_defaults(config)
-    for name, known in _known_architectures().items():
-        if known == complete:
+    for name, known_config in _known_architectures().items():
+        if known_config == complete:
             return name
     return "CustomTextCLIP" if config.get("custom_text") else "CLIP"
 
 
 @cache
 def _known_architectures() -> dict[str, LibraryConfig]:
-    """Return the configurations of open_clip's architectures by name, as :func:`_with_defaults` has them."""
+    """Return the configurations of open_clip's architectures by name, each completed by :func:`_with_defaults`."""
     configs = {}
     for name in open_clip.list_models():
         config = _known_config(name)
@@ -538,7 +574,11 @@ def _known_architectures() -> dict[str, LibraryConfig]:
 
 
 def _with_defaults(config: LibraryConfig) -> LibraryConfig:
-    """Return a configuration in which every setting is there, so that two of the same model are equal."""
+    """Return a configuration in a form that is equal for equal models.
+
+    The sections of the towers get all their default values. At the top level, entries that are None or False are left
+    out, because they mean the same as missing ones.
+    """
     complete = {}
     for key, value in config.items():
         is_set = value not in (None, False)

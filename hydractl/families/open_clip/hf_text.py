@@ -1,6 +1,7 @@
-"""open_clip's text towers of transformers, read as the family of transformers reads them: BERT, RoBERTa, XLM-RoBERTa.
+"""open_clip's text towers that are models of transformers: BERT, RoBERTa, XLM-RoBERTa.
 
-open_clip only names such a tower; what it looks like says the ``config.json`` of transformers, which a folder holds.
+A configuration of open_clip only names such a tower. Its architecture is in transformers' ``config.json`` in the same
+folder.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from hydractl.families.reading import read_config, write_config
 from hydractl.jsonio import shown
 
 TRANSFORMER = "text.transformer."
-"""The start of the names of what such a tower is built of."""
+"""The beginning of the names of all parameters of such a tower."""
 LAYOUT = LAYOUTS["bert"]
 _KINDS = ("bert", "roberta", "xlm-roberta")
-_POOLERS = {"MeanPooler": None, "ClsPooler": 1, "ClsLastHiddenStatePooler": 1}  # tokens that they look at
+# The supported poolers, each with the number of first tokens that it uses; None means all tokens.
+_POOLERS = {"MeanPooler": None, "ClsPooler": 1, "ClsLastHiddenStatePooler": 1}
 
 
 def hf_text(model: Any) -> HFTextEncoder | None:
-    """Return the text tower of a model, if it is one of transformers."""
+    """Return the text tower of a model if it is a model of transformers, else None."""
     text = getattr(model, "text", None)
     if isinstance(text, HFTextEncoder):
         return text
@@ -43,18 +45,23 @@ def hf_text(model: Any) -> HFTextEncoder | None:
 
 
 def is_of_transformers(name: str) -> bool:
-    """Return whether a module or parameter of this name is of transformers' text tower, not of open_clip's own."""
+    """Return whether a module or parameter with this name belongs to a text tower of transformers."""
     if not name.startswith(TRANSFORMER):
         return False
-    inside = name.removeprefix(TRANSFORMER)
-    return not inside.startswith("resblocks.")
+    # open_clip's own text tower may also be called text.transformer; its blocks are in the list `resblocks`.
+    name_in_tower = name.removeprefix(TRANSFORMER)
+    return not name_in_tower.startswith("resblocks.")
 
 
 def hf_config_in(folder: Path, name: str) -> LibraryConfig:
-    """Read the configuration of the text tower that a folder names.
+    """Read transformers' configuration of the text tower in a folder.
+
+    Args:
+        folder: the published folder of the whole model.
+        name: transformers' name of the text tower, for the message.
 
     Raises:
-        InputError: where its ``config.json`` is not there.
+        InputError: if the folder has no ``config.json`` of transformers.
     """
     config = read_config(folder / "config.json")
     if config is None or "model_type" not in config:
@@ -66,21 +73,24 @@ def hf_config_in(folder: Path, name: str) -> LibraryConfig:
 
 
 def problem_of_hf_config(config: object) -> str | None:
-    """Return why no text tower is built of a configuration of transformers, or None.
+    """Return why a text tower of transformers with this configuration is not supported; None if it is.
 
     Args:
-        config: from a file, and perhaps none; it is looked at before anything is built.
+        config: the configuration; it comes from a file and may be anything. It is checked before anything is built.
+
+    Raises:
+        InputError: if the configuration has impossible numbers, e.g. of layers.
     """
-    kind = None
+    model_type = None
     if isinstance(config, Mapping):
-        kind = config.get("model_type")
-    if not isinstance(config, Mapping) or kind not in _KINDS:
-        return f"its text tower is {shown(kind)} of transformers, expected {', '.join(_KINDS)}"
+        model_type = config.get("model_type")
+    if not isinstance(config, Mapping) or model_type not in _KINDS:
+        return f"its text tower is {shown(model_type)} of transformers, expected {', '.join(_KINDS)}"
     settings = transformers.AutoConfig.for_model(**config)
-    check_counts(settings, str(kind))
+    check_counts(settings, str(model_type))
     has_absolute_positions = getattr(settings, "position_embedding_type", None) in (None, "absolute")
     if settings.is_decoder or not has_absolute_positions:
-        return f"its text tower is a {kind} that is a decoder or has no absolute positions"
+        return f"its text tower is a {model_type} that is a decoder or has no absolute positions"
     return None
 
 
@@ -88,7 +98,15 @@ def problem_of_hf_config(config: object) -> str | None:
 def text_cfg_with_folder(
     text_cfg: Mapping[str, object], hf_config: LibraryConfig | None
 ) -> Iterator[Mapping[str, object]]:
-    """Give the ``text_cfg`` of open_clip that names a folder with a configuration, from which the library builds it."""
+    """Yield a ``text_cfg`` from which open_clip can build the text tower without asking the hub.
+
+    open_clip reads transformers' configuration of a tower only from a folder or the hub. The folder exists inside the
+    block.
+
+    Args:
+        text_cfg: open_clip's settings of the text tower.
+        hf_config: transformers' configuration; None for open_clip's own tower, whose settings are yielded unchanged.
+    """
     if hf_config is None:
         yield dict(text_cfg)
         return
@@ -98,7 +116,11 @@ def text_cfg_with_folder(
 
 
 def hf_text_obstacles(text: HFTextEncoder) -> Iterator[str]:
-    """Yield the reasons why a built tower cannot be used; its buffers are made real."""
+    """Yield the reasons why a text tower of transformers is not supported; at the end, fill its buffers in place.
+
+    Raises:
+        InputError: if the heads of the tower cannot be separated.
+    """
     pooler = type(text.pooler).__name__
     if pooler not in _POOLERS:
         yield f"its text tower ends in a {pooler}, expected {', '.join(_POOLERS)}"
@@ -109,21 +131,22 @@ def hf_text_obstacles(text: HFTextEncoder) -> Iterator[str]:
 
 
 def hf_text_stages(text: HFTextEncoder) -> Stages:
-    """Cut a text tower of transformers into stem, blocks and readout: from prompts to normalised ``[classes, D]``.
+    """Cut a text tower of transformers into stem, blocks and readout; the readout gives features ``[classes, D]``.
 
-    They are ``HFTextEncoder.forward``, and ``build_zero_shot_classifier`` over the prompts of a class.
+    Together they do what open_clip's ``HFTextEncoder.forward`` does, and ``build_zero_shot_classifier`` with the
+    prompts of each class.
     """
     base: Any = text.transformer
     layers = base.encoder.layer
-    first_count = _POOLERS[type(text.pooler).__name__]
+    count_of_first_tokens = _POOLERS[type(text.pooler).__name__]
     return Stages(
         stem=partial(_run_stem, base),
         blocks=for_each(run_encoder_layer, layers),
         block_paths=numbered_paths(f"{TRANSFORMER}{LAYOUT.layers}", layers),
         stem_prefixes=(f"{TRANSFORMER}embeddings.",),
         readout=partial(_class_features, text),
-        attention_inputs=[lambda state: state.hidden] * len(layers),
-        reads=None if first_count is None else first_tokens(first_count),
+        attention_inputs=[lambda state: state.hidden] * len(layers),  # layers of a BERT have their norms at the end
+        reads=None if count_of_first_tokens is None else first_tokens(count_of_first_tokens),
         per_sample=("text", "tokens", "attention_mask"),
         tower="text",
         of_labels=True,
@@ -132,25 +155,35 @@ def hf_text_stages(text: HFTextEncoder) -> Stages:
 
 
 def _run_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Return the state before the first layer, of all prompts one after another; ``inputs`` has them as ``text``."""
+    """Run the tower before its first layer, on all prompts of all classes as one batch.
+
+    Args:
+        base: transformers' encoder.
+        inputs: ``text``, the token ids ``[classes, prompts, T]``.
+
+    Returns:
+        The tokens ``[classes * prompts, T, d_model]``. The context also has ``text`` (the ids unchanged) and
+        ``tokens``, which is 0 for padding.
+    """
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
-    is_token = text != base.config.pad_token_id
-    tokens = is_token.long()
-    state = encoder_stem(base, {"input_ids": text, "attention_mask": tokens})
+    is_not_padding = text != base.config.pad_token_id
+    padding_mask = is_not_padding.long()
+    state = encoder_stem(base, {"input_ids": text, "attention_mask": padding_mask})
     context = dict(state.context)
     context["text"] = inputs["text"]
-    context["tokens"] = tokens
+    context["tokens"] = padding_mask
     return State(state.hidden, context)
 
 
 def _class_features(text: Any, state: State) -> Tensor:
-    """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
-    pooler = text.transformer.pooler
-    pooled = None
-    if pooler is not None:
-        pooled = pooler(state.hidden)
-    output = BaseModelOutputWithPooling(state.hidden, pooled)
-    read = text.pooler(output, state.context["tokens"])
-    features = text.proj(read)
+    """Compute the features of all classes, ``[classes, D]``, from the state of their prompts after the last layer."""
+    # open_clip's pooler takes the output object of transformers, whose own pooler may be missing.
+    transformers_pooler = text.transformer.pooler
+    transformers_pooled = None
+    if transformers_pooler is not None:
+        transformers_pooled = transformers_pooler(state.hidden)
+    output = BaseModelOutputWithPooling(state.hidden, transformers_pooled)
+    pooled = text.pooler(output, state.context["tokens"])  # [classes * prompts, d_model]
+    features = text.proj(pooled)  # [classes * prompts, D]
     _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
     return mean_features(features, prompts)

@@ -1,4 +1,4 @@
-"""Inputs of open_clip's models: images by the library's own transform, prompts by its own tokenizer."""
+"""Inputs of open_clip's models: images through the library's own transform, prompts through its own tokenizer."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _CHOICES = {
 }
 _FIELDS = tuple(field.name for field in dataclasses.fields(PreprocessCfg))
 CONTEXT_LENGTH = 77
-"""Tokens of a text where a configuration does not say how many."""
+"""The default number of tokens in a text."""
 VOCABULARY = 49408
-"""Tokens that a model knows where its configuration does not say how many."""
+"""The default number of tokens that a model knows."""
 _CLEANED = ("canonicalize", "lower", "whitespace")
 _HF_TOKENIZER = ("clean", "strip_sep_token")
-# The other settings of the tokenizer name a file of this machine, or drop words by chance.
+# The supported settings of SimpleTokenizer. Others name a local file, or drop words at random.
 _PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
 
 
@@ -50,11 +50,14 @@ _PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
 
 
 def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
-    """Return open_clip's whole ``PreprocessCfg`` as plain JSON.
+    """Return all entries of open_clip's ``PreprocessCfg`` as plain JSON, and ``kind``.
 
     Args:
-        size: of the images that the model takes, a number or height and width.
-        published: what a folder or a tag says of it, a mapping; what it leaves out is the library's default.
+        size: the size of the images that the model takes: a number, or height and width.
+        published: the entries in a folder or of a tag; entries that are missing get open_clip's defaults.
+
+    Raises:
+        InputError: if ``published`` is not a mapping.
     """
     if not isinstance(published, Mapping):
         raise InputError(f"the preprocess_cfg is no object but {shown(published)}")
@@ -64,12 +67,12 @@ def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
         value = settings[key]
         if isinstance(value, (int, float)):  # one number for all channels
             settings[key] = [value] * 3
-    plain = json.loads(json.dumps(settings))  # tuples become lists
-    return {"kind": "image", **plain}
+    json_settings = json.loads(json.dumps(settings))  # tuples become lists
+    return {"kind": "image", **json_settings}
 
 
 def published_preprocess(preprocess: Preprocessing) -> Preprocessing:
-    """Return the part of :func:`open_clip_preprocess` that is open_clip's own."""
+    """Return only the entries of open_clip's ``PreprocessCfg`` from a preprocessing."""
     published = {}
     for key in _FIELDS:
         published[key] = preprocess[key]
@@ -77,60 +80,69 @@ def published_preprocess(preprocess: Preprocessing) -> Preprocessing:
 
 
 def size_of_images(preprocess: Preprocessing) -> list[int]:
-    """Return the size ``[3, height, width]`` of the images that a model is given."""
+    """Return the shape of the images that a model takes, ``[3, height, width]``."""
     size = integers_in(preprocess, "size", "the preprocessing")
     return [3, *size]
 
 
 def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
-    """Return open_clip's own evaluation transform, from a list of PIL images to pixels ``[B, 3, H, W]``.
+    """Return open_clip's own transform for evaluation, from a list of PIL images to pixels ``[B, 3, H, W]``.
 
-    As there, an image is resized in its own mode before it becomes RGB. Only 16-bit images are made 8-bit first,
-    because Pillow would clip them.
+    The transform resizes an image in its own mode and then converts it to RGB. Only 16-bit images are converted first,
+    because Pillow would clip their pixels.
 
     Raises:
-        InputError: for settings that the library does not take.
+        InputError: if open_clip cannot use the settings.
     """
     problems = _problems_of_images(preprocess)
     if problems:
         raise InputError(f"open_clip cannot preprocess images so: {problems[0]}", problems=problems)
-    # JSON has no tuples, which open_clip wants.
+    # open_clip expects tuples, but the preprocessing comes from JSON, which has only lists.
     fields: dict[str, object] = {}
     for key, value in published_preprocess(preprocess).items():
         fields[key] = tuple(value) if isinstance(value, list) else value
     with refused_as(f"open_clip cannot preprocess images with {shown(fields, 200)}"):
         transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
-        example = transform(Image.new("RGB", (8, 8)))  # what it checks only when it meets an image
+        # Transform a blank image, because some settings are checked only then.
+        example = transform(Image.new("RGB", (8, 8)))
     shape = list(example.shape)
-    expected = size_of_images(preprocess)
-    if shape != expected:
-        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {expected}")
+    expected_shape = size_of_images(preprocess)
+    if shape != expected_shape:
+        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {expected_shape}")
     return stacked(transform, _in_eight_bits)
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:
-    """Return a 16-bit image as RGB, any other as it is."""
+    """Convert a 16-bit image to RGB; return any other image unchanged."""
     if image.mode.startswith("I;16"):
         return in_mode(image, "RGB")
     return image
 
 
 def _problems_of_images(preprocess: Preprocessing) -> list[str]:
-    """List what open_clip does not take of a preprocessing of images, which comes from a file and may hold anything."""
+    """List the entries of a preprocessing that open_clip cannot use, as messages.
+
+    Args:
+        preprocess: the preprocessing; it comes from a file and may be anything.
+    """
+    # Without these the checks below make no sense.
     if preprocess.get("kind") != "image":
         return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
-    missing = [key for key in _FIELDS if key not in preprocess]
-    if missing:
-        return [f"it lacks {', '.join(missing)}"]
+    missing_keys = [key for key in _FIELDS if key not in preprocess]
+    if missing_keys:
+        return [f"it lacks {', '.join(missing_keys)}"]
+
     problems = []
     for key, choices in _CHOICES.items():
         value = preprocess[key]
         if value not in choices:
             problems.append(f"its {key} is {shown(value)}, not one of {', '.join(choices)}")
+
     size = preprocess["size"]
     is_height_and_width = isinstance(size, list) and len(size) == 2 and is_size(size)
     if not is_height_and_width:
         problems.append(f"its size is {shown(size)}, not [height, width]")
+
     mean = preprocess["mean"]
     if not _are_three_numbers(mean):
         problems.append(f"its mean is {shown(mean)}, not three numbers")
@@ -139,6 +151,7 @@ def _problems_of_images(preprocess: Preprocessing) -> list[str]:
         problems.append(f"its std is {shown(std)}, not three numbers")
     elif min(std) <= 0:
         problems.append(f"its std is {shown(std)}, which cannot be divided by")
+
     fill = preprocess["fill_color"]
     if not is_whole_number(fill, 0, 255):
         problems.append(f"its fill_color is {shown(fill)}, not 0 to 255")
@@ -146,14 +159,14 @@ def _problems_of_images(preprocess: Preprocessing) -> list[str]:
 
 
 def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
-    """Return whether these are a finite number for each of red, green and blue."""
+    """Return whether a value is a list of three finite numbers, for red, green and blue."""
     if not isinstance(values, list) or len(values) != 3:
         return False
     return all(map(_is_finite_number, values))
 
 
 def _is_finite_number(value: object) -> bool:
-    """Return whether a value of a file is a number, and neither infinite nor NaN."""
+    """Return whether a value from a file is a number (not a bool) and neither infinite nor NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return math.isfinite(value)
@@ -163,57 +176,60 @@ def _is_finite_number(value: object) -> bool:
 
 
 def text_cfg_of(config: LibraryConfig) -> LibraryConfig:
-    """Return the settings of the tower of texts, whose values open_clip itself checks.
+    """Return the section ``text_cfg``, the settings of the text tower; open_clip itself checks their values.
 
     Raises:
-        InputError: for a configuration without them.
+        InputError: if the configuration has no such section.
     """
     return object_in(config, "text_cfg", "the configuration of the model")
 
 
 def own_tokenizer(config: LibraryConfig) -> bool:
-    """Return whether texts are read by open_clip's own SimpleTokenizer, not by one of transformers."""
+    """Return whether the model uses open_clip's own SimpleTokenizer, not a tokenizer of transformers."""
     text_cfg = text_cfg_of(config)
     return not text_cfg.get("hf_tokenizer_name")
 
 
 def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
-    """Read the tokenizer of transformers in a folder, for a text tower that is given its tokens.
+    """Read the tokenizer of transformers in a folder, for a model whose texts it tokenizes.
 
     Args:
-        folder: of the published model.
-        config: of the model, whose texts have a fixed number of tokens.
+        folder: the published folder.
+        config: the configuration of the model; it sets the fixed number of tokens in a text.
 
     Raises:
-        InputError: for a folder without one, and for one of another model.
+        InputError: if the folder has no tokenizer, or the tokenizer does not fit the model or has unknown settings.
     """
     text_cfg = text_cfg_of(config)
-    _hf_settings(text_cfg)
+    _hf_settings(text_cfg)  # only checks the settings; raises an error if they are not supported
+
+    # The size of the vocabulary: a text tower of transformers states it in its own configuration.
     if text_cfg.get("hf_model_name"):
         hf_config: Any = config["hf_config"]
         vocabulary = hf_config["vocab_size"]
     else:
         vocabulary = _number_in(text_cfg, "vocab_size", VOCABULARY)
+
     length = _number_in(text_cfg, "context_length", CONTEXT_LENGTH)
     texts = text_preprocess(folder, positions=length, vocabulary=vocabulary, always=("input_ids",))
-    # The library asks no tokenizer how long a text may be.
+    # open_clip ignores the greatest length that the tokenizer states.
     texts["max_length"] = length
     texts["tokenizer"]["model_max_length"] = length
     return texts
 
 
 def _number_in(text_cfg: LibraryConfig, key: str, default: int) -> int:
-    """Return a whole number of the tower of texts, or the library's default."""
+    """Return a whole number in the settings of the text tower, or ``default`` if it is missing."""
     if key not in text_cfg:
         return default
     return integer_in(text_cfg, key, "text_cfg")
 
 
 def _hf_settings(text_cfg: LibraryConfig) -> LibraryConfig:
-    """Return the settings of open_clip's ``HFTokenizer``.
+    """Return the settings of open_clip's ``HFTokenizer``, its wrapper of tokenizers of transformers.
 
     Raises:
-        InputError: for settings that are not followed here.
+        InputError: if a setting is not supported.
     """
     settings = text_cfg.get("tokenizer_kwargs") or {}
     if isinstance(settings, Mapping) and _are_followed(settings):
@@ -225,38 +241,39 @@ def _hf_settings(text_cfg: LibraryConfig) -> LibraryConfig:
 
 
 def _are_followed(settings: LibraryConfig) -> bool:
-    """Return whether these settings of an ``HFTokenizer`` are followed here."""
-    has_others = not set(settings) <= set(_HF_TOKENIZER)
-    if has_others:
+    """Return whether hydractl supports these settings of an ``HFTokenizer``."""
+    has_unknown_settings = not set(settings) <= set(_HF_TOKENIZER)
+    if has_unknown_settings:
         return False
     return settings.get("clean", "whitespace") in _CLEANED
 
 
 def cleaned(config: LibraryConfig, texts: Sequence[str]) -> list[str]:
-    """Return texts as open_clip gives them to a tokenizer of transformers."""
+    """Clean texts as open_clip does before a tokenizer of transformers, e.g. remove double spaces."""
     settings = _hf_settings(text_cfg_of(config))
-    way = settings.get("clean", "whitespace")
-    clean = get_clean_fn(way)
+    name_of_function = settings.get("clean", "whitespace")
+    clean = get_clean_fn(name_of_function)
     return [clean(text) for text in texts]
 
 
 def tokens_of(config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> Tensor:
-    """Return tokens int64 ``[len(texts), context_length]``, by open_clip's own tokenizer or as its ``HFTokenizer``.
+    """Tokenize texts with the model's tokenizer; return token ids int64 ``[len(texts), context_length]``.
 
     Args:
-        config: of the model, which says by which.
-        preprocess: of the model, whose ``texts`` describe a tokenizer of transformers.
-        texts: as they are.
+        config: the configuration of the model, which decides between open_clip's own tokenizer and one of transformers.
+        preprocess: the preprocessing of the model; its entry ``texts`` describes a tokenizer of transformers.
+        texts: the texts, not yet cleaned.
     """
     if own_tokenizer(config):
         tokenize = simple_tokenizer(config)
         return tokenize(list(texts))
-    stored = preprocess.get("texts")
-    tokens = prompt_tokens(stored, cleaned(config, texts), full_length=True)
+    tokenizer_settings = preprocess.get("texts")
+    tokens = prompt_tokens(tokenizer_settings, cleaned(config, texts), full_length=True)
     ids = tokens["input_ids"]
     settings = _hf_settings(text_cfg_of(config))
+    # Some models were trained with zeros in the place of separators.
     if settings.get("strip_sep_token"):
-        separator = stored_tokenizer(stored).sep_token_id
+        separator = stored_tokenizer(tokenizer_settings).sep_token_id
         ids = torch.where(ids == separator, 0, ids)
     return ids
 
@@ -265,21 +282,21 @@ def simple_tokenizer(config: LibraryConfig) -> Any:
     """Build open_clip's own tokenizer with the settings of a model.
 
     Raises:
-        InputError: for settings that are not plain.
+        InputError: if a setting is not supported.
     """
     text_cfg = text_cfg_of(config)
     settings = text_cfg.get("tokenizer_kwargs") or {}
     if not isinstance(settings, Mapping):
         raise _foreign_settings([shown(settings)])
-    foreign = set(settings) - set(_PLAIN_TOKENIZER)
-    if foreign:
-        raise _foreign_settings(sorted(foreign))
+    unknown_settings = set(settings) - set(_PLAIN_TOKENIZER)
+    if unknown_settings:
+        raise _foreign_settings(sorted(unknown_settings))
     length = text_cfg.get("context_length", CONTEXT_LENGTH)
     return _build_simple_tokenizer({**settings, "context_length": length})
 
 
 def _foreign_settings(foreign: Sequence[str]) -> InputError:
-    """Return the refusal of settings of a SimpleTokenizer that are not plain."""
+    """Return the error for settings of a SimpleTokenizer that are not supported."""
     listed = ", ".join(map(str, foreign))
     supported = ", ".join(_PLAIN_TOKENIZER)
     return InputError(
@@ -289,10 +306,10 @@ def _foreign_settings(foreign: Sequence[str]) -> InputError:
 
 @cached_by_config
 def _build_simple_tokenizer(settings: LibraryConfig) -> Any:
-    """Build open_clip's own tokenizer, once for each settings.
+    """Build open_clip's own tokenizer from its settings; results are cached.
 
     Raises:
-        InputError: for settings that open_clip does not take.
+        InputError: if open_clip rejects the settings.
     """
     try:
         return open_clip.SimpleTokenizer(**settings)
@@ -302,12 +319,13 @@ def _build_simple_tokenizer(settings: LibraryConfig) -> Any:
 
 
 def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
-    """Return the positions of the tokens that are pooled, ``[...]`` for tokens ``[..., L]``.
+    """Return the position of the token that is pooled from each text, ``[...]``.
 
     Args:
-        text: the tokens.
-        pool: ``argmax`` (the highest token, the end of a text) or ``eos``.
-        eos: the token that ``eos`` pools at, the first one of it.
+        text: token ids, ``[..., L]``.
+        pool: ``argmax`` (the token with the highest id, which ends the text) or ``eos`` (the first token with the id
+            ``eos``).
+        eos: the id of the token for the pooling ``eos``; None is an id that no token has.
     """
     if pool == "argmax":
         return text.argmax(dim=-1)
@@ -315,4 +333,5 @@ def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
     if eos is not None:
         end = eos
     is_end = torch.eq(text, end)
+    # argmax returns the first position with the greatest value.
     return is_end.int().argmax(dim=-1)

@@ -1,4 +1,4 @@
-"""open_clip's configurations: from one to a model without weights, and what cannot be taken apart head by head."""
+"""Builds open_clip's models from configurations, without weights, and rejects those whose heads cannot be separated."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from hydractl.jsonio import shown
 
 SECTIONS = {"vision_cfg": open_clip.CLIPVisionCfg, "text_cfg": open_clip.CLIPTextCfg}
 _MOST_LAYERS = 1000
-_MOST_TOKENS = 1 << 12  # the causal mask holds the square of it
+_MOST_TOKENS = 1 << 12  # the causal mask has the square of this many numbers
 _ORIGIN = "the configuration of the model"
 _SUPPORTED = (
     "supported are CLIP and CustomTextCLIP of open_clip's own transformers, or with a ViT or Eva of timm for images: "
     "ViT-B-32, PE-Core-B-16, ViT-B-16-SigLIP"
 )
 VISUAL_BLOCKS = "visual.transformer.resblocks"
-"""The path of the blocks of open_clip's own image tower."""
+"""The dotted name of the list of blocks in open_clip's own image tower."""
 TRUNK = "visual.trunk."
-"""The start of the names of what an image tower of timm is built of."""
+"""The beginning of the names of all parameters in an image tower that is a timm model."""
 DECODER = "text_decoder."
-"""The start of the names of what a CoCa has beside its two towers."""
-# Settings that make open_clip build something else than its own transformers, and what that is.
+"""The beginning of the names of all parameters of a CoCa outside its two towers."""
+# Settings that are not supported (section, key), with the reason.
 _FOREIGN = (
     ("text_cfg", "tokenizer_mode", "its HFTokenizer has a mode of its own (tokenizer_mode)"),
     ("vision_cfg", "output_tokens", "its VisionTransformer gives tokens beside features (output_tokens)"),
@@ -60,13 +60,15 @@ _FOREIGN = (
 
 @dataclasses.dataclass(frozen=True)
 class TextTower:
-    """Location of the parts of a text tower, which :class:`open_clip.CLIP` holds itself.
+    """Where the modules of open_clip's own text tower are, and how it pools tokens.
 
     Attributes:
-        module: what holds ``token_embedding``, ``transformer``, ``ln_final`` and so on.
-        prefix: how the names of its parts start: nothing, or ``text.``.
-        pool: ``first``, ``last``, ``argmax`` (at the highest token, the end of the text) or ``eos``.
-        eos: the token that ``eos`` pools at.
+        module: the module with the attributes ``token_embedding``, ``transformer``, ``ln_final`` and so on. A CLIP has
+            them itself, a CustomTextCLIP has them in its module ``text``.
+        prefix: the beginning of the names of these attributes in the model: empty, or ``text.``.
+        pool: which token is used: ``first``, ``last``, ``argmax`` (the one with the highest id, which ends the text) or
+            ``eos`` (the first one with the id ``eos``).
+        eos: the id of the token for the pooling ``eos``.
     """
 
     module: Any
@@ -76,13 +78,13 @@ class TextTower:
 
     @property
     def ends_early(self) -> bool:
-        """Whether no token behind the one that is pooled can change what is read out."""
+        """Whether the tokens after the one that is pooled cannot change the features."""
         is_causal = self.module.attn_mask is not None
         return is_causal and self.pool in ("argmax", "eos")
 
 
 def text_tower(model: Any) -> TextTower:
-    """Return the text tower of a model."""
+    """Return where the modules of a model's own text tower are."""
     if isinstance(model, open_clip.CLIP):
         return TextTower(
             module=model,
@@ -100,16 +102,20 @@ def text_tower(model: Any) -> TextTower:
 
 @cached_by_config
 def skeleton(config: LibraryConfig) -> Any:
-    """Build the model of a configuration, its parameters on the meta device.
+    """Build a model from its configuration, with parameters on the meta device and real buffers.
+
+    The result is cached, so copy it before changing it.
 
     Raises:
-        InputError: for a configuration that open_clip cannot build, or that holds attention of another kind.
+        InputError: if open_clip cannot build the model, or it is not supported.
     """
     _check_config(config)
     with refused_as(f"open_clip {open_clip.__version__} cannot build this model"), on_meta_device():
         model = drawn_clip(config)
-    for reason in _obstacles(model, config):
+    for reason in _obstacles(model, config):  # only the first reason is reported
         raise _refusal(type(model).__name__, reason)
+
+    # Fill the buffers.
     if isinstance(model.visual, TimmModel):
         timm.fill_timm_buffers(model.visual.trunk)
     if hf_text(model) is None:
@@ -118,7 +124,11 @@ def skeleton(config: LibraryConfig) -> Any:
 
 
 def _fill_causal_mask(holder: Any) -> None:
-    """Make the one buffer of a text tower real. CLIP throws away the TextTransformer that knows how to make it."""
+    """Fill the causal mask, the only buffer of open_clip's own text tower, in place.
+
+    open_clip's function for it is a method of TextTransformer that only reads ``num_pos``. A CLIP has no
+    TextTransformer, so the method gets a stand-in with this attribute.
+    """
     if holder.attn_mask is None:
         return
     positions, _ = holder.positional_embedding.shape
@@ -127,28 +137,31 @@ def _fill_causal_mask(holder: Any) -> None:
 
 
 def drawn_clip(config: LibraryConfig) -> Any:
-    """Build the library's model of a configuration, on the default device, with weights of its own initialisation.
+    """Build open_clip's model from its configuration, with freshly drawn weights, on the default device.
 
-    Its entries are the arguments of the library's class, but for two: ``custom_text``, which chooses the class, and
-    ``hf_config``, the configuration of a text tower of transformers.
+    The entries of the configuration are the arguments of the model's class, except two. ``custom_text`` chooses the
+    class (CustomTextCLIP or CLIP). ``hf_config`` is transformers' configuration of the text tower.
     """
     model_class = open_clip.CustomTextCLIP if _is_custom(config) else open_clip.CLIP
     arguments = {name: value for name, value in config.items() if name not in ("custom_text", "hf_config")}
+
+    # An image tower that is a timm model: keep open_clip from downloading weights for it.
     vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
-    if "timm_model_name" in vision_cfg:  # the library would ask the hub for weights
+    if "timm_model_name" in vision_cfg:
         arguments["vision_cfg"] = {**vision_cfg, "timm_model_pretrained": False}
 
+    # A text tower that is a model of transformers: open_clip reads its configuration only from a folder, so a temporary
+    # folder exists until the model is built.
     hf_config = None
     if "hf_config" in config:
         hf_config = object_in(config, "hf_config", _ORIGIN)
-    # The library reads `hf_config` from a folder only, which is there until the model is built.
     with text_cfg_with_folder(text_cfg_of(config), hf_config) as text_cfg:
         arguments["text_cfg"] = text_cfg
         return model_class(**arguments, cast_dtype=None)
 
 
 def _is_custom(config: LibraryConfig) -> bool:
-    """Return whether a configuration is of a CustomTextCLIP."""
+    """Return whether open_clip builds a CustomTextCLIP from a configuration: it says so, or names a text tower."""
     if config.get("custom_text"):
         return True
     text_cfg = text_cfg_of(config)
@@ -156,9 +169,9 @@ def _is_custom(config: LibraryConfig) -> bool:
 
 
 def towers_of_coca(config: LibraryConfig) -> dict[str, object]:
-    """Return the configuration of the two towers of a CoCa, which are those of a CustomTextCLIP; any other's own.
+    """Return the configuration of a CoCa without its decoder, as a CustomTextCLIP; return a copy of any other.
 
-    Left out is the decoder that writes captions: it attends across the towers, and no classifier by names needs it.
+    The decoder writes captions. It attends across the towers, and zero-shot classification does not need it.
     """
     towers = dict(config)
     if "multimodal_cfg" not in config:
@@ -173,10 +186,12 @@ def towers_of_coca(config: LibraryConfig) -> dict[str, object]:
 
 
 def _check_config(config: LibraryConfig) -> None:
-    """Refuse a configuration before anything is built: some would ask a hub, or take the machine's memory.
+    """Raise an error if a model is not supported, judging by its configuration alone.
+
+    The check comes before anything is built, because building could ask the hub or fill the memory.
 
     Raises:
-        InputError: naming what is not supported, or what no model has.
+        InputError: with the first setting that is not supported, or all impossible numbers.
     """
     for section in SECTIONS:
         if not isinstance(config.get(section), Mapping):
@@ -184,6 +199,8 @@ def _check_config(config: LibraryConfig) -> None:
     text_cfg = text_cfg_of(config)
     vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
     name = "CustomTextCLIP" if _is_custom(config) else "CLIP"
+
+    # Settings that are not supported. A list of layers stands for the stages of a ResNet.
     if isinstance(vision_cfg.get("layers"), list):
         raise _refusal(name, "its visual tower is a ModifiedResNet")
     if text_cfg.get("embed_cls") and name == "CLIP":
@@ -191,24 +208,28 @@ def _check_config(config: LibraryConfig) -> None:
     for section, key, reason in _FOREIGN:
         if object_in(config, section, _ORIGIN).get(key):
             raise _refusal(name, reason)
+
+    # Impossible numbers of layers or tokens.
     problems = _problems_of_sizes(config)
     if problems:
         raise InputError(f"open_clip cannot build this model: {problems[0]}", problems=problems)
 
-    # The tower of texts, and whether it knows every token that its tokenizer gives.
+    # A text tower of transformers, and whether the text tower knows every token of its tokenizer.
     if text_cfg.get("hf_model_name"):
         problem = problem_of_hf_config(config.get("hf_config"))
         if problem is not None:
             raise _refusal(name, problem)
     if own_tokenizer(config):
         vocabulary = text_cfg.get("vocab_size", VOCABULARY)
-        known = simple_tokenizer(config).vocab_size
-        if not is_whole_number(vocabulary, known):
-            raise _refusal(name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {known}")
+        tokenizer_size = simple_tokenizer(config).vocab_size
+        if not is_whole_number(vocabulary, tokenizer_size):
+            raise _refusal(
+                name, f"it knows {shown(vocabulary)} tokens, open_clip's SimpleTokenizer has {tokenizer_size}"
+            )
 
 
 def _problems_of_sizes(config: LibraryConfig) -> list[str]:
-    """List numbers of layers and tokens that no model has."""
+    """List the impossible numbers of layers and tokens in a configuration."""
     problems = []
     for section in SECTIONS:
         layers = object_in(config, section, _ORIGIN).get("layers", 12)
@@ -221,41 +242,41 @@ def _problems_of_sizes(config: LibraryConfig) -> list[str]:
 
 
 def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
-    """Yield the reasons why a model cannot be used: why its heads cannot be separated, or its features be compared.
+    """Yield the reasons why a model is not supported: its heads cannot be separated, or its features not be compared.
 
     Args:
-        model: of the library, on the meta device; each of its two towers, for images and for texts, is open_clip's
-            own or one of another library: timm's for images, transformers' for texts.
-        config: the configuration that it was built of.
+        model: open_clip's model, on the meta device. Its image tower is open_clip's own or a timm model, its text tower
+            is open_clip's own or a model of transformers.
+        config: the configuration from which it was built.
     """
     visual = model.visual
-    is_of_timm = isinstance(visual, TimmModel)
-    is_of_open_clip = type(visual) is VisionTransformer
-    if not is_of_timm and not is_of_open_clip:
+    is_timm_model = isinstance(visual, TimmModel)
+    is_open_clip_tower = type(visual) is VisionTransformer
+    if not is_timm_model and not is_open_clip_tower:
         yield f"its visual tower is a {type(visual).__name__}"
-        return  # nothing is known of what it is made of, and its blocks cannot be listed below
+        return  # the blocks of an unknown tower cannot be checked below
 
-    # Images.
-    if is_of_timm:
+    # The image tower.
+    if is_timm_model:
         yield from _trunk_obstacles(visual, config["embed_dim"])
     else:
         yield from _pooling_obstacles(visual)
 
-    # Texts.
+    # The text tower.
     encoder = hf_text(model)
     if encoder is not None:
         yield from hf_text_obstacles(encoder)
     else:
         yield from _text_obstacles(text_tower(model), config)
 
-    # The blocks of open_clip's own towers: those of the other libraries have been checked with their towers.
+    # The blocks of open_clip's own towers. Towers of other libraries were checked completely above.
     for path, block in blocks_of(model):
         if not is_of_transformers(path):
             yield from _block_obstacles(path, block)
 
 
 def _pooling_obstacles(visual: VisionTransformer) -> Iterator[str]:
-    """Yield the reason, if there is one, why an image tower of open_clip's own does not give one feature an image."""
+    """Yield a reason if open_clip's own image tower does not give one feature vector for each image."""
     if visual.pool_type != "none":
         return
     pooling = "no pooling" if visual.attn_pool is None else "an AttentionalPooler for tokens"
@@ -263,7 +284,7 @@ def _pooling_obstacles(visual: VisionTransformer) -> Iterator[str]:
 
 
 def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
-    """Yield the reasons why a text tower of open_clip's own gives no features that can be compared with images."""
+    """Yield the reasons why the features of open_clip's own text tower cannot be compared with those of images."""
     if text.pool == "none":
         yield "its TextTransformer does not pool, so there is no one feature of a text"
     if text.pool == "eos" and own_tokenizer(config):
@@ -276,72 +297,82 @@ def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
 
 
 def _trunk_obstacles(visual: TimmModel, width: object) -> Iterator[str]:
-    """Yield the reasons why an image tower of timm cannot be used as the family of timm reads it.
+    """Yield the reasons why an image tower that is a timm model is not supported.
 
     Args:
-        width: of the features.
+        visual: the tower; its ``trunk`` is the timm model, its ``head`` the projection.
+        width: the width of the model's features, ``embed_dim``.
     """
     trunk = visual.trunk
+    # The heads must be separable, as for a timm model alone.
     try:
         timm.check_timm_model(trunk)
     except InputError as error:
         yield f"its visual tower is a TimmModel: {error.message}"
         return
+    # open_clip and timm must agree on the size of images.
     size = trunk.patch_embed.img_size
     if size is not None and tuple(size) != tuple(visual.image_size):
         yield f"its image_size is {shown(list(visual.image_size))}, its timm tower takes {list(size)}"
+    # Features must have the width of the text features.
     has_projection = len(visual.head) > 0 or trunk.num_classes > 0
     if not has_projection and trunk.num_features != width:
         yield f"its timm tower has features of {trunk.num_features} numbers and no projection to {width}"
 
 
 def _block_obstacles(path: str, block: Any) -> Iterator[str]:
-    """Yield the reason, if there is one, why the heads of a block cannot be separated.
+    """Yield a reason if the heads of a block in one of open_clip's own towers cannot be separated.
+
+    Two kinds of blocks are supported: ResidualAttentionBlock with torch's attention, and CustomResidualAttentionBlock
+    with open_clip's attention without its extra settings.
 
     Args:
-        path: of the block, for messages.
-        block: of open_clip: a block with torch's attention, or one with open_clip's own.
+        path: dotted name of the block, for messages.
+        block: the block.
     """
     attention: Any = getattr(block, "attn", None)
-    block_met = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
+    description = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
     if type(block) is ResidualAttentionBlock:
         if type(attention) is not nn.MultiheadAttention:
-            yield f"{block_met}, expected nn.MultiheadAttention"
+            yield f"{description}, expected nn.MultiheadAttention"
         elif hasattr(block, "ln_1_kv"):
-            yield f"{block_met} that attends across towers"
+            yield f"{description} that attends across towers"
     elif type(block) is not CustomResidualAttentionBlock or type(attention) is not Attention:
-        yield f"{block_met}, expected open_clip's own"
+        yield f"{description}, expected open_clip's own"
     elif attention.logit_scale is not None:
-        yield f"{block_met} of scaled cosines"
+        yield f"{description} of scaled cosines"
     elif attention.head_scale is not None:
-        yield f"{block_met} that scales its heads"
+        yield f"{description} that scales its heads"
     elif not isinstance(attention.ln_inner, nn.Identity):
-        yield f"{block_met} that normalises across heads"
+        yield f"{description} that normalises across heads"
 
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
-    """List open_clip's own transformer blocks and those of a text tower of transformers, visual first, by path."""
-    blocks: list[tuple[str, Any]] = []
+    """List the blocks of a model with their dotted names: first those of the image tower, then those of the text tower.
+
+    The blocks of an image tower that is a timm model are left out.
+    """
+    visual_blocks: list[tuple[str, Any]] = []
     if not isinstance(model.visual, TimmModel):
-        blocks += _with_paths(VISUAL_BLOCKS, model.visual.transformer.resblocks)
+        visual_blocks += _with_paths(VISUAL_BLOCKS, model.visual.transformer.resblocks)
     encoder: Any = hf_text(model)
-    if encoder is not None:
+    if encoder is not None:  # the text tower is a model of transformers
         path = f"{TRANSFORMER}{LAYOUT.layers}"
         layers = encoder.transformer.encoder.layer
     else:
         tower = text_tower(model)
         path = f"{tower.prefix}transformer.resblocks"
         layers = tower.module.transformer.resblocks
-    return blocks + _with_paths(path, layers)
+    return visual_blocks + _with_paths(path, layers)
 
 
 def _with_paths(path: str, blocks: nn.ModuleList) -> list[tuple[str, Any]]:
-    """Return the modules of a list at a path, each with its own path."""
+    """Return the modules of a list, each with its dotted name: ``path.0``, ``path.1`` and so on."""
     paths = numbered_paths(path, blocks)
     return list(zip(paths, blocks, strict=True))
 
 
 def _refusal(name: str, reason: str) -> InputError:
-    """Return the error of a model that is not opened, with what is."""
+    """Return the error for a model that is not supported; its hint names the supported ones."""
     message = f"open_clip's {name} is not supported: {reason}"
     return InputError(message, hint=_SUPPORTED)

@@ -1,4 +1,4 @@
-"""open_clip's towers in stages: stems, blocks and readouts as the library's own forward has them."""
+"""Cuts open_clip's towers into stem, blocks and readout, which compute the same as the library's own forward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hydractl.families.prompts import mean_features
 
 
 def _run_block(block: Any, state: State) -> State:
-    """Return the state behind one block."""
+    """Return the state after one block."""
     mask = state.context.get("attn_mask")
     if mask is not None and mask.dim() == 4:
         mask = _mask_for(block.attn, mask)
@@ -30,22 +30,25 @@ def _run_block(block: Any, state: State) -> State:
 
 
 def _mask_for(attention: Any, mask: Tensor) -> Tensor:
-    """Return a mask ``[B, 1, T, T]`` as an attention takes it: the library's own ``[B * heads, T, T]``."""
+    """Return a mask ``[B, 1, T, T]`` in the shape that an attention module takes.
+
+    open_clip's and torch's own modules take ``[B * heads, T, T]``; hydractl's takes the mask as it is.
+    """
     if not isinstance(attention, nn.MultiheadAttention | Attention):
         return mask
-    for_each_head = mask.expand(-1, attention.num_heads, -1, -1)
-    return for_each_head.flatten(0, 1)
+    mask_by_head = mask.expand(-1, attention.num_heads, -1, -1)  # [B, heads, T, T]
+    return mask_by_head.flatten(0, 1)
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
-    """Return what the attention of a block is given of the state before it."""
+    """Return the inputs of a block's attention, computed from the state before the block."""
     return block.ln_1(state.hidden)
 
 
 def visual_stages(model: Any) -> Stages:
-    """Cut the image tower into stem, blocks and readout; its stem and pooling are the library's own.
+    """Cut the image tower into stem, blocks and readout; the readout gives normalised features ``[B, D]``.
 
-    The readout is the normalised features ``[B, D]`` of the images.
+    The stem and the pooling are open_clip's own methods.
     """
     visual = model.visual
     if isinstance(visual, TimmModel):
@@ -60,7 +63,7 @@ def visual_stages(model: Any) -> Stages:
         features = pooled(state) @ visual.proj
         return F.normalize(features, dim=-1)
 
-    # An image is one prompt: [B, d_model] -> [B, 1, d_model].
+    # The projection expects a dimension of prompts. An image counts as one: [B, d_model] -> [B, 1, d_model].
     projection = Projection(
         inputs=lambda state: pooled(state)[:, None],
         parameters=lambda: (visual.proj.T, None),
@@ -82,7 +85,11 @@ def visual_stages(model: Any) -> Stages:
 
 
 def _trunk_stages(visual: TimmModel) -> Stages:
-    """Cut an image tower of timm: the stages of the family of timm, and the projection behind them."""
+    """Cut an image tower that is a timm model: the stages of the family timm, with open_clip's projection at the end.
+
+    Args:
+        visual: the tower; its ``trunk`` is the timm model, its ``head`` the projection.
+    """
     (trunk,) = timm.FAMILY.stages(visual.trunk)
 
     def readout(state: State) -> Tensor:
@@ -90,11 +97,11 @@ def _trunk_stages(visual: TimmModel) -> Stages:
         features = visual.head(trunk.readout(state))
         return F.normalize(features, dim=-1)
 
-    # All paths lie within the tower.
+    # All names are relative to the timm model, so put the name of the trunk before them.
     return dataclasses.replace(
         trunk,
         block_paths=[f"{TRUNK}{path}" for path in trunk.block_paths],
-        merging={place: f"{TRUNK}{path}" for place, path in trunk.merging.items()},
+        merging={index: f"{TRUNK}{path}" for index, path in trunk.merging.items()},
         stem_prefixes=tuple(f"{TRUNK}{prefix}" for prefix in trunk.stem_prefixes),
         readout=readout,
         tower="visual",
@@ -103,21 +110,25 @@ def _trunk_stages(visual: TimmModel) -> Stages:
 
 
 def text_stages(model: Any) -> Stages:
-    """Cut the text tower into stem, blocks and readout: from prompts to normalised features ``[classes, D]``.
+    """Cut the text tower into stem, blocks and readout; the readout gives normalised features ``[classes, D]``.
 
-    They are the library's ``encode_text``, and ``build_zero_shot_classifier`` over the prompts of a class.
+    Together they do what open_clip's ``encode_text`` does, and ``build_zero_shot_classifier`` with the prompts of each
+    class.
     """
     encoder = hf_text(model)
-    if encoder is not None:
+    if encoder is not None:  # the tower is a model of transformers
         return hf_text_stages(encoder)
     tower = text_tower(model)
     prefix = tower.prefix
     blocks = tower.module.transformer.resblocks
     has_class_token = getattr(tower.module, "cls_emb", None) is not None
+
+    # A CustomTextCLIP has the tower as its module `text`. A CLIP has the modules of the tower as its own attributes.
     if prefix:
         prefixes: tuple[str, ...] = (prefix,)
-    else:  # a CLIP holds the parts of the tower itself, beside those of the other tower
+    else:
         prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
+
     return Stages(
         stem=partial(_text_stem, tower.module),
         blocks=for_each(_run_block, blocks),
@@ -135,43 +146,45 @@ def text_stages(model: Any) -> Stages:
 
 
 def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Run the library's own stem: embeddings of tokens and positions, and the mask of attention.
+    """Compute the embeddings of all prompts and the attention mask, as open_clip's own stem does.
 
-    It is written out, because that asks the first block for its dtype, which may be another's.
+    open_clip's method cannot be called, because it asks the first block for its dtype, and the block may have been
+    replaced.
 
     Args:
-        holder: of ``token_embedding`` and so on, see :class:`TextTower`.
-        inputs: ``text`` ``[classes, prompts, T]``.
+        holder: the module with ``token_embedding`` and so on; see :attr:`TextTower.module`.
+        inputs: ``text``, the token ids ``[classes, prompts, T]``.
 
     Returns:
-        The tokens of all prompts one after another, ``[classes * prompts, T, d_model]``; with a class token behind them
-        where the tower has one.
+        The embeddings of N = classes * prompts texts, ``[N, T, d_model]``, or ``[N, T + 1, d_model]`` if the tower adds
+        a class token at the end. The context has ``text`` (the ids unchanged) and ``attn_mask`` (a mask that is added
+        to scores, or None).
     """
-    text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
-    embedded = holder.token_embedding(text)
+    text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [N, T]
+    embedded = holder.token_embedding(text)  # [N, T, d_model]
     class_token = getattr(holder, "cls_emb", None)
     if class_token is not None:
         class_tokens = class_token.expand(len(text), 1, -1)
-        embedded = torch.cat([embedded, class_tokens], dim=1)  # T + 1 tokens
+        embedded = torch.cat([embedded, class_tokens], dim=1)  # [N, T + 1, d_model]
     tokens = embedded.shape[1]
     hidden = embedded + holder.positional_embedding[:tokens]
 
-    # The mask is added to scores of attention: the causal one for all texts, and that of the padding of each.
+    # The causal mask is the same for all texts, [tokens, tokens].
     mask = None
     if holder.attn_mask is not None:
         mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
+    # With a class token, the padding of each text is masked as well.
     if class_token is not None:
-        # No token sees padding. The library's mask has it for every head, and all heads alike.
-        for_each_head = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, T, T]
-        by_text = for_each_head.unflatten(0, (len(text), -1))
-        padding = by_text[:, :1]  # [N, 1, T, T]
-        mask = padding if mask is None else mask + padding
+        mask_by_head = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, tokens, tokens]
+        mask_by_text = mask_by_head.unflatten(0, (len(text), -1))  # [N, heads, tokens, tokens]
+        padding_mask = mask_by_text[:, :1]  # [N, 1, tokens, tokens]: all heads have the same mask
+        mask = padding_mask if mask is None else mask + padding_mask
     return State(hidden, {"text": inputs["text"], "attn_mask": mask})
 
 
 def _class_features(tower: TextTower, state: State) -> Tensor:
-    """Compute ``[classes, D]`` from the states of all prompts ``[classes * prompts, T, d_model]``."""
-    features = _pooled_texts(tower, state)
+    """Compute the features of all classes, ``[classes, D]``, from the state of their prompts after the last block."""
+    features = _pooled_texts(tower, state)  # [classes * prompts, d_model]
     projection = tower.module.text_projection
     if isinstance(projection, nn.Linear):
         features = projection(features)
@@ -182,45 +195,49 @@ def _class_features(tower: TextTower, state: State) -> Tensor:
 
 
 def _pooled_texts(tower: TextTower, state: State) -> Tensor:
-    """Compute ``[classes * prompts, d_model]``, the pooled features of the prompts."""
+    """Return one feature vector for each prompt before the projection, ``[classes * prompts, d_model]``.
+
+    If the context has the entry ``read``, the token that is pooled is the only one left in the state.
+    """
     norm = tower.module.ln_final
     if "read" in state.context:
-        read = state.hidden[:, 0]
-        return norm(read)
+        pooled_token = state.hidden[:, 0]
+        return norm(pooled_token)
     text = state.context["text"].flatten(0, 1)
     normed = norm(state.hidden)
     return text_global_pool(normed, text, tower.pool, eos_token_id=tower.eos)
 
 
 def _text_projection(tower: TextTower) -> Projection | None:
-    """Return the linear layer that ends the text tower, what enters it, and its weight; None where there is none."""
+    """Return the projection at the end of the text tower; None if there is none."""
     layer = tower.module.text_projection
     if layer is None:
         return None
 
     def inputs(state: State) -> Tensor:
-        """Return what enters the layer, ``[classes, prompts, d_model]``."""
+        """Return the inputs of the projection, ``[classes, prompts, d_model]``."""
         _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
         features = _pooled_texts(tower, state)
         return features.unflatten(0, (-1, prompts))
 
     def parameters() -> tuple[Tensor, Tensor | None]:
-        """Return its weight ``[D, d_model]``, and its bias or None."""
+        """Return the weight ``[D, d_model]`` and the bias, or None, of the projection."""
         if isinstance(layer, nn.Linear):
             return layer.weight, layer.bias
-        return layer.T, None
+        return layer.T, None  # the layer is a matrix [d_model, D]
 
     return Projection(inputs, parameters)
 
 
 def _positions_read(tower: TextTower, state: State) -> Tensor:
-    """Return the position ``[classes * prompts, 1]`` of the token that the library's own pooling takes.
+    """Return the position of the token that open_clip pools from each prompt, ``[classes * prompts, 1]``.
 
-    The pooling is given the positions in the place of features: what it takes of them is the answer.
+    open_clip's pooling selects one feature vector for each text. Here it gets the positions as features, so it returns
+    the position of the selected token.
     """
-    text = state.context["text"].flatten(0, 1)
+    text = state.context["text"].flatten(0, 1)  # [N, T]
     tokens = state.hidden.shape[1]
     positions = torch.arange(tokens, device=text.device)
-    for_each_text = positions.expand(len(text), -1)  # [N, T]
-    features = for_each_text[:, :, None]
+    positions_by_text = positions.expand(len(text), -1)  # [N, tokens]
+    features = positions_by_text[:, :, None]  # [N, tokens, 1]
     return text_global_pool(features, text, tower.pool, eos_token_id=tower.eos)
