@@ -246,7 +246,7 @@ MUTATIONS = (
     Mutation(
         "weights beside a file",
         "hydractl/exports/opened.py",
-        "files = (self.path, beside)",
+        "files = (self.path, weights_file)",
         "files = (self.path,)",
         "tests/exports/test_opened.py",
     ),
@@ -268,8 +268,8 @@ MUTATIONS = (
     Mutation(
         "classes of a small fraction",
         "hydractl/data/part.py",
-        "(within + starts[classes]) / counts[classes]",
-        "within / counts[classes]",
+        "(number_in_class + starts[classes]) / counts[classes]",
+        "number_in_class / counts[classes]",
         "tests/data/test_part.py",
     ),
     Mutation(
@@ -289,8 +289,8 @@ MUTATIONS = (
     Mutation(
         "classes of one name",
         "hydractl/data/labels.py",
-        "twice = sorted({name for name in mapped if counts[name] > 1})",
-        "twice = sorted({name for name in mapped if counts[name] > 2})",
+        "ambiguous = sorted({name for name in target_names if counts[name] > 1})",
+        "ambiguous = sorted({name for name in target_names if counts[name] > 2})",
         "tests/data/test_labels.py",
     ),
     Mutation(
@@ -332,7 +332,7 @@ MUTATIONS = (
     Mutation(
         "the threshold of another score than the one chosen",
         "hydractl/evaluation/choosing.py",
-        "fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen), read)",
+        "fitted = fit_on_validation(model, sets, options.fit, RowScores(chosen_score), read)",
         "fitted = fit_on_validation(model, sets, options.fit, RowScores(scores.leading), read)",
         "tests/evaluation/test_calibrate.py",
     ),
