@@ -56,7 +56,7 @@ class DataOptions:
     train: str | None = None
     limit: int | None = None
     seed: int = 0
-    on_bad: str = "stop"
+    on_bad: str = "error"
     label_map: str | None = None
     corruptions: Sequence[str] = ()
     severities: Sequence[int] = ()
