@@ -114,6 +114,7 @@ SCORES = ScoreTable()
 ON_FEATURES = {
     "mahalanobis": "labels",
     "rmd": "labels",
+    "ddu": "labels",
     "knn": "data",
     "vim": "data",
     "react": "data",
@@ -141,6 +142,8 @@ OF_UNSIGNED = ("react", "ash", "scale")
 """Scores for features that are never negative, e.g. after a ReLU."""
 OF_STUDY = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
 """Scores that a study chooses from by default."""
+BY_NAME_ALONE = ("ddu",)
+"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow them."""
 
 
 def needs_training_data(name: str) -> bool:
