@@ -238,11 +238,12 @@ def _fit_ddu(data: MemberTraining) -> Statistics:
     dimensions = whitening.shape[1]
     whitened = (data.features - shared["centre"]) @ whitening  # [N, r]
     labels, class_of_sample, class_sizes = np.unique(data.labels, return_inverse=True, return_counts=True)
+    fewest = class_sizes.argmin()
+    _check_class_size(labels[fewest], class_sizes[fewest], dimensions)
 
     roots = np.zeros((len(labels), dimensions, dimensions))
     log_roots = np.zeros(len(labels))  # the logarithms of the determinants of the roots
     for place, label in enumerate(labels):
-        _check_class_size(label, class_sizes[place], dimensions)
         from_mean = whitened[class_of_sample == place] - shared["means"][place]  # [n, r]
         covariance = from_mean.T @ from_mean / (len(from_mean) - 1)
         factor = _cholesky_factor(covariance)  # L of the covariance L L^T
