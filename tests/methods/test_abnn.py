@@ -75,7 +75,7 @@ def test_the_noise_is_that_of_the_authors_layer() -> None:
         return values[:, None, None]
 
     expected = of_channels(weight) * normalised * (1 + STD * of_channels(noise.kept)) + of_channels(bias)
-    close(norm(x), expected)
+    close(norm(x).detach(), expected)
 
 
 def test_a_prior_gives_each_training_its_weights_of_classes() -> None:
