@@ -285,7 +285,7 @@ def _cholesky_factor(covariance: Floats) -> Floats | None:
     A pivot is the part of a direction's variance that those before it do not explain.
     """
     try:
-        factor: Floats = np.linalg.cholesky(covariance)
+        factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
     except np.linalg.LinAlgError:
         return None
     pivots = np.square(np.diag(factor))
