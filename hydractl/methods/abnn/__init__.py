@@ -55,6 +55,6 @@ METHOD = Method(
     "abnn",
     "Members that differ in their norms, which are trained under noise",
     AbnnOptions,
-    # The noise is the default of the authors' layer. Members are equal but for their norms, which merging would average.
+    # The noise is the default of the authors' layer. Members differ in their norms alone, which merging would average.
     rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.1), merge="none"), place=3),),
 )
