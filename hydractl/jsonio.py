@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -225,6 +225,13 @@ def _shown_value(settings: Mapping[str, object], key: str) -> str:
     if key not in settings:
         return "nothing"
     return shown(settings[key])
+
+
+def json_list(values: Iterable[str] | None) -> list[str] | None:
+    """Return texts as a list, as JSON has them; None where there are none to give."""
+    if values is None:
+        return None
+    return list(values)
 
 
 def json_bytes(document: Any) -> bytes:

@@ -15,6 +15,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, VAL, EvalSet, of_role, option_of
 from hydractl.files.training_history import kept_accuracies
 from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.ood_scores import OF_UNSIGNED
 from hydractl.metrics.plausibility import ExpectedAccuracy, accuracy_doubt, full_sets_doubt, nll_doubt
 from hydractl.metrics.samples import Samples
 
@@ -126,10 +127,9 @@ def signed_features(name: str, scores: Sequence[str]) -> str:
     """
     listed = " and ".join(scores)
     verb = "was" if len(scores) == 1 else "were"
-    return (
-        f"{name}: {listed} {verb} made for features that are not negative, as after a ReLU, and some here are: what is "
-        "clipped, left out or scaled is not what was meant"
-    )
+    effects = ", ".join(f"{score} {OF_UNSIGNED[score]}" for score in scores)
+    made_for = f"{listed} {verb} made for features that are not negative, as after a ReLU"
+    return f"{name}: {made_for}, and some here are: {effects}"
 
 
 def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: ExpectedAccuracy | None) -> str | None:

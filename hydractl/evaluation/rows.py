@@ -18,7 +18,7 @@ from hydractl.evaluation.providers.stored_fit import warn_of_left_out
 from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
 from hydractl.files.header import read_header
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_CLASSIFIER, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
 from hydractl.model.loading import ModelArgument, find_models, with_class_names
 from hydractl.model.source import ModelOptions, split_model
 
@@ -128,7 +128,7 @@ def row_scores(model: Model, options: EvalOptions) -> RowScores:
     possible_scores: Sequence[str] = model.on_features
     has_features = isinstance(model, RunningModel) and model.mc_dropout is None
     if has_features and options.data.train is not None:
-        impossible_scores: list[str] = []
+        impossible_scores = [score for score in BY_NAME_ALONE if score not in possible_scores]
         if options.fit.probe == "knn":
             impossible_scores += OF_CLASSIFIER
         if not model.zero_shot:

@@ -21,7 +21,7 @@ from hydractl.families.reading import refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.files.description import Description
 from hydractl.files.version import __version__
-from hydractl.jsonio import canonical_json, parse_json, shown
+from hydractl.jsonio import canonical_json, json_list, parse_json, shown
 from hydractl.metrics.ood_scores import says_nothing
 from hydractl.model.prediction import Chosen
 
@@ -49,9 +49,7 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
         macs: multiply-adds for one sample.
         shapes: the inputs and outputs of the graph.
     """
-    labels = None
-    if description.labels is not None:
-        labels = list(description.labels)
+    labels = json_list(description.labels)
     metadata = {
         "schema": EXPORT_SCHEMA,
         "hydractl": __version__,

@@ -11,7 +11,7 @@ from hydractl.files.fingerprints import Entry, checked
 from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.files.version import __version__
 from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
-from hydractl.jsonio import shown
+from hydractl.jsonio import json_list, shown
 
 DEFAULT_PROMPT = "A photo of a {label}."
 """The default template that makes a prompt of a class name (paper D.3)."""
@@ -128,14 +128,6 @@ class Description:
         # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
         sites = [[path, heads] for path, heads in self.masks[0].heads.items()]
 
-        # Labels and merged parts may be unknown: null.
-        labels = None
-        if self.labels is not None:
-            labels = list(self.labels)
-        merge = None
-        if self.merge is not None:
-            merge = list(self.merge)
-
         # The entries that every description has.
         document: dict[str, object] = {
             "schema": CHECKPOINT_SCHEMA,
@@ -145,10 +137,10 @@ class Description:
             "arch": self.arch,
             "config": dict(self.config),
             "preprocess": dict(self.preprocess),
-            "labels": labels,
+            "labels": json_list(self.labels),
             "sites": sites,
             "layout": self.layout,
-            "merge": merge,
+            "merge": json_list(self.merge),
             "members": self._members_json(),
             "extra": dict(self.extra),
             "provenance": dict(self.provenance),

@@ -258,6 +258,10 @@ class MethodOptions:
         """Return the adapter that is trained instead of the weights; None to train the weights."""
         return None
 
+    def class_weight(self) -> float:
+        """Return the weight in the loss of the classes that the seed of a training draws; 1 for none."""
+        return 1.0
+
     def together(self) -> MemberMaker | None:
         """Return the object that makes the members if one training trains several; None for one member."""
         return None

@@ -114,6 +114,7 @@ SCORES = ScoreTable()
 ON_FEATURES = {
     "mahalanobis": "labels",
     "rmd": "labels",
+    "ddu": "labels",
     "knn": "data",
     "vim": "data",
     "react": "data",
@@ -137,10 +138,16 @@ OF_CLASSIFIER = ("vim", "react", "ash", "nnguide", "fdbd", "nci", "she", "scale"
 """Scores that need logits which are linear in the features; the logits of ``--probe knn`` are not."""
 OF_ZERO_SHOT = ("vilu", "vilu-scaled", "mcm", "neglabel")
 """Scores that need a classifier whose weight holds the features of class texts."""
-OF_UNSIGNED = ("react", "ash", "scale")
-"""Scores for features that are never negative, e.g. after a ReLU."""
+OF_UNSIGNED = {
+    "react": "clips high values alone, however low the others are",
+    "ash": "keeps the highest values alone, and its sums cancel",
+    "scale": "scales by sums that cancel",
+}
+"""Scores for features that are never negative, e.g. after a ReLU, and what each does to others."""
 OF_STUDY = ("mahalanobis", "rmd", "knn", "vim", "react", "ash", "vilu")
 """Scores that a study chooses from by default."""
+BY_NAME_ALONE = ("ddu",)
+"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow them."""
 
 
 def needs_training_data(name: str) -> bool:

@@ -11,10 +11,12 @@ import numpy as np
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
+from hydractl.data.names import read_words
 from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_sets, shared_samples, trained_on_doubt
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_doubts
 from hydractl.errors import InputError, UsageError
+from hydractl.evaluation.words import digest_of_words
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.fingerprints import Entry, marked, who_saw
 from hydractl.log import Log
@@ -29,6 +31,8 @@ HALVES = 2
 _FEW = 20
 """The largest number of samples of a set that a hint lists."""
 
+_WORDS = "--negative-words"
+
 _APART = "give --train, --val, --ood-val, --test and each --ood samples of their own"
 
 
@@ -38,7 +42,7 @@ class StudySets:
 
     Attributes:
         settings: the settings of the study; their validation data lack the samples that would be in both halves.
-        fingerprints: the fingerprint of each set, by its option.
+        fingerprints: the fingerprint of each set, and of the words that name no class, by its option.
         notes: sentences on samples that were left out.
         warnings: sentences on what is odd about the data.
     """
@@ -49,7 +53,7 @@ class StudySets:
     warnings: Sequence[str] = ()
 
     def changes(self, before: Any) -> list[str]:
-        """Return a line for every set that has changed since the study was begun.
+        """Return a line for every set that has changed since the study was begun, and for the words.
 
         Args:
             before: the fingerprints of that time, as read from a file; anything but a mapping counts as none.
@@ -60,7 +64,8 @@ class StudySets:
         lines = []
         for option, fingerprint in self.fingerprints.items():
             if fingerprints_before.get(option) != fingerprint:
-                lines.append(f"{option}: other samples or labels than when the study was begun")
+                content = "words" if option == _WORDS else "samples or labels"
+                lines.append(f"{option}: other {content} than when the study was begun")
         return lines
 
     def tell(self, log: Log) -> None:
@@ -151,6 +156,9 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     fingerprints = {}
     for given_set in sets.every:
         fingerprints[given_set.option] = given_set.dataset.fingerprint()
+    if settings.negative_words is not None:
+        words = read_words(settings.negative_words, _WORDS)
+        fingerprints[_WORDS] = digest_of_words(words)
     settings_without_repeats = replace(settings, val=val, ood_val=ood_val)
     return StudySets(settings_without_repeats, fingerprints, notes, warnings)
 

@@ -9,6 +9,7 @@ batch is computed again for its gradients, as in GradCache (Gao et al. 2021, arX
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -85,7 +86,14 @@ def make_loss(model: AnyModel, options: LossOptions, team: Processes) -> Loss:
 
 
 class CrossEntropy(Loss):
-    """Cross-entropy of inputs and labels ``[B]``. Every sample of a step has the same weight, whatever its batch."""
+    """Cross-entropy of inputs and labels ``[B]``. Every sample of a step has the same weight, whatever its batch.
+
+    Where classes have weights, those of each batch are divided by their mean over it.
+    """
+
+    def __init__(self, model: AnyModel, options: LossOptions, team: Processes) -> None:
+        super().__init__(model, options, team)
+        self._class_weights: Tensor | None = None  # [C], once the number of classes is known; None for equal weights
 
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
         return zip(batches, shares, strict=True)
@@ -96,8 +104,23 @@ class CrossEntropy(Loss):
         with self.autocast():
             logits = self.model.member_logits(inputs)[0]
         logits = _at_least_float32(logits)
-        smoothing = self.options.label_smoothing
-        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        options = self.options
+        if options.class_weight != 1 and self._class_weights is None:
+            weights = class_weights(logits.shape[1], options.class_weight, options.seed)
+            self._class_weights = weights.to(logits)
+        return F.cross_entropy(logits, labels, weight=self._class_weights, label_smoothing=options.label_smoothing)
+
+
+def class_weights(classes: int, weight: float, seed: int) -> Tensor:
+    """Return the weights ``[C]`` of classes: 1, and another one of as many as the root of C, which the seed draws.
+
+    Source: Franchi et al. 2024 (ABNN), their code; the others are equal so that members specialise in some classes.
+    """
+    weights = torch.ones(classes)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(classes, generator=generator)[: math.isqrt(classes)]
+    weights[drawn] = weight
+    return weights
 
 
 class OfMembers(CrossEntropy):

@@ -77,11 +77,21 @@ class OptimizerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LossOptions:
-    """``cross-entropy`` or ``contrastive``; ``autocast`` is the dtype that activations are computed in, or None."""
+    """The loss of a training.
+
+    Attributes:
+        name: ``cross-entropy`` or ``contrastive``.
+        label_smoothing: of the cross-entropy.
+        autocast: the dtype that activations are computed in, or None.
+        class_weight: the weight of some classes in the cross-entropy, where that of the others is 1.
+        seed: draws these classes.
+    """
 
     name: str = "cross-entropy"
     label_smoothing: float = 0.0
     autocast: str | None = None
+    class_weight: float = 1.0
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -393,16 +393,19 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 def train_options(settings: FinetuneSettings) -> TrainOptions:
     """Return the options of the command as those of a training.
 
-    An ensemble method may change a model for training (an adapter), its course (such as snapshots), or train several
-    members together; each is None where it does not. The others have an option of the same name in the settings.
+    An ensemble method may change a model for training (an adapter), its course (such as snapshots) or the weight of
+    some classes, or train several members together; each is None, or 1, where it does not. The others have an option of
+    the same name in the settings.
     """
     adapter = None
     course = None
     together = None
+    class_weight = 1.0
     if settings.ensemble is not None:
         adapter = settings.ensemble.adapter()
         course = settings.ensemble.course()
         together = settings.ensemble.together()
+        class_weight = settings.ensemble.class_weight()
     names_of_new_head = None
     if settings.new_head:
         class_names = model_options(settings).labels
@@ -429,7 +432,7 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
         optimizer=optimizer,
         schedule=schedule,
         course=course,
-        loss=settings.fill(LossOptions, name=settings.loss),
+        loss=settings.fill(LossOptions, name=settings.loss, class_weight=class_weight),
         together=together,
     )
 

@@ -29,7 +29,7 @@ from hydractl.files.verb_answers import (
 )
 from hydractl.heads.mask import MOST_HEADS, MOST_HEADS_OF_ALL, HeadMask
 from hydractl.heads.overlap import comparable, mask_overlap
-from hydractl.jsonio import parse_json, shown
+from hydractl.jsonio import json_list, parse_json, shown
 
 INFO_SCHEMA = "hydractl.info/1"
 TRAINING_SCHEMA = "hydractl.training/1"
@@ -369,24 +369,15 @@ def _texts_of_seen(description: Description) -> list[str]:
 
 def _model_facts(description: Description) -> ModelFacts:
     """Return what a model is, as JSON has it: lists in place of tuples, and no text of a vocabulary."""
-    labels = None
-    if description.labels is not None:
-        labels = list(description.labels)
-    prompt = None
-    if description.prompt is not None:
-        prompt = list(description.prompt)
-    merge = None
-    if description.merge is not None:
-        merge = list(description.merge)
     return ModelFacts(
         kind=description.kind,
         family=f"{description.family} {description.family_version}",
         arch=description.arch,
         layout=description.layout,
-        labels=labels,
+        labels=json_list(description.labels),
         preprocess=_preprocess_without_vocabulary(description.preprocess),
-        prompt=prompt,
-        merge=merge,
+        prompt=json_list(description.prompt),
+        merge=json_list(description.merge),
     )
 
 

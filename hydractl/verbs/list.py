@@ -21,7 +21,7 @@ from hydractl.files.verb_answers import ListAnswer, ListedEntry
 from hydractl.log import Log
 from hydractl.methods import METHODS
 from hydractl.metrics.declaration import MetricKind, metrics
-from hydractl.metrics.ood_scores import ON_FEATURES, SCORES
+from hydractl.metrics.ood_scores import OF_UNSIGNED, ON_FEATURES, SCORES
 from hydractl.settings.common import FLAG, Common
 from hydractl.settings.yaml_files import recipe_about, recipe_names
 from hydractl.verbs.outcome import Outcome
@@ -173,6 +173,8 @@ def _scores(pattern: str) -> Iterator[ListedEntry]:
     feature_scores: Any = pkgutil.resolve_name("hydractl.metrics.feature_scores.scores:FEATURE_SCORES")
     for name, needed in ON_FEATURES.items():
         about = _without_label(feature_scores[name].convention)
+        if name in OF_UNSIGNED:
+            about += "; made for features that are not negative, as after a ReLU"
         yield ListedEntry(name=name, about=about, needs=_NEEDED_BY_SCORE[needed])
 
 

@@ -39,7 +39,7 @@ from hydractl.files.predict_answer import (
     PredictAnswer,
     PredictingModelRecord,
 )
-from hydractl.jsonio import canonical_json
+from hydractl.jsonio import canonical_json, json_list
 from hydractl.log import Log
 from hydractl.metrics.watching import Reference, WatchOfAll
 from hydractl.model.loading import build_model, find_models, resolve_device
@@ -341,12 +341,7 @@ def single_source(settings: Common) -> Source:
 def _open_checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
     """Return a checkpoint as an opened model."""
     description = source.description
-    labels = None
-    if description.labels is not None:
-        labels = list(description.labels)
-    prompt = None
-    if description.prompt is not None:
-        prompt = list(description.prompt)
+    labels = json_list(description.labels)
 
     def build(log: Log) -> HydraModel:
         """Read the weights, and compute what does not depend on the inputs: the features of class names."""
@@ -367,7 +362,7 @@ def _open_checkpoint(source: Source, settings: PredictSettings) -> _OpenedModel:
             "whole_last_block": settings.whole_last_block,
             "max_length": description.preprocess.get("max_length"),
             "labels": labels,
-            "prompt": prompt,
+            "prompt": json_list(description.prompt),
         },
         digest=lambda: source.sha256,
         build=build,

@@ -70,7 +70,7 @@ def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any],
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
     row = json.loads(Path("e.json").read_text())["models"][0]
     again = answer("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
-    assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT}
+    assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, "ddu"}
     assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
     assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
     before = Path("p.st").read_bytes()
@@ -153,7 +153,7 @@ def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
 
 
 # Those that are long differ from the others in the metric alone: ViM keeps the most, mutual information nothing.
-OTHERS = ("mahalanobis", "ash", "knn", "nnguide", "fdbd", "nci", "she", "scale")
+OTHERS = ("mahalanobis", "ddu", "ash", "knn", "nnguide", "fdbd", "nci", "she", "scale")
 LONG = [pytest.param(score, marks=pytest.mark.long) for score in OTHERS]
 
 
@@ -238,6 +238,11 @@ def test_a_damaged_score_is_refused(run: Any, capsys: Any) -> None:
             "--train builtin:letters has no labels, which rmd needs",
         ),
         (["--ood-score", "knn", "--train", "builtin:digits/train", "--knn-k", "2000"], 3, "nearest neighbour 2000"),
+        (
+            ["--ood-score", "ddu", "--train", "builtin:digits/train", "--limit", "100"],
+            3,
+            "samples in 23 dimensions",  # of 24 features: a norm is in front of the classifier
+        ),
         (["--ood-score", "vilu", *TRAIN], 2, "--ood-score vilu is of class texts, and base is not zero-shot"),
         (
             ["--ood-score", "knn", *TRAIN, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
@@ -284,7 +289,7 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     )
     row = json.loads(Path("f.json").read_text())["models"][0]
     assert row["scores"]["vilu"]["ood"]["l"]["auroc"] == 0.5
-    assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel"}, "which needs words"
+    assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", "ddu"}, "which need words, or many samples"
 
 
 def test_scores_of_features_that_are_not_negative_are_doubted_once(
@@ -295,7 +300,7 @@ def test_scores_of_features_that_are_not_negative_are_doubted_once(
     warned = "a: react and ash and scale were made for features that are not negative"
     assert capsys.readouterr().err.count("made for features that are not negative") == 1
     (warning,) = [text for text in json.loads(Path("e.json").read_text())["warnings"] if "not negative" in text]
-    assert warning.startswith(warned)
+    assert warning.startswith(warned) and "react clips high values alone" in warning
     run("calibrate", "base.st", "--ood-score", "ash", "-o", "k.st")
     run("calibrate", "base.st", *TRAIN, "--ood-score", "vim", "-o", "v.st")
     error = capsys.readouterr().err

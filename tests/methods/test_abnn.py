@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 import hydractl
 from hydractl.files.checkpoint import FileTensors
-from hydractl.methods.abnn.noise import NoisyNorms
+from hydractl.methods import read_ensemble
+from hydractl.methods.abnn.noise import Noise, NoisyNorms
 from hydractl.model.loading import build_model
+from hydractl.settings.finetuning import FinetuneSettings
 from hydractl.training.options import WeightOptions
 from hydractl.training.start import trainable
+from hydractl.verbs.finetune import train_options
 from tests.pico import close, inputs, shared_stock, source_of
 from tests.running import quiet
 from tests.spread import ONE_OF_EACH
@@ -53,6 +58,33 @@ def test_a_member_has_its_noise_and_a_training_draws_new_noise_in_each_pass() ->
         assert not torch.equal(first, second)
         torch.manual_seed(0)
         assert torch.equal(model.member_logits(batch), first)
+
+
+def test_the_noise_is_that_of_the_authors_layer() -> None:
+    """torch-uncertainty's BatchNormAdapter2d: weight * normalised * (1 + alpha * noise) + bias."""
+    norm = nn.BatchNorm2d(6).eval()
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    nn.init.normal_(norm.bias)
+    weight, bias = norm.weight.detach().clone(), norm.bias.detach().clone()
+    noise = Noise(weight, STD, torch.Generator().manual_seed(0))
+    parametrize.register_parametrization(norm, "weight", noise)
+    x = torch.randn(4, 6, 5, 5)
+    normalised = F.batch_norm(x, norm.running_mean, norm.running_var, eps=norm.eps)
+
+    def of_channels(values: torch.Tensor) -> torch.Tensor:
+        return values[:, None, None]
+
+    expected = of_channels(weight) * normalised * (1 + STD * of_channels(noise.kept)) + of_channels(bias)
+    close(norm(x).detach(), expected)
+
+
+def test_a_prior_gives_each_training_its_weights_of_classes() -> None:
+    options = read_ensemble("abnn:0.1,3,5")
+    assert str(options) == "abnn:0.1,3,5" and str(read_ensemble("abnn:0.1,3")) == "abnn:0.1,3"
+    assert options.of_one_training().class_weight() == 5 and read_ensemble("abnn:0.1").class_weight() == 1
+    settings = FinetuneSettings(model=["base.st"], train="train.npz", ensemble=options.of_one_training(), seed=4)
+    loss = train_options(settings).loss
+    assert (loss.class_weight, loss.seed) == (5, 4)
 
 
 def test_norms_and_the_classifier_are_trained() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,16 +82,35 @@ def test_each_sample_trains_the_neurons_of_one_member() -> None:
         assert near(model.eval().member_logits(images())[1], masked_logits(reference, weights, images(), rows))
 
 
-@pytest.mark.parametrize(("members", "scale", "share"), [(3, 1.0, 1.0), (3, 2.0, 1 / 1.75), (4, 3.0, 27 / 65 / 1)])
+@pytest.mark.parametrize(("members", "scale", "share"), [(3, 1.0, 1.0), (3, 2.0, 1 / 1.75), (4, 3.0, 27 / 65)])
 def test_masks_overlap_as_the_scale_says(members: int, scale: float, share: float) -> None:
-    """A mask keeps 1 / (S (1 - (1 - 1 / S)^M)) of the neurons, and each neuron is kept by some mask."""
+    """A mask keeps 1 / (S (1 - (1 - 1 / S)^M)) of the neurons, rounded down, and each neuron is kept by some mask."""
     masks = draw_masks(members, 1000, scale, torch.Generator().manual_seed(0))
     assert masks.shape == (members, 1000) and bool(masks.any(dim=0).all())
-    kept = masks.float().mean(dim=1)
-    assert kept.tolist() == pytest.approx([share] * members, abs=0.03)
+    assert masks.sum(dim=1).tolist() == [int(1000 * share)] * members
     if scale > 1:
         both = (masks[0] & masks[1]).float().mean()
         assert float(both) == pytest.approx(share / scale, abs=0.04)
+
+
+def test_masks_of_few_neurons_are_all_equally_probable() -> None:
+    """Two masks of 3 neurons that have 5 together: any of the 5 is in both, and the others are dealt in 6 ways."""
+    generator = torch.Generator().manual_seed(0)
+    kept = int(5 / (2 * (1 - (1 - 1 / 2) ** 2)))
+    assert kept == 3
+    drawn = Counter(str(draw_masks(2, 5, 2.0, generator).int().tolist()) for _ in range(6000))
+    assert len(drawn) == 30
+    expected = 6000 / 30
+    chi_squared = sum((count - expected) ** 2 / expected for count in drawn.values())
+    assert chi_squared < 58, "the 0.999 quantile of 29 degrees of freedom"
+
+
+@pytest.mark.parametrize("neurons", [1, 2, 5, 12, 63])
+@pytest.mark.parametrize(("members", "scale"), [(2, 6.0), (3, 2.0), (5, 4.0), (8, 6.0)])
+def test_few_neurons_are_divided_too(members: int, scale: float, neurons: int) -> None:
+    masks = draw_masks(members, neurons, scale, torch.Generator().manual_seed(0))
+    assert masks.shape == (members, neurons) and bool(masks.any(dim=0).all())
+    assert len(set(masks.sum(dim=1).tolist())) == 1
 
 
 def test_the_page_counts_what_is_stored() -> None:

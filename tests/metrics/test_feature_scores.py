@@ -82,6 +82,12 @@ def naive(name: str, data: MemberTraining, samples: np.ndarray) -> list[float]:
     assert data.words is not None
     by_likeness = sorted(data.words, key=lambda word: np.quantile([cosine(word, text) for text in w], 0.95))
 
+    def density(v: np.ndarray, of_class: np.ndarray) -> float:
+        """The density of the Gaussian with the mean and the covariance of the samples of a class."""
+        covariance = np.cov(of_class.T)
+        exponent = -distance(v, of_class.mean(axis=0), np.linalg.inv(covariance)) / 2
+        return float(np.exp(exponent) / np.sqrt(np.linalg.det(2 * np.pi * covariance)))
+
     def score(v: np.ndarray) -> float:
         predicted = int(np.argmax(v @ w.T + b))
         if name == "nnguide":
@@ -104,6 +110,8 @@ def naive(name: str, data: MemberTraining, samples: np.ndarray) -> list[float]:
             return -float(powers.max() / powers.sum())
         if name == "neglabel":
             return -(share(v, by_likeness[0::2]) + share(v, by_likeness[1::2])) / 2
+        if name == "ddu":
+            return -float(np.log(sum(np.mean(y == c) * density(v, x[y == c]) for c in range(CLASSES))))
         if name == "mahalanobis":
             return min(distance(v, mean, within) for mean in class_means)
         if name == "rmd":
@@ -157,7 +165,7 @@ def linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
 
 
 @pytest.mark.usefixtures("float64_by_default")
-@pytest.mark.parametrize("name", [name for name in STATISTICS if name != "neglabel"])
+@pytest.mark.parametrize("name", [name for name in STATISTICS if name not in ("neglabel", "ddu")])
 def test_against_pytorch_ood(name: str) -> None:
     """Theirs run in float64, but for ViM and the later ones, which turn all they are given to float32."""
     declare_operators()
@@ -230,6 +238,56 @@ def test_directions_without_spread_and_absent_classes_do_not_count() -> None:
     for name in ("mahalanobis", "rmd"):
         expected = ours(name, data, samples, logits)
         assert ours(name, sparse, widened(samples), logits) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_the_density_of_classes_is_that_of_torch_with_uneven_shares_and_far_away() -> None:
+    data, samples, logits = case()
+    assert data.labels is not None
+    few_of_the_last = (data.labels < 3) | (np.arange(len(data.labels)) % 3 == 0)
+    labels = data.labels[few_of_the_last] * 5  # those between have no samples
+    features = data.features[few_of_the_last] + 1000
+    uneven = MemberTraining(features, labels, data.highest, data.weight, data.bias)
+    far = np.vstack([samples, samples * 1000]) + 1000
+    by_class = [torch.from_numpy(features[labels == label]) for label in np.unique(labels)]
+    gaussians = torch.distributions.MultivariateNormal(
+        torch.stack([of_class.mean(dim=0) for of_class in by_class]),
+        torch.stack([torch.cov(of_class.T) for of_class in by_class]),
+    )
+    shares = torch.tensor([len(of_class) / len(features) for of_class in by_class], dtype=torch.float64)
+    expected = -torch.logsumexp(gaussians.log_prob(torch.from_numpy(far)[:, None]) + shares.log(), dim=1)
+    assert float(expected.max()) > 1e5, "a density that is 0 in float64"
+    assert ours("ddu", uneven, far, np.tile(logits, (2, 1))) == pytest.approx(expected.numpy(), rel=1e-9)
+
+
+def test_directions_in_which_no_class_spreads_change_the_density_by_a_constant() -> None:
+    data, samples, logits = case()
+
+    def widened(features: np.ndarray) -> np.ndarray:
+        """The features, a sum of some of them as float32 rounds it, and one that is always 1."""
+        total = features[:, :3].sum(axis=1).astype(np.float32)
+        return np.column_stack([features, total, np.ones(len(features))])
+
+    wide = MemberTraining(widened(data.features), data.labels, data.highest, data.weight, data.bias)
+    changed = ours("ddu", wide, widened(samples), logits) - ours("ddu", data, samples, logits)
+    assert changed == pytest.approx(np.full(len(changed), changed[0]), abs=1e-3)
+
+
+def test_a_class_without_a_covariance_is_refused() -> None:
+    data, _, _ = case()
+    assert data.labels is not None
+    twelve_of_the_last = (data.labels < 3) | (np.cumsum(data.labels == 3) <= WIDTH)
+    fewer = MemberTraining(
+        data.features[twelve_of_the_last], data.labels[twelve_of_the_last], data.highest, data.weight, data.bias
+    )
+    with pytest.raises(InputError, match="class 3 of --train has 12 samples in 12 dimensions") as caught:
+        FEATURE_SCORES["ddu"].fit(fewer)
+    assert caught.value.hint is not None and "more than 12 samples of each class" in caught.value.hint
+    flat = data.features.copy()
+    flat[data.labels == 2, 4] = flat[data.labels == 2, 1] - flat[data.labels == 2, 0]  # of this class alone
+    without = MemberTraining(flat, data.labels, data.highest, data.weight, data.bias)
+    with pytest.raises(InputError, match="class 2 of --train does not spread in all directions") as caught:
+        FEATURE_SCORES["ddu"].fit(without)
+    assert caught.value.hint is not None and "mahalanobis" in caught.value.hint
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:

@@ -26,17 +26,19 @@ from rich.console import Console
 from hydractl.cli.app import main
 from hydractl.data.base import Dataset
 from hydractl.data.batching import Batch
+from hydractl.errors import InputError
 from hydractl.evaluation import inputs
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import ON_FEATURES
-from hydractl.model.source import open_source
+from hydractl.model.source import ModelOptions, open_source
 from hydractl.report.terminal import render
 from hydractl.report.texts import program_words
 from hydractl.settings.registry import VERBS
 from hydractl.settings.studying import ROWS, StudySettings
 from hydractl.studies.rows import MAKERS
+from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.children import Ended
@@ -506,6 +508,26 @@ def test_a_zero_shot_model_has_no_rows_of_classifiers(copy: Path, capsys: pytest
     data = ["--train", "train.npz", "--labels", "names.txt", "--rows", "deep,heads,laplace", "-o", "new"]
     assert main(["study", "clip", *(word for pair in OPTIONS.items() for word in pair), *data]) == 2
     assert "--rows laplace,heads: only a model with a classifier" in capsys.readouterr().err
+
+
+def test_words_that_have_changed_since_are_noticed(copy: Path) -> None:
+    published("clip", copy / "clip")
+    (copy / "names.txt").write_text("a\nb\nc\n")
+    data = {"val": "val.npz", "ood_val": ["seen.npz"], "test": "test.npz", "ood": ["noise=noise.npz"]}
+    asked = StudySettings(**data, labels="names.txt", ood_score=["neglabel"], negative_words="words.txt")
+    source = open_source("clip", ModelOptions(labels=["a", "b", "c"]))
+
+    def found(text: str) -> StudySets:
+        (copy / "words.txt").write_text(text)
+        return study_sets(asked, source)
+
+    begun = found("lamp\nriver\n")
+    assert found("lamp\n\nriver").changes(begun.fingerprints) == []
+    changes = found("lamp\nstone\n").changes(begun.fingerprints)
+    assert changes == ["--negative-words: other words than when the study was begun"]
+    (copy / "words.txt").unlink()
+    with pytest.raises(InputError, match=r"--negative-words|words.txt"):
+        study_sets(asked, source)
 
 
 def test_the_names_of_rows_are_those_there_are() -> None:

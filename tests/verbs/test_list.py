@@ -70,6 +70,11 @@ def test_what_an_entry_needs() -> None:
     assert needs["lora"] == "training data" and needs["mc_dropout"] == ""
 
 
+def test_scores_for_features_that_are_not_negative_say_so() -> None:
+    about = {entry["name"]: entry["about"] for entry in hydractl.available("scores")["entries"]}
+    assert [name for name, text in about.items() if "not negative" in text] == ["react", "ash", "scale"]
+
+
 def test_patterns() -> None:
     assert names("scores", "ENTR") == ["entropy"]
     assert names("corruptions", "*_blur") == ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur"]

@@ -6,11 +6,11 @@ Franchi et al., Make Me a BNN: A Simple Strategy for Estimating Bayesian Uncerta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hydractl.methods.base import SeededOptions, argument
+from hydractl.methods.base import FinetuneRequest, SeededOptions, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import BySeeds, StudyRow
 
@@ -20,16 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AbnnOptions(SeededOptions):
-    """``abnn:STD[,M]``: norms are trained under noise instead of the other weights."""
+    """``abnn:STD[,M][,PRIOR]``: norms are trained under noise instead of the other weights."""
 
     kind = "abnn"
     summary = (
         "Train the norms, whose weights are multiplied by noise around 1 with this standard deviation, drawn anew in "
-        "every pass, and the classifier, M times by --seed and the next seeds, which draw the noise that stays"
+        "every pass, and the classifier, M times by --seed and the next seeds, which draw the noise that stays, and of "
+        "C classes about sqrt(C) that weigh PRIOR in the loss"
     )
-    example = "0.2,3"
+    example = "0.1,3"
 
     std: float = argument("STD", float, at_least=0)
+    _: KW_ONLY
+    prior: float = argument("PRIOR", float, 1.0, above=0)
+
+    def conflicts(self, request: FinetuneRequest) -> list[str]:
+        """Return a sentence on a loss without classes that could have weights."""
+        if request.loss == "contrastive" and self.prior != 1:
+            return [f"--ensemble abnn with PRIOR{request.where('ensemble')} does not go with --loss contrastive"]
+        return []
+
+    def class_weight(self) -> float:
+        """Return the weight of the drawn classes."""
+        return self.prior
 
     def adapter(self) -> Adapter:
         """Return the adapter that puts noise of this standard deviation on the norms."""
@@ -42,6 +55,6 @@ METHOD = Method(
     "abnn",
     "Members that differ in their norms, which are trained under noise",
     AbnnOptions,
-    # Members are equal but for their norms, which merging would average too.
-    rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.2), merge="none"), place=3),),
+    # The noise is the default of the authors' layer. Members differ in their norms alone, which merging would average.
+    rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.1), merge="none"), place=3),),
 )

@@ -6,6 +6,7 @@ which the columns of these neurons are zero in the last layer of each MLP.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,40 +52,37 @@ class Masksembles:
 
 
 def draw_masks(members: int, neurons: int, scale: float, generator: torch.Generator) -> Tensor:
-    """Draw masks, bool ``[M, neurons]``. Each keeps about the same number of neurons; each neuron is kept by some mask.
+    """Draw masks, bool ``[M, neurons]``, that keep equally many neurons, of which each is in one mask or more.
 
-    Every mask draws its neurons from more candidates than the layer has neurons; candidates that no mask has drawn are
-    left out. How many are left is random, so the result is then cut, or filled up, to the neurons of the layer.
+    All such masks are equally probable. Each draws its neurons among more than the layer has, about ``scale`` times as
+    many as it keeps; where together they have drawn as many as the layer has, those are its neurons, else all are drawn
+    again. How many they are drawn among decides only how often that is. Source: ``generation_wrapper`` of the authors.
 
     Args:
         members: the number of masks.
         neurons: the number of neurons of the layer.
-        scale: the number of candidates is this many times the number of neurons that each mask keeps.
+        scale: a mask draws its neurons among about this many times as many.
         generator: draws the masks.
     """
-    # A candidate is kept by a mask with probability 1 / scale, and by any of them with probability share_of_union.
-    # Choose `neurons_of_mask` so that the candidates kept by any mask are about as many as the layer has neurons.
-    share_of_union = 1 - (1 - 1 / scale) ** members
-    neurons_of_mask = max(1, round(neurons / (scale * share_of_union)))
+    kept = int(neurons / _expected_union(1.0, scale, members))
+    kept = max(kept, math.ceil(neurons / members))  # fewer could not have all neurons
+    candidates = neurons
+    while _expected_union(kept, candidates / kept, members) < neurons - 0.5:
+        candidates += 1
+    while True:
+        masks = torch.zeros(members, candidates, dtype=torch.bool)
+        for mask in masks:
+            drawn = torch.randperm(candidates, generator=generator)[:kept]
+            mask[drawn] = True
+        is_in_some = masks.any(dim=0)
+        if int(is_in_some.sum()) == neurons:
+            return masks[:, is_in_some]
 
-    # Each mask draws `neurons_of_mask` of the candidates.
-    candidates = max(neurons, round(neurons_of_mask * scale))
-    masks = torch.zeros(members, candidates, dtype=torch.bool)
-    for mask in masks:
-        drawn = torch.randperm(candidates, generator=generator)[:neurons_of_mask]
-        mask[drawn] = True
 
-    # Take as many candidates as the layer has neurons, first those that most masks keep, in their original order.
-    times_kept = masks.sum(dim=0)
-    order = torch.argsort(times_kept, descending=True, stable=True)
-    chosen = order[:neurons].sort().values
-    masks = masks[:, chosen]
-
-    # A neuron that no mask keeps is given to the mask that keeps the fewest.
-    for neuron in (~masks.any(dim=0)).nonzero()[:, 0]:
-        poorest = int(masks.sum(dim=1).argmin())
-        masks[poorest, neuron] = True
-    return masks
+def _expected_union(kept: float, scale: float, members: int) -> float:
+    """Return how many neurons are expected in some mask, where each draws ``kept`` of ``scale`` times as many."""
+    share_in_none = (1 - 1 / scale) ** members
+    return kept * scale * (1 - share_in_none)
 
 
 def last_layers_of_mlps(model: HydraModel) -> dict[str, Any]:

@@ -220,6 +220,95 @@ def _rmd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
     return difference
 
 
+def _fit_ddu(data: MemberTraining) -> Statistics:
+    """Describe each class as a Gaussian with a covariance of its own, in the directions in which features spread.
+
+    Returns:
+        ``centre`` of all features, [D]; ``whitening`` of the covariance within classes, [D, r]; the whitened ``means``
+        of the classes, [K, r]; ``roots`` of the inverses of their whitened covariances, [K, r, r]; ``logs`` [K], of
+        each class the logarithm of its share of the samples times the density of its Gaussian at its mean.
+
+    Raises:
+        InputError: a class has too few samples for a covariance, or does not spread in some direction in which others
+            do.
+    """
+    assert data.labels is not None  # checked when --train is opened
+    shared = _fit_mahalanobis(data)
+    whitening = shared["whitening"]
+    dimensions = whitening.shape[1]
+    whitened = (data.features - shared["centre"]) @ whitening  # [N, r]
+    labels, class_of_sample, class_sizes = np.unique(data.labels, return_inverse=True, return_counts=True)
+    fewest = class_sizes.argmin()
+    _check_class_size(labels[fewest], class_sizes[fewest], dimensions)
+
+    roots = np.zeros((len(labels), dimensions, dimensions))
+    log_roots = np.zeros(len(labels))  # the logarithms of the determinants of the roots
+    for place, label in enumerate(labels):
+        from_mean = whitened[class_of_sample == place] - shared["means"][place]  # [n, r]
+        covariance = from_mean.T @ from_mean / (len(from_mean) - 1)
+        factor = _cholesky_factor(covariance)  # L of the covariance L L^T
+        if factor is None:
+            raise InputError(
+                f"class {label} of --train does not spread in all directions, and ddu takes a covariance of each class",
+                hint=_WITHOUT_COVARIANCES,
+            )
+        roots[place] = np.linalg.inv(factor).T
+        log_roots[place] = -np.log(np.diag(factor)).sum()
+
+    # What whitening does to volumes makes the density one of the features themselves.
+    stretched = np.linalg.norm(whitening, axis=0)  # [r]
+    log_volume = np.log(stretched).sum() - dimensions / 2 * np.log(2 * np.pi)
+    log_shares = np.log(class_sizes / len(whitened))
+    return {**shared, "roots": roots, "logs": log_shares + log_roots + log_volume}
+
+
+_WITHOUT_COVARIANCES = "take mahalanobis, whose covariance all classes share"
+
+
+def _check_class_size(label: int, samples: int, dimensions: int) -> None:
+    """Refuse a class that has no more samples than directions: its covariance has no inverse.
+
+    Raises:
+        InputError: for the class of this label.
+    """
+    if samples <= dimensions:
+        raise InputError(
+            f"ddu takes a covariance of each class, and class {label} of --train has {samples} samples in"
+            f" {dimensions} dimensions",
+            hint=f"give more than {dimensions} samples of each class, or {_WITHOUT_COVARIANCES}",
+        )
+
+
+def _cholesky_factor(covariance: Floats) -> Floats | None:
+    """Return the factor L of a covariance L L^T, [r, r]; None where it is singular but for rounding in float32.
+
+    A pivot is the part of a direction's variance that those before it do not explain.
+    """
+    try:
+        factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return None
+    pivots = np.square(np.diag(factor))
+    rounding = len(covariance) * _EPSILON**2 * np.diag(covariance)
+    if (pivots <= rounding).any():
+        return None
+    return factor
+
+
+@_declare("ddu", "minus the logarithm of the density of a Gaussian for each class, with its own covariance", _fit_ddu)
+def _ddu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
+    """Source: Mukhoti et al. 2023 (DDU), section 4, on the features of any network.
+
+    The density is that in the directions in which features spread.
+    """
+    whitened = (features - fitted["centre"]) @ fitted["whitening"]  # [n, r]
+    from_means = whitened[None] - fitted["means"][:, None]  # [K, n, r]
+    standard = from_means @ fitted["roots"]
+    squared_distances = (standard * standard).sum(axis=2)  # [K, n]
+    log_densities = fitted["logs"][:, None] - squared_distances / 2
+    return _energy(log_densities.T, arrays)
+
+
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
 
