@@ -43,7 +43,13 @@ from hydractl.metrics.confidence import share_interval
 
 DOCS = Path(__file__).resolve().parent
 MIB = 1 << 20
-PAGES = (DOCS.parent / "README.md", DOCS / "study.md", DOCS / "ensembles.md", DOCS / "paper.md", *sorted((DOCS / "numbers").glob("*.md")))
+PAGES = (
+    DOCS.parent / "README.md",
+    DOCS / "study.md",
+    DOCS / "ensembles.md",
+    DOCS / "paper.md",
+    *sorted((DOCS / "numbers").glob("*.md")),
+)
 
 _PLACE = re.compile(r"(<!-- (\w+): (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = (

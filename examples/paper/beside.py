@@ -51,7 +51,7 @@ def markdown(name: str, runs: Path | None = None) -> str:
 
 def _place(table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return where one's own figure is, None where it is nowhere: ``file``, ``row``, ``key``; perhaps ``scale``."""
-    known = {**{"file": table.get("file")}, **column, **row}
+    known = {"file": table.get("file"), **column, **row}
     if not all(known.get(part) for part in ("file", "row", "key")):
         return None
     return known

@@ -30,7 +30,8 @@ if [ "$SMALL" ]; then
   SST2=$MADE/sst2
   TEXTS=$MADE/texts
   LAION=$MADE/pairs.jsonl
-  VIT="timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=48&depth=2&num_heads=12&mlp_ratio=2&num_classes=0"
+  VIT="timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=48&depth=2&num_heads=12&mlp_ratio=2"
+  VIT="$VIT&num_classes=0"
   VIT_RANDOM=$VIT
   BERT=$MADE/bert
   CLIP=$MADE/clip
@@ -60,6 +61,7 @@ if [ "$SMALL" ]; then
   TEXT_TUNING="--epochs 1 --lr 1e-3 --batch-size 32"
   CAPTIONS="--batch-size 8 --accumulate 1"
   SEARCH="--batch-size 64"
+  RESUME=
   EVALUATION="--batch-size 128 --bootstrap 10"
   OBA="--samples 8 --weight-steps 2"
   CORRUPTIONS="--corruptions contrast,brightness"
@@ -76,14 +78,15 @@ else
   VAL_SHARE=0.01                                      # of ImageNet's validation set (C.1.2)
   BATCH=${BATCH:-512}                                 # not in the paper
   WORKERS=${WORKERS:-8}
-  FAST="--autocast bfloat16 --workers $WORKERS --resume"
+  FAST="--autocast bfloat16 --workers $WORKERS"
   BASE_STEPS="--batch-size $BATCH $FAST"
   LONG="--batch-size $BATCH $FAST"
   TUNING="--batch-size $BATCH $FAST"
-  TEXT_BASE="--lr 8e-6 --batch-size 32 --resume"      # the rate of C.2; no batch size in the paper
-  TEXT_TUNING="--batch-size 32 --resume"
+  TEXT_BASE="--lr 8e-6 --batch-size 32"               # the rate of C.2; no batch size in the paper
+  TEXT_TUNING="--batch-size 32"
   CAPTIONS="--batch-size ${PAIRS:-1500} --accumulate ${ACCUMULATE:-64} $FAST" # 96,000 pairs a step (D.3)
-  SEARCH="--batch-size 256 --workers $WORKERS --resume"
+  SEARCH="--batch-size 256 --workers $WORKERS"
+  RESUME=--resume
   EVALUATION="--batch-size 256 --workers $WORKERS --bootstrap 1000"
   OBA="--samples 128"                                 # not in the paper
   CORRUPTIONS="--corruptions all"
@@ -217,16 +220,18 @@ base_model() {
   [ "$BASE" ] && return
   BASE=$OUT/base.st
   if [ "$SET" = sst2 ]; then
-    step "$BASE" hydractl finetune "$BERT" --train "$TRAIN" --val "$VAL" --recipe sst2 --init head $TEXT_BASE -o "$BASE"
+    step "$BASE" hydractl finetune "$BERT" --train "$TRAIN" --val "$VAL" --recipe sst2 --init head $TEXT_BASE $RESUME \
+      -o "$BASE"
   else
-    step "$BASE" hydractl finetune "$VIT" --train "$TRAIN" --val "$VAL" --recipe $BASE_RECIPE $BASE_STEPS -o "$BASE"
+    step "$BASE" hydractl finetune "$VIT" --train "$TRAIN" --val "$VAL" --recipe $BASE_RECIPE $BASE_STEPS $RESUME \
+      -o "$BASE"
   fi
 }
 
 # circuits: for accuracy, for OOD detection and for both, and the models that they leave (D.1.2).
 circuits() {
   step "$OUT/circuit.avg.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" \
-    --objective acc,ood,avg --keep $KEEP $LENGTH $SEARCH -o "$OUT/circuit.json"
+    --objective acc,ood,avg --keep $KEEP $LENGTH $SEARCH $RESUME -o "$OUT/circuit.json"
   for objective in acc ood avg; do
     step "$OUT/$objective.st" hydractl prune "$BASE" --circuit "$OUT/circuit.$objective.json" -o "$OUT/$objective.st"
   done
@@ -235,8 +240,8 @@ circuits() {
 # taylor_members: three models pruned by Taylor scores, of a calibration sample each (D.1.1).
 taylor_members() {
   for seed in 0 1 2; do
-    step "$OUT/taylor.$seed.st" hydractl prune "$BASE" --method taylor --keep $KEEP --data "$TRAIN" $LENGTH --seed $seed \
-      -o "$OUT/taylor.$seed.st"
+    step "$OUT/taylor.$seed.st" hydractl prune "$BASE" --method taylor --keep $KEEP --data "$TRAIN" $LENGTH \
+      --seed $seed -o "$OUT/taylor.$seed.st"
   done
 }
 
@@ -244,7 +249,7 @@ taylor_members() {
 tuned() {
   for name in "$@"; do
     step "$OUT/tuned/$name.tuned.st" hydractl finetune "$OUT/$name.st" --train "$TRAIN" --val "$VAL" --recipe $RECIPE \
-      $TUNING -o "$OUT/tuned/$name.tuned.st"
+      $TUNING $RESUME -o "$OUT/tuned/$name.tuned.st"
   done
 }
 
@@ -334,7 +339,7 @@ clip_data() {
 # clip_circuits: heads of both towers in one ranking (D.3).
 clip_circuits() {
   step "$OUT/circuit.avg.json" hydractl extract-circuit "$CLIP" --labels "$CLIP_LABELS" --val "$CLIP_VAL" \
-    --ood-val "$OOD_VAL" --objective acc,ood,avg --budget $MORE_REMOVED_FROM_CLIP $SEARCH -o "$OUT/circuit.json"
+    --ood-val "$OOD_VAL" --objective acc,ood,avg --budget $MORE_REMOVED_FROM_CLIP $SEARCH $RESUME -o "$OUT/circuit.json"
   for objective in acc ood avg; do
     step "$OUT/$objective.st" hydractl prune "$CLIP" --circuit "$OUT/circuit.$objective.json" \
       --remove $REMOVED_FROM_CLIP -o "$OUT/$objective.st"

@@ -8,11 +8,12 @@ images imagenet
 base_model
 for kept in $KEPT; do fewest=$kept; done
 step "$OUT/circuit-long.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" --objective avg \
-  --keep $fewest $SEARCH -o "$OUT/circuit-long.json"
+  --keep $fewest $SEARCH $RESUME -o "$OUT/circuit-long.json"
 untrained="12=$BASE"
 trained="12=$BASE"
 for kept in $KEPT; do
-  step "$OUT/taylor-$kept.st" hydractl prune "$BASE" --method taylor --keep $kept --data "$TRAIN" -o "$OUT/taylor-$kept.st"
+  step "$OUT/taylor-$kept.st" hydractl prune "$BASE" --method taylor --keep $kept --data "$TRAIN" \
+    -o "$OUT/taylor-$kept.st"
   step "$OUT/avg-$kept.st" hydractl prune "$BASE" --circuit "$OUT/circuit-long.json" --keep $kept -o "$OUT/avg-$kept.st"
   tuned taylor-$kept avg-$kept
   untrained="$untrained taylor-$kept=$OUT/taylor-$kept.st avg-$kept=$OUT/avg-$kept.st"

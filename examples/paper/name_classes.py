@@ -2,8 +2,8 @@
 
     python examples/paper/name_classes.py "$IMAGENET/val?fraction=0:0.01" --labels imagenet -o imagenet-val.txt
 
-A search over several ID sets takes the classes of each from its data, and the folders of ImageNet are named by WordNet's
-numbers. The list has a line for each image of the data: path, tab, name.
+A search over several ID sets takes the classes of each from its data, and the folders of ImageNet have WordNet's
+numbers for names. The list has a line for each image of the data: path, tab, name.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 #
 #   OPENOOD=/data/openood sh examples/paper/openood.sh [imagenet|imagenet200|cifar10|cifar100] [MODEL]
 #
-# Without a MODEL, ViT-B/16 of ImageNet-21k is trained on the benchmark's training list, and its three circuits are fused.
+# Without a MODEL, ViT-B/16 of ImageNet-21k is trained on the benchmark's training list, and its circuits are fused.
 . "$(dirname "$0")/common.sh"
 
 for set in ${1:-imagenet imagenet200 cifar100 cifar10}; do
@@ -21,7 +21,7 @@ for set in ${1:-imagenet imagenet200 cifar100 cifar10}; do
   model=${2:-}
   if [ ! "$model" ]; then
     BASE=$OUT/base.st
-    step "$BASE" hydractl finetune "$VIT" --train "$TRAIN" --val "$VAL" --recipe $recipe $BASE_STEPS -o "$BASE"
+    step "$BASE" hydractl finetune "$VIT" --train "$TRAIN" --val "$VAL" --recipe $recipe $BASE_STEPS $RESUME -o "$BASE"
     circuits
     model=$OUT/hydra.st
     step "$model" hydractl fuse "$OUT/acc.st" "$OUT/ood.st" "$OUT/avg.st" -o "$model"

@@ -14,7 +14,7 @@ for set in ${1:-imagenet cifar100}; do
     for objective in acc ood avg; do
       member=$OUT/seeds/$objective.$seed.st
       step "$member" hydractl finetune "$OUT/$objective.st" --train "$TRAIN" --val "$VAL" --recipe $RECIPE $TUNING \
-        --seed $seed -o "$member"
+        $RESUME --seed $seed -o "$member"
       members="$members $member"
     done
     hydra=$OUT/seeds/hydra.$seed.st

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Table 3, and with the same evaluations Tables 24, 25 and 26: CLIP ViT-B/32, zero-shot.
 #
-#   IMAGENET=/data/ilsvrc OPENOOD=/data/openood CIFAR=/data/cifar TORCHVISION=/data/torchvision sh examples/paper/table3.sh
+#   IMAGENET=... OPENOOD=... CIFAR=... TORCHVISION=/data/torchvision sh examples/paper/table3.sh
 #
-# With LAION=/data/pairs.csv, pairs of images and captions such as the model was trained on, the row of BayesVLM is made.
+# With LAION=/data/pairs.csv, pairs of images and captions such as the model was trained on, BayesVLM is a row.
 . "$(dirname "$0")/common.sh"
 
 clip_data

@@ -1,7 +1,9 @@
 #!/bin/sh
 # Table 4: pruned models that are not trained afterwards, on ImageNet-1K, CIFAR-100 and SST-2.
 #
-#   IMAGENET=... OPENOOD=... CIFAR=... SST2=... TEXTS=... AGNEWS=... sh examples/paper/table4.sh [imagenet|cifar100|sst2]
+#   IMAGENET=... OPENOOD=... CIFAR=... SST2=... TEXTS=... AGNEWS=... sh examples/paper/table4.sh [SET]
+#
+# SET is imagenet, cifar100 or sst2, for one of the three.
 . "$(dirname "$0")/common.sh"
 
 for set in ${1:-imagenet cifar100 sst2}; do

@@ -8,7 +8,7 @@ images imagenet
 base_model
 if [ "$SMALL" ]; then removed=8; else removed=48; fi
 step "$OUT/circuit-drawn.json" hydractl extract-circuit "$BASE" --val "$VAL" --ood-val "$OOD_VAL" --objective avg \
-  --budget $DRAWN_FROM $SEARCH -o "$OUT/circuit-drawn.json"
+  --budget $DRAWN_FROM $SEARCH $RESUME -o "$OUT/circuit-drawn.json"
 lists=$OPENOOD/benchmark_imglist/imagenet
 step "$OUT/diversity/eval.json" "$PYTHON" "$ANALYSES/diversity_sources.py" "$BASE" \
   --circuit "$OUT/circuit-drawn.json" --remove $removed --sample-from $DRAWN_FROM --train "$TRAIN" --val "$VAL" \
