@@ -144,12 +144,6 @@ GROUPS = {
     "clip": ("table3, table27, figure7", "3, 24, 25, 26, 27, 28"),
     "openood": ("openood imagenet200, openood cifar10", ""),
 }
-NOT_MADE_BY_ALL = {"13": ("mc-dropout",), "14": ("mc-dropout",), "12-imagenet": ("deep",)}
-PICTURES = (
-    "cifar100/table5/head_distances.png",
-    "cifar100/proposition1/proposition1.png",
-    "clip/figure7/tower_scores.png",
-)
 
 
 @pytest.mark.long
@@ -167,7 +161,6 @@ def test_small_runs_fill_the_tables(group: str, tmp_path: Path, monkeypatch: pyt
     for name in tables:
         _check_filled(name, beside.markdown(name, tmp_path))
     if group == "analyses":
-        assert all((tmp_path / name).is_file() for name in PICTURES[:2])
         figure = json.loads((tmp_path / "imagenet/figure6.json").read_text())
         assert [row["name"] for row in figure["models"]] == ["12", "taylor-10", "avg-10", "taylor-6", "avg-6"]
     if group == "openood":
@@ -197,8 +190,6 @@ def _check_filled(name: str, text: str) -> None:
         if not any(made):
             continue
         cells = next(rows)
-        if row.get("row") in NOT_MADE_BY_ALL.get(name, ()):
-            continue
         for cell, place, there in zip(cells, places, made, strict=True):
             left_out = any(f"{data}.json" in str(place.get("file")) for data in OTHER_TABLES)
             assert bool(cell.strip()) == (there and not left_out), (name, row["name"], place)

@@ -8,7 +8,7 @@
 
 images imagenet
 base_model
-if [ "${PHOTOGRAPHS:-}" ]; then CORRUPTIONS="$CORRUPTIONS --photographs $PHOTOGRAPHS"; fi
+if [ "${PHOTOGRAPHS:-}" ] && [ ! "$SMALL" ]; then CORRUPTIONS="$CORRUPTIONS --photographs $PHOTOGRAPHS"; fi
 circuits
 taylor_members
 tuned taylor.0 taylor.1 taylor.2 acc ood avg
