@@ -104,8 +104,8 @@ def test_no_row_is_pretrained_without_the_images_for_it() -> None:
     assert not [words for words, _ in commands if "base-imagenet21k" in words]
     rates = [words[words.index("--lr") + 1] for words, _ in commands if words[1] == "finetune"]
     assert rates and set(rates) == {"0.01"}
-    members = [words for words, output in commands if output.endswith("/deep.0.st")]
-    assert all("deep:3" in words for words in members)
+    members = [words for words, output in commands if output.endswith("/deep.2.st")]
+    assert len(members) == 2 and all("head" in words and "2" in words for words in members)
 
 
 # --- one's own figures ------------------------------------------------------------------------------------------------

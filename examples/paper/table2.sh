@@ -7,10 +7,12 @@
 texts
 base_model
 # Three trainings of the pretrained BERT with new classifiers; docs/paper.md says how else the paper may be read.
-step "$OUT/deep.0.st" hydractl finetune "$BERT" --train "$TRAIN" --val "$VAL" --recipe sst2 --init head \
-  --ensemble deep:3 $TEXT_BASE $RESUME -o "$OUT/deep.st"
-step "$OUT/lora.0.st" hydractl finetune "$BASE" --train "$TRAIN" --val "$VAL" --recipe sst2 --ensemble lora:4,8,3 \
-  $TUNING $RESUME -o "$OUT/lora.st"
+for seed in 0 1 2; do
+  step "$OUT/deep.$seed.st" hydractl finetune "$BERT" --train "$TRAIN" --val "$VAL" --recipe sst2 --init head \
+    --seed $seed $TEXT_BASE $RESUME -o "$OUT/deep.$seed.st"
+  step "$OUT/lora.$seed.st" hydractl finetune "$BASE" --train "$TRAIN" --val "$VAL" --recipe sst2 --ensemble lora:4,8 \
+    --seed $seed $TUNING $RESUME -o "$OUT/lora.$seed.st"
+done
 step "$OUT/lora.fused.st" hydractl fuse "$OUT/lora.0.st" "$OUT/lora.1.st" "$OUT/lora.2.st" -o "$OUT/lora.fused.st"
 taylor_members
 circuits
