@@ -7,6 +7,7 @@ digits of 8 pixels, OOD sets are noise of several kinds, texts are words drawn a
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ def _make_openood(root: Path, benchmark: str, images: np.ndarray, labels: np.nda
         lines = [f"{path.relative_to(below)} {label}" for path, label in zip(paths, labels[some], strict=True)]
         (lists / f"{part}_{benchmark}.txt").write_text("\n".join(lines) + "\n")
     for number, name in enumerate(SHIFTED.get(benchmark, ())):
-        paths = _save(images[number : number + 20], below / name)
+        paths = _save(255 - images[number : number + 20], below / name)
         pairs = zip(paths, labels[number : number + 20], strict=True)
         lines = [f"{path.relative_to(below)} {label}\n" for path, label in pairs]
         (lists / f"test_{name}.txt").write_text("".join(lines))
@@ -142,6 +143,7 @@ def make_pairs_and_clip(folder: Path) -> None:
     import open_clip
     import torch
     from open_clip.push_to_hf_hub import save_config_for_hf
+    from open_clip.transform import PreprocessCfg
     from safetensors.torch import save_file
 
     if not (folder / "imagenet").is_dir():
@@ -159,5 +161,6 @@ def make_pairs_and_clip(folder: Path) -> None:
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
     (folder / "clip").mkdir(parents=True)
-    save_file(model.state_dict(), folder / "clip" / "open_clip_model.safetensors")
-    save_config_for_hf(model, folder / "clip" / "open_clip_config.json", model_config=config)
+    save_file(model.state_dict(), folder / "clip" / "open_clip_model.safetensors", {"format": "pt"})
+    open_clip.set_model_preprocess_cfg(model, asdict(PreprocessCfg(size=model.visual.image_size)))
+    save_config_for_hf(model, folder / "clip" / "open_clip_config.json", config)
