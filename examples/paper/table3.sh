@@ -1,0 +1,23 @@
+#!/bin/sh
+# Table 3, and with the same evaluations Tables 24, 25 and 26: CLIP ViT-B/32, zero-shot.
+#
+#   IMAGENET=... OPENOOD=... CIFAR=... TORCHVISION=/data/torchvision sh examples/paper/table3.sh
+#
+# With LAION=/data/pairs.csv, pairs of images and captions such as the model was trained on, BayesVLM is a row.
+. "$(dirname "$0")/common.sh"
+
+clip_data
+clip_circuits
+step "$OUT/taylor.st" hydractl prune "$CLIP" --method taylor --tower visual --scope global --remove $REMOVED_FROM_CLIP \
+  --labels "$CLIP_LABELS" --data "$CLIP_TRAIN" -o "$OUT/taylor.st"
+step "$OUT/temperature.st" hydractl calibrate "$CLIP" --labels "$CLIP_LABELS" --val "$CLIP_TRAIN" --limit 5000 \
+  --temperature fit -o "$OUT/temperature.st"
+bayesvlm=
+if [ "$LAION" ]; then
+  step "$OUT/bayesvlm.st" hydractl laplace "$CLIP" --train "captions:$LAION" -o "$OUT/bayesvlm.st"
+  bayesvlm="bayesvlm=$OUT/bayesvlm.st"
+fi
+WITH_VILU=1
+measure_zero_shot "" "single=$CLIP" "temperature=$OUT/temperature.st" $bayesvlm "taylor=$OUT/taylor.st" \
+  "circ-avg=$OUT/avg.st" "hydra-circ=$OUT/hydra-circ.st"
+beside 3 24 25 26

@@ -1,0 +1,206 @@
+"""The paper as commands: every table and figure has a section, the scripts' commands are today's, and they all run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.test_numbers import check_command
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "examples" / "paper"
+NAMES = sorted(path.stem for path in SCRIPTS.glob("*.sh") if path.stem != "common")
+PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+PAPER = json.loads((ROOT / "docs" / "results" / "paper.json").read_text(encoding="utf-8"))["tables"]
+IN_THE_PAPER = [*(f"Table {number}" for number in range(1, 29)), *(f"Figure {number}" for number in range(1, 8))]
+PATHS = ("IMAGENET", "IMAGENET21K", "OPENOOD", "CIFAR", "SST2", "TEXTS", "AGNEWS", "TORCHVISION", "LAION")
+OTHER_TABLES = ("sun397", "food101", "cifar10", "dtd", "eurosat", "caltech101")
+"""Data sets of zero-shot classification that a small run leaves out."""
+
+
+def printed(script: str, **variables: str) -> list[tuple[list[str], str]]:
+    """The commands that a script prints, and the output of each."""
+    command = ["sh", str(SCRIPTS / f"{script}.sh")]
+    environment = {"PATH": os.environ["PATH"], "DRY": "1", **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    parts = [line.rpartition("  # ") for line in done.stdout.splitlines()]
+    return [(shlex.split(line), output) for line, _, output in parts]
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A file of the folder as a module."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_table_and_figure_has_a_section_that_names_its_script() -> None:
+    sections = dict(re.findall(r"^### (.*?)\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+    assert set(IN_THE_PAPER) <= set(sections)
+    for title, text in sections.items():
+        scripts = re.findall(r"examples/paper/([\w-]+)\.sh", text)
+        assert scripts and set(scripts) <= set(NAMES), title
+    assert set(re.findall(r"examples/paper/([\w-]+)\.sh", PAGE)) == set(NAMES)
+
+
+def test_every_published_figure_is_on_the_page_from_the_one_file_that_keeps_them() -> None:
+    shown = re.findall(r"^<!-- paper: (\S+) -->\n.*?^<!-- end -->", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert sorted(shown) == sorted(PAPER), "docs/make_results.py fills them in, which test_docs.py holds"
+    by_hand = re.sub(r"^<!-- .*?^<!-- end -->", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert "| SINGLE |" not in by_hand
+    numbers = {name.partition("-")[0] for name in PAPER}
+    assert numbers == {str(number) for number in range(1, 29)}
+
+
+def test_tables_have_a_value_in_each_column() -> None:
+    for name, table in PAPER.items():
+        for row in table["rows"]:
+            assert len(row["values"]) == len(table["columns"]), (name, row["name"])
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", NAMES)
+@pytest.mark.parametrize("small", ["", "1"])
+def test_commands_are_those_of_today(script: str, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = {name: f"/data/{name.lower()}" for name in PATHS}
+    commands = printed(script, SMALL=small, PHOTOGRAPHS="/data/frost", **paths)
+    assert len(commands) > 1
+    outputs = [output for _, output in commands]
+    assert all(output.startswith("runs/paper") for output in outputs)
+    for words, _ in commands:
+        check_command(words, tmp_path, monkeypatch)
+
+
+def test_a_path_that_is_missing_is_named() -> None:
+    command = ["sh", str(SCRIPTS / "table1.sh")]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "set OPENOOD to OpenOOD's folder, as its scripts/download/download.py leaves it, or SMALL=1 to try it out\n"
+    )
+
+
+def test_no_row_is_pretrained_without_the_images_for_it() -> None:
+    paths = {name: f"/data/{name.lower()}" for name in PATHS if name != "IMAGENET21K"}
+    commands = printed("table1", LR="0.01", **paths)
+    assert not [words for words, _ in commands if "base-imagenet21k" in words]
+    rates = [words[words.index("--lr") + 1] for words, _ in commands if words[1] == "finetune"]
+    assert rates and set(rates) == {"0.01"}
+    members = [words for words, output in commands if output.endswith("/deep.2.st")]
+    assert len(members) == 2 and all("head" in words and "2" in words for words in members)
+
+
+# --- one's own figures ------------------------------------------------------------------------------------------------
+
+
+def test_own_figures_stand_below_the_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = module("beside", monkeypatch)
+    row = {"name": "fused", "id": {"accuracy": 0.81239, "brier": 0.2}, "ood_avg": {"auroc": None}}
+    row["std"] = {"id.brier": 0.0123}
+    (tmp_path / "imagenet").mkdir()
+    (tmp_path / "imagenet/table11.json").write_text(json.dumps({"models": [row]}))
+    lines = beside.markdown("11", tmp_path).splitlines()
+    theirs = next(number for number, line in enumerate(lines) if line.startswith("| Hydra Ensembles (fused) | 80.88"))
+    assert lines[theirs + 1] == "| *yours* | 81.24 | 0.20 ± 0.01 |  |  |  |  |  |  |"
+    assert lines[3] == "| *yours* |  |  |  |  |  |  |  |  |", "the single model has not been measured"
+    assert beside.markdown("11").count("| *yours* |  |  |  |  |  |  |  |  |") == 3
+
+    results = [{"model": "hydra", "dtype": kind, "latency_ms": {"median": 2.0}} for kind in ("float32", "bfloat16")]
+    (tmp_path / "imagenet/table7.json").write_text(json.dumps({"results": results}))
+    assert "| *yours* | 7.50 | 2.00 | 7.50 | 2.00 |  |  |" in beside.markdown("7", tmp_path)
+    beside.main(["11", "7", "--runs", str(tmp_path), "-o", str(tmp_path / "tables/11.md")])
+    written = (tmp_path / "tables/11.md").read_text()
+    assert written.startswith("Table 11: ") and "\nTable 7: " in written
+
+
+# --- small runs -------------------------------------------------------------------------------------------------------
+
+# By group: scripts in the order in which they use each other's models, and tables that must be full then.
+GROUPS = {
+    "images": (
+        "table1, table4 imagenet, table6, table13, table10, table11, table12 imagenet, table7, table8",
+        "1-imagenet, 1-cifar100, 6, 7, 8, 9, 10, 11, 12-imagenet, 13, 14, 15, 16, 21, 22, 23",
+    ),
+    "analyses": ("table5, proposition1 cifar100, figures5-6", ""),
+    "texts": ("table2, table4 sst2", "2, 17, 18, 19, 20"),
+    "clip": ("table3, table27, figure7", "3, 24, 25, 26, 27, 28"),
+    "openood": ("openood imagenet200, openood cifar10", ""),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", GROUPS)
+def test_small_runs_fill_the_tables(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    scripts, tables = (text.split(", ") if text else [] for text in GROUPS[group])
+    play, beside = module("play", monkeypatch), module("beside", monkeypatch)
+    for line in scripts:
+        text = _commands(line, tmp_path)
+        play.play(text, tmp_path / "data")
+        outputs = [row.rpartition("  # ")[2] for row in text.splitlines()]
+        missing = [output for output in outputs if not Path(output).exists()]
+        assert not missing
+    for name in tables:
+        _check_filled(name, beside.markdown(name, tmp_path))
+    if group == "analyses":
+        figure = json.loads((tmp_path / "imagenet/figure6.json").read_text())
+        assert [row["name"] for row in figure["models"]] == ["12", "taylor-10", "avg-10", "taylor-6", "avg-6"]
+    if group == "openood":
+        lines = (tmp_path / "openood/cifar10/ood.csv").read_text().splitlines()
+        assert lines[0] == "dataset,FPR@95,AUROC,AUPR_IN,AUPR_OUT,ACC"
+        names = [line.partition(",")[0] for line in lines[1:]]
+        assert names == ["cifar100", "tin", "nearood", "mnist", "svhn", "texture", "places365", "farood"]
+        assert (tmp_path / "openood/imagenet200/fsood.csv").is_file()
+
+
+def _commands(line: str, runs: Path) -> str:
+    """The commands of a small run of a script, as it prints them."""
+    script, *words = line.split()
+    command = ["sh", str(SCRIPTS / f"{script}.sh"), *words]
+    environment = {"PATH": os.environ["PATH"], "DRY": "1", "SMALL": "1", "RUNS": str(runs), "PYTHON": sys.executable}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def _check_filled(name: str, text: str) -> None:
+    """Every figure that a small run can make is in the table."""
+    own = [line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| *yours* |")]
+    table = PAPER[name]
+    rows = iter(own)
+    for row in table["rows"]:
+        places = [{"file": table.get("file"), **column, **row} for column in table["columns"]]
+        made = [all(place.get(part) for part in ("file", "row", "key")) for place in places]
+        if not any(made):
+            continue
+        cells = next(rows)
+        for cell, place, there in zip(cells, places, made, strict=True):
+            left_out = any(f"{data}.json" in str(place.get("file")) for data in OTHER_TABLES)
+            assert bool(cell.strip()) == (there and not left_out), (name, row["name"], place)
+
+
+@pytest.mark.long
+def test_a_small_run_is_one_command(tmp_path: Path) -> None:
+    environment: dict[str, Any] = {**os.environ, "SMALL": "1", "RUNS": str(tmp_path), "PYTHON": sys.executable}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = ["sh", "examples/paper/table6.sh"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "| *yours* | " in done.stdout
+    assert (tmp_path / "tables/6.md").is_file()
