@@ -287,7 +287,12 @@ zero_shot() {
   SUITE_OF_SET=
   if [ "$SMALL" ]; then
     LABELS=$MADE/$1.txt
-    TEST=$CIFAR_TEST
+    # Other images for each: the mean over data sets refuses one that is there twice.
+    case $1 in
+      imagenet) TEST="$CIFAR_TEST?part=1/3" ;;
+      cifar100) TEST="$CIFAR_TEST?part=2/3" ;;
+      *) TEST="$CIFAR_TEST?part=3/3" ;;
+    esac
     TRAIN=$CIFAR_TRAIN
   fi
   case $1 in

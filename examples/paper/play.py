@@ -31,10 +31,16 @@ def steps(text: str) -> Iterable[tuple[list[str], str]]:
 
 def make_data(folder: Path, text: str) -> None:
     """Make the models and data sets that commands name and that are not there."""
-    wanted = {"imagenet": make_images, "bert": make_texts_and_bert, "clip": make_pairs_and_clip}
-    for name, make in wanted.items():
-        if f"{folder}/{name}" in text and not (folder / name).is_dir():
-            make(folder)
+    named_in_commands = {
+        "imagenet": ("imagenet", "cifar100", "openood"),
+        "bert": ("bert",),
+        "clip": ("clip",),
+    }
+    makers = {"imagenet": make_images, "bert": make_texts_and_bert, "clip": make_pairs_and_clip}
+    for made, names in named_in_commands.items():
+        is_named = any(f"{folder}/{name}" in text for name in names)
+        if is_named and not (folder / made).is_dir():
+            makers[made](folder)
 
 
 def run_step(words: list[str]) -> None:
