@@ -264,10 +264,11 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
-    """Return the interval ``[low, high]`` of every metric by its dotted key.
+    """Return the interval ``[low, high]`` of every metric by its dotted key, e.g. "id.nll".
 
-    The ends are the (1 - level)/2 and (1 + level)/2 quantiles of the rounds. None if the metric has no value on the
-    data, or too few rounds with a value.
+    The interval holds the middle share ``level`` of a metric's values in the rounds of resampling: for 0.95 it goes
+    from their 0.025 to their 0.975 quantile. It is None if the metric has no value on the data, or too few rounds with
+    a value.
 
     Args:
         resampled: the metrics of a row, on the data and in the rounds.
@@ -278,11 +279,16 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
         if value is None:
             interval_by_key[key] = None
             continue
+
+        # Some metrics, such as calibration errors, are biased: higher in the rounds than on the data. Their rounds are
+        # moved down; the rounds of all other metrics stay as they are.
         rounds = _with_bias_removed(key, resampled.rounds[key], value)
         interval = _interval(rounds, level)
+
+        # Moving may have pushed some rounds below 0, but no biased metric can be negative.
         if interval is not None and _is_biased(key):
             low, high = interval
-            interval = [max(low, 0.0), high]  # moving the rounds may push one below 0, but no error is negative
+            interval = [max(low, 0.0), high]
         interval_by_key[key] = interval
     return interval_by_key
 

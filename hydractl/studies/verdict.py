@@ -335,11 +335,21 @@ def _rivals_text(against_single: AgainstSingle) -> str:
 
 
 def _sentence_on_better_free_scores(facts: Facts, answer: str) -> list[str]:
-    """Return a sentence on the single model's scores that did better, but were not fixed beforehand; else empty."""
-    better_scores = facts.against_single[facts.final_index].better_afterwards
-    if not better_scores:
-        return []
+    """Return a sentence if a free score did better than the final rung, or an empty list.
+
+    A free score is an OOD score of the single model: it costs no further computation. Those named here were not
+    fixed before the test, so that they did better may be chance. The final rung is the row with the score that the
+    verdict is about.
+
+    Args:
+        facts: everything the verdict is based on.
+        answer: the answer of the study; if it is ``BLIND``, the study could not choose, and nothing is said.
+    """
     if answer == BLIND:
+        return []
+    comparisons = facts.against_single[facts.final_index]
+    better_scores = comparisons.better_afterwards  # difference by score, the largest lead first
+    if not better_scores:
         return []
     first, *others = better_scores
     rival = single_with(first)

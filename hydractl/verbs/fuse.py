@@ -218,13 +218,16 @@ def _open_validation(settings: FuseSettings, sources: Sequence[Source]) -> _Vali
     """
     if settings.val is None:
         return None
-    inside, named = _open_id_data(settings, sources, settings.val)
+    # ``named_sources`` are the models. A zero-shot model now has the class names of the data.
+    id_data, named_sources = _open_id_data(settings, sources, settings.val)
     if not settings.cascade:
-        return _Validation(inside, named, {})
-    outside = _open_ood_data(settings, inside, named)
-    validation = _Validation(inside, named, outside)
+        return _Validation(id_data, named_sources, {})
+
+    # A cascade is fitted to ID and OOD data, which must not share samples. Only there are two sets to compare.
+    ood_data = _open_ood_data(settings, id_data, named_sources)
+    validation = _Validation(id_data, named_sources, ood_data)
     findings = compare_sets(validation.given_sets())
-    findings.refuse()
+    findings.refuse()  # raises the UsageError if two sets share samples
     doubts = [*findings.warnings, *_doubts_of_cascade_data(sources, validation)]
     return replace(validation, doubts=doubts)
 

@@ -804,27 +804,33 @@ def _mcm(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
 def _fit_neglabel(data: MemberTraining) -> Statistics:
     """Choose the words that are least like the classes as negative labels, and divide them into groups.
 
-    The likeness of a word is the 0.95 quantile of its cosines with the classes. The share 0.15 of the words is kept,
-    but at least 1000 words, or all if there are fewer. Groups have equal size, 100 or more, and are dealt out like
-    cards in the order of likeness, so that all groups are alike. Words left over, which are most alike, are dropped.
+    A sample that is more like such words than like the classes is probably OOD. The groups are of equal size and
+    equally unlike the classes.
 
     Returns:
         ``texts``: the features of the class texts, [C, D]. ``negatives``: the features of the negative labels by group,
-        [G, W / G, D]. All have length 1.
+        [groups, group size, D]. All have length 1.
     """
     assert data.words is not None  # read before anything is fitted
-    texts = unit(data.weight)
-    words = _rounded(unit(data.words))
+    texts = unit(data.weight)  # [C, D]
+    words = _rounded(unit(data.words))  # [W, D]
+
+    # How like the classes each word is, [W]: nearly its largest cosine with a class, the 0.95 quantile.
     likeness = np.quantile(words @ texts.T, NEGATIVE_QUANTILE, axis=1)
     least_alike_first = np.argsort(likeness, kind="stable")
 
+    # Keep a share of 0.15 of the words, but at least 1000, or all if there are fewer. A group has 100 words or more.
     number_kept = min(len(words), max(FEWEST_NEGATIVES, int(len(words) * NEGATIVE_SHARE)))
     groups = max(1, number_kept // NEGATIVES_IN_GROUP)
     group_size = number_kept // groups
 
-    # Row t holds the t-th word of each group, [group_size, groups]; transposed, a row is a group.
-    word_of_turn = least_alike_first[: groups * group_size].reshape(group_size, groups)
-    return {"texts": texts, "negatives": words[word_of_turn.T]}
+    # Deal the words out like cards, the least alike first, so that all groups get equally unlike words. With 2 groups
+    # group 0 gets words 0, 2, 4, ... and group 1 gets words 1, 3, 5, ... A row of the reshaped array is one turn of
+    # dealing, [group_size, groups], so a row of its transpose is one group. Words left over are dropped.
+    dealt_words = least_alike_first[: groups * group_size]
+    word_of_turn = dealt_words.reshape(group_size, groups)
+    words_of_group = word_of_turn.T
+    return {"texts": texts, "negatives": words[words_of_group]}
 
 
 @_declare(
