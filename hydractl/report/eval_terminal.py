@@ -319,8 +319,8 @@ class _Footnote:
             self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Without a terminal, text has no styles, and so no marks.
         """Yield up to three lines: the runs, marks and intervals, and the sign of significance."""
+        # Without a terminal, text has no styles, and so no marks.
         shows_marks = console.is_terminal and not console.is_dumb_terminal
         meaning = []
         if shows_marks and self.marks:

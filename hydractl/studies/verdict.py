@@ -227,7 +227,8 @@ def name_of(rung: Rung) -> str:
 def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     """Return a sentence for each rung of the ladder that was left because it is no better than the next one.
 
-    A rung is a row with an OOD score; the first one is the choice on validation data.
+    A rung is a row with an OOD score; the first one is the choice on validation data. The verdict steps down from it to
+    cheaper rungs, and ends on the final rung.
     """
     sentences = []
     for index in range(facts.final_index):
@@ -435,12 +436,12 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
     if answer in (BLIND, NOTHING_HELPS):
         return []
 
-    # The comparison that the answer is based on.
-    if answer == SCORE_UNCLEAR:
+    # Take the comparison that the answer is based on.
+    if answer == SCORE_UNCLEAR:  # two scores of the single model: the final rung and the next one
         findings = facts.differences_to_next[facts.final_index]
-    elif facts.rung.row == SINGLE:
+    elif facts.rung.row == SINGLE:  # the single model with its score and temperature, and as it is
         findings = facts.against_baseline
-    else:
+    else:  # another row, and the single model under the score that comes nearest to it
         findings = facts.against_hardest
 
     sentences = []

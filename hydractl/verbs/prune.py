@@ -516,7 +516,7 @@ def _choose_by_circuit(
     mask_at_start_of_tower = mask_at_start.at(paths)
     fixed_in_tower = _fixed_at_sites_of(mask_at_start_of_tower, fixed)
     count = _count_removals(ranking, mask_of_model, mask_at_start_of_tower, settings)
-    removals = max(count, 0)
+    removals = max(count, 0)  # the count is negative if the circuit's start has lost more heads than the budget
 
     # The entries of the provenance.
     facts_of_search = {}

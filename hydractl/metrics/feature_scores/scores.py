@@ -116,9 +116,9 @@ def _declare(
 def _whitening(centred: Floats) -> Floats:
     """Return a matrix [D, r] that makes the covariance of centred features [N, D] the identity; r is its rank.
 
-    It is a root of the covariance's pseudo-inverse: ``centred @ whitening`` has variance 1 in each of r uncorrelated
-    directions. Directions in which the features spread by no more than float32 rounding are left out: a norm before the
-    classifier, or fewer samples than features, leaves directions without spread.
+    ``centred @ whitening`` has variance 1 in each of r uncorrelated directions. Directions in which the features spread
+    by no more than float32 rounding are left out. There are such directions if a norm precedes the classifier, or if
+    there are fewer samples than features.
 
     Raises:
         InputError: the features do not spread in any direction.
@@ -143,9 +143,11 @@ def _whitening(centred: Floats) -> Floats:
 def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
     """Describe the classes as Gaussian distributions that share one covariance.
 
+    Whitened, the covariance is the identity, so the Mahalanobis distance to a class is the plain distance to its mean.
+
     Returns:
-        ``centre``: the mean of all features, [D]. ``whitening``: that of the covariance within classes, [D, r].
-        ``means``: the mean of each of K classes, minus the centre and whitened, [K, r].
+        ``centre``: the mean of all features, [D]. ``whitening``: the matrix [D, r] that makes the covariance within
+        classes the identity. ``means``: the mean of each of K classes, minus the centre and whitened, [K, r].
     """
     assert data.labels is not None  # checked when --train is opened
     centre = data.features.mean(axis=0)  # [D]
@@ -439,6 +441,9 @@ def _principal_dimensions(features: int) -> int:
 def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     """Fit ViM: the residual space, orthogonal to the principal space, and the factor that turns a length into a logit.
 
+    Training features lie mostly in the principal space, the directions in which they spread most. What a sample has
+    outside it, its residual, is unusual: its length, times the factor, becomes the logit of one more class.
+
     Returns:
         ``origin``: the features for which all logits are 0, [D]. ``residual``: a basis of the residual space, [D, r].
         ``alpha``: the factor, [1].
@@ -446,6 +451,7 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     Raises:
         InputError: the training features have no part in the residual space.
     """
+    # At the origin W x + b = 0, in the sense of least squares.
     origin = -np.linalg.pinv(data.weight) @ data.bias
     shifted = data.features - origin  # [N, D]
     second_moments = shifted.T @ shifted / len(shifted)  # [D, D]
@@ -846,8 +852,8 @@ def _neglabel(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floa
 
     Args:
         arrays: the operations: on numpy arrays, or on tensors of an exported graph.
-        fitted: ``texts`` [C, D], the features of the class texts, and ``negatives`` [G, W / G, D], those of W negative
-            labels in G groups; all of length 1.
+        fitted: ``texts`` [C, D], the features of the class texts, and ``negatives`` [G, S, D], the features of negative
+            labels in G groups of S; all of length 1.
         features: the features of the images, [n, D].
         logits: not used.
     """
@@ -855,10 +861,10 @@ def _neglabel(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floa
     cosines = images @ fitted["texts"].T  # [n, C]
     class_powers = arrays.exp(cosines * _NEGATIVE_SCALE).sum(axis=1)[:, None]  # [n, 1]
 
-    # The negative labels lie side by side, group after group, so their powers can be added up by group.
-    negatives = fitted["negatives"]  # [G, W / G, D]
+    # All negative labels in one product: put the groups one after another, [G * S, D]. Then add up the powers by group.
+    negatives = fitted["negatives"]  # [G, S, D]
     groups, size, width = negatives.shape
-    negative_cosines = images @ negatives.reshape(groups * size, width).T  # [n, W]
+    negative_cosines = images @ negatives.reshape(groups * size, width).T  # [n, G * S]
     powers = arrays.exp(negative_cosines * _NEGATIVE_SCALE)
     group_powers = powers.reshape(-1, groups, size).sum(axis=2)  # [n, G]
 
