@@ -239,6 +239,7 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
     Raises:
         RequirementError: a ``--require`` is not met; raised after printing.
     """
+    # The first of these cases that applies decides.
     has_printed_rows = outcome.lines is not None and _prints_rows(settings, answer)
     as_json = settings.json or outcome.print_document
     is_for_script = not answer.to_terminal and not VERBS[settings.verb].prints_table

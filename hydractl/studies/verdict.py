@@ -159,9 +159,13 @@ def _answer_of_ensemble(facts: Facts) -> str:
     It is decided by the difference of mean AUROC to the hardest score of the single model. A gain that costs accuracy
     is a trade.
     """
+    # A free score is any OOD score of the single model. If one that was not fixed beforehand did better, that decides,
+    # whatever the fixed ones did.
     against_single = facts.against_single[facts.final_index]
     if against_single.better_afterwards:
         return FREE_SCORE_BETTER
+
+    # The hardest of the scores that were fixed beforehand.
     assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
     kind = against_single.rivals[against_single.hardest].kind
     if kind in LOSSES:

@@ -451,7 +451,7 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     towers = {site.tower for site in source.sites}
     if settings.scope is not None:
         scope = settings.scope
-    elif len(towers) > 1 or settings.method in DECIDE:
+    elif len(towers) > 1 or settings.method in DECIDE:  # methods that decide by themselves look at the whole model
         scope = "global"
     else:
         scope = "site"

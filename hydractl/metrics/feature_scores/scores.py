@@ -384,7 +384,8 @@ def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
             f"{name} looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
             hint="a larger --knn-bank, or a smaller --knn-k",
         )
-    # Keep the samples at evenly spaced indices, in every array that has an entry for each sample.
+    # Keep the samples at evenly spaced indices, e.g. 0, 2 and 5 to keep 3 of 8, in every array that has an entry for
+    # each sample.
     kept_indices = np.arange(samples) * samples_before // samples
     smaller = dict(fitted)
     for array_name in BANKS[name]:
