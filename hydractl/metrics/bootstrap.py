@@ -467,6 +467,8 @@ class _ResampledAnswers:
 
     def answers_of_draw(self, counts: Counts) -> Answers:
         """Return the answers of one draw; ``counts`` says how often each ID sample is drawn, [N]."""
+        # How well the score tells wrong answers from right ones: wrong answers take the place of OOD samples in the
+        # curve.
         curve = self._curve.curve_of_draw(counts[self._correct], counts[~self._correct])
         drawn_by_probability = None
         if self._by_probability is not None:
@@ -648,10 +650,10 @@ class _ScoreAurocs:
             ood_scores: the scores of the OOD samples, [K].
             ood_counts: how often each of them is drawn, [K, r].
         """
-        # For each OOD sample: the number of ID samples below it, and at or below it, in the whole data...
+        # For each OOD sample: the number of ID samples below it, and at or below it, in the whole data.
         ids_below = np.searchsorted(self._rising_id_scores, ood_scores, side="left")  # [K]
         ids_at_or_below = np.searchsorted(self._rising_id_scores, ood_scores, side="right")
-        # ... and among the drawn ID samples.
+        # These numbers are rows of ``drawn_among_first``, which tells how many of these ID samples are drawn.
         lower = drawn_among_first[ids_below]  # [K, r]
         lower_or_equal = drawn_among_first[ids_at_or_below]
         twice_lower = lower + lower_or_equal  # twice the ID samples below each OOD sample, ties half: [K, r]

@@ -171,6 +171,8 @@ class Evidence:
 
     def voting_sets(self, reading: int) -> tuple[int, ...]:
         """Return the sets with a vote: those that some score of the single model separates from the ID samples."""
+        # The interval of an AUROC keeps the width that it has on the data, and moves along with the AUROC of the
+        # reading.
         aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]
         lower_ends = aurocs_of_single + self._auroc_spreads  # [scores, sets]
         highest_lower_ends = lower_ends.max(axis=0)  # [sets]
@@ -231,7 +233,10 @@ class Evidence:
         return AurocDifference(value, low=value + to_low, high=value + to_high)
 
     def _spread_of_difference(self, index: int, other: int, sets: tuple[int, ...]) -> tuple[float, float]:
-        """Return both ends of the 95 % interval of a difference, each minus the difference on the data."""
+        """Return both ends of the 95 % interval of a difference, each minus the difference on the data.
+
+        So the interval can be put around the difference of any reading.
+        """
         aurocs = self._mean_aurocs(sets)
         differences = aurocs[index] - aurocs[other]  # [readings]
         on_data = differences[0]
@@ -491,6 +496,8 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, ma
     harm_done = harm_done_by(evidence, index, decision.voting_sets, 0)
     if harm_done:
         return harm_done
+
+    # Rows are compared under one score, so a candidate with another score could not be taken.
     candidate = evidence.candidates[index]
     chosen = evidence.candidates[decision.chosen]
     if candidate.score != chosen.score:
@@ -502,7 +509,7 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, ma
     # The row is admissible, like the chosen one. These rows are sorted by price, so the rank tells which is cheaper.
     rank = decision.admissible.index(candidate.row)
     rank_of_chosen = decision.admissible.index(chosen.row)
-    if rank < rank_of_chosen:
+    if rank < rank_of_chosen:  # a cheaper row is passed over only for a dearer one that is clearly better
         dearer_rows = decision.admissible[rank + 1 :]
         return _better_row(evidence, decision, index, dearer_rows)
     price = "which costs less"
