@@ -117,7 +117,7 @@ class ScoreOptions:
         """Return the OOD scores of one row: the leading one, and, if several were asked for, all to report beside it.
 
         The leading score is that of the main OOD metrics and the threshold; it is also among those beside it. For
-        example ``--score energy,msp`` gives energy as the leading score, and energy and msp beside it.
+        example ``--ood-score energy,msp`` gives energy as the leading score, and energy and msp beside it.
 
         A score that the user named is kept even if it is constant for the row. If all scores were asked for
         (:attr:`every`), constant scores and scores that the model cannot have are left out.
