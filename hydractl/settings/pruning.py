@@ -508,7 +508,7 @@ def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
     criterion = WEIGHT_CRITERIA.get(settings.method or "")
     if criterion is None:
         of_weights = ", ".join(OF_WEIGHTS)
-        source_of_value = settings.where("method")  # e.g. " (hydra.yaml)"; empty for a default
+        source_of_value = settings.where("method")  # e.g. " (hydra.yaml:prune.method)"
         return [f"--method {settings.method} scores heads, --weights takes {of_weights}{source_of_value}"]
     if not criterion.needs_data:
         return []
