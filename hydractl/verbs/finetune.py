@@ -395,8 +395,8 @@ def train_options(settings: FinetuneSettings) -> TrainOptions:
 
     Most options are copied from the setting of the same name. Only those that differ in name or form are given here.
     """
-    # What an ensemble method changes: the model (by an adapter), the course of the training (such as snapshots), whether
-    # several members are trained together, or the weight of some classes. None, or a weight of 1, means no change.
+    # What an ensemble method changes: the model (by an adapter), the course of the training (such as snapshots),
+    # whether members are trained together, or the weight of some classes. None, or a weight of 1, means no change.
     adapter = None
     course = None
     together = None
