@@ -205,7 +205,8 @@ def open(
     if isinstance(model, Model) and not (name or max_length or labels or prompt):
         return model
 
-    # Find the model.
+    # Find the model. A HydraModel is also an nn.Module, so it is asked for first. ``refs`` is the file or name that
+    # opens the model again, and ``folder`` a temporary folder that must live as long as the model.
     refs: list[str] = []
     folder = None
     if isinstance(model, Model):

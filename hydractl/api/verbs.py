@@ -509,7 +509,8 @@ def make_report(
         else:
             names.append(os.fspath(document))
     outcome = run("report", names, options)
-    # The class of the result, by a key that only documents of that kind have.
+    # The class of the result, by a key that only documents of that kind have: those of evaluate, bench, study and
+    # predict.
     class_by_key: dict[str, type[Document]] = {
         "models": Evaluation,
         "results": Benchmark,

@@ -68,16 +68,17 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
         UsageError: this is not a command of hydractl.
         KeyboardInterrupt: Ctrl-C was pressed during parsing.
     """
-    first = ""
+    first = ""  # the first word, which decides what is to be done
     if arguments:
         first = arguments[0]
+
     # The shell asks for completions, or completion is to be installed.
     is_for_completion = _COMPLETING in os.environ or first in _COMPLETION
     if is_for_completion:
         _complete(arguments)
         return None
 
-    # The first word is an option of the program (help if there is none), a verb, or --info.
+    # Nothing was given: show the help. Otherwise the first word is an option of the program, a verb, or --info.
     if not arguments:
         first = "--help"
         arguments = [first]
@@ -85,7 +86,8 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     if not is_option and first not in VERBS:
         raise no_such_verb(first)
     if first == INFO:
-        # --info looks like an option, but is a command with options of its own. After "--" Typer takes it as a command.
+        # Typer would read --info as an option of the program, but it is a command with options of its own. "--" ends
+        # the program's options, so the word after it is read as the command.
         arguments = ["--", *arguments]
     try:
         command = _command(first)
@@ -93,7 +95,8 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     except typer.TyperException as error:
         raise parser_problem(error, first) from None
 
-    # A verb or --info returns a request; a callback that has printed something ends with a number.
+    # With standalone_mode=False Typer returns what the command's function returned: a verb or --info returns a request.
+    # If no function was called, e.g. because help was printed, Typer returns an exit code instead.
     if isinstance(result, Request):
         return result
     if result == 0:  # help or version has been printed

@@ -61,24 +61,30 @@ class _Compiler(_StandIn):
     def disable(
         self, fn: Callable[..., Any] | None = None, recursive: bool = True, **settings: Any
     ) -> Callable[..., Any]:
-        """Exclude a function from compilation, as ``torch._dynamo.disable`` does.
+        """Exclude a function from compilation, as ``torch._dynamo.disable`` does, without importing the compiler.
+
+        Nothing is compiled before the compiler is imported, so until then there is nothing to exclude.
 
         Returns:
             A function that calls ``fn`` directly while the compiler is not imported. Afterwards each call lets the real
             ``torch._dynamo.disable`` wrap ``fn``. Without ``fn``, a decorator.
         """
+        # Used as a decorator with arguments: the function comes later.
         if fn is None:
             return functools.partial(self.disable, recursive=recursive, **settings)
         function = fn
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
+            # This is asked anew in each call, because the compiler may have been imported since the last one.
             if _is_put_off():
                 return function(*arguments, **options)
             real: Any = sys.modules[_COMPILER]
-            return real.disable(function, recursive, **settings)(*arguments, **options)
+            excluded = real.disable(function, recursive, **settings)
+            return excluded(*arguments, **options)
 
-        # torch stores ``call`` in the function; _real_module() removes it there.
+        # torch stores ``call`` as an attribute of the function and would use it for ever. Remember the function, so
+        # that _real_module() can remove the attribute when the compiler is imported; torch then asks the real compiler.
         if hasattr(function, "__dict__"):
             _asked_about.append(function)
         return call
@@ -102,6 +108,7 @@ _importing = threading.RLock()
 
 
 def _is_put_off() -> bool:
+    """Return whether the compiler is not imported yet: the stand-in is still in its place."""
     return isinstance(sys.modules.get(_COMPILER), _StandIn)
 
 

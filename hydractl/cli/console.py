@@ -137,11 +137,13 @@ class ConsoleLog(Log):
     def progress(
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
-        # Without progress to show, yield an object that shows nothing.
+        # There is nothing to show: yield an object that ignores its calls.
         nothing_to_do = total == 0
         if self.quiet or nothing_to_do:
             yield Progress()
             return
+
+        # A terminal has bars. Otherwise ``bars`` is None, and the task writes lines.
         display: contextlib.AbstractContextManager[Bars | None] = contextlib.nullcontext()
         if is_terminal(sys.stderr):
             display = self._open_bars()
@@ -149,10 +151,14 @@ class ConsoleLog(Log):
             task = _Task(self, bars, self._clock, description, total, unit, columns)
             try:
                 yield task
-            except BaseException:  # the bars vanish, but the rows so far are still of use
+            except BaseException:
+                # The task failed or was interrupted: its rows would vanish with the bars, so write them as lines.
                 task.keep_rows()
                 raise
+            # The task succeeded: its bar goes, and its rows with it, because the verb's answer holds the results.
             task.hide()
+
+        # Only a task that succeeded has a last line: what was done, and in how many seconds.
         task.finish()
 
     @contextlib.contextmanager

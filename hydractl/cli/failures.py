@@ -46,7 +46,8 @@ def failure_of(error: BaseException) -> Failure:
     Errors of hydractl, interruptions, and errors that a person can mend have messages of their own. Any other exception
     is reported as a defect of hydractl.
     """
-    # Errors of hydractl, and interruptions.
+    # Errors of hydractl, and interruptions. An Interrupted, which has a hint, is also a KeyboardInterrupt: ask for it
+    # first.
     if isinstance(error, HydraError):
         return Failure(error.exit_code, error.message, error.hint, error.problems)
     if isinstance(error, Interrupted):

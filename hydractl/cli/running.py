@@ -90,20 +90,29 @@ def _single_value(option: Option, values: list[str], verb: str) -> str | None:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Return an option as a function parameter, from which Typer makes an option of the command with a text value."""
+    """Return an option as a function parameter, from which Typer makes an option of the command.
+
+    Typer reads the type and the flags from the parameter. Values stay texts here; the settings convert them.
+    """
+    # MODEL is given without a flag.
     if option.name == "model":
         return _keyword(option.name, list[str] | None, typer.Argument(None, show_default=False))
-    is_switch = option.type is bool
-    flags = [option.flag]
-    if is_switch:
+
+    flags: list[str]
+    annotation: Any
+    if option.type is bool:
+        # A switch has no value. Typer reads "--resume/--no-resume" as the flags for True and for False.
         flags = [f"{option.flag}/--no-{option.flag[2:]}"]
+        annotation = bool | None
+    else:
+        # Every option with a value is declared as a list. Otherwise, if an option is repeated, Typer would silently
+        # keep the last value; _single_value() complains instead.
+        flags = [option.flag]
+        annotation = list[str] | None
     if option.short:
         flags.append(option.short)
-    # Every option with a value is declared as a list. Otherwise, if an option is repeated, Typer would silently keep
-    # the last value; _single_value() complains instead.
-    annotation: Any = list[str] | None
-    if is_switch:
-        annotation = bool | None
+
+    # The default None means that the option was not given. The choices are only for completion in the shell.
     choices = list(option.choices)
     declared = typer.Option(None, *flags, autocompletion=lambda: choices)
     return _keyword(option.name, annotation, declared)
@@ -230,6 +239,7 @@ def _give(outcome: Outcome, settings: Common, answer: Answer, log: ConsoleLog) -
     Raises:
         RequirementError: a ``--require`` is not met; raised after printing.
     """
+    # The first of these cases that applies decides.
     has_printed_rows = outcome.lines is not None and _prints_rows(settings, answer)
     as_json = settings.json or outcome.print_document
     is_for_script = not answer.to_terminal and not VERBS[settings.verb].prints_table

@@ -142,7 +142,7 @@ def _compare_scores(
     Args:
         model: the model.
         sets: all data sets of the command.
-        scores: the scores to compare, as ``beside``.
+        scores: the scores to compare; their names are in ``scores.beside``.
         calibration: the calibration of the predictions, or None.
         read: returns the logits of a data set.
 
@@ -150,6 +150,7 @@ def _compare_scores(
         The AUROCs of each score by its name, in the order of the options; a constant score has none.
     """
 
+    # Computes all scores of a data set from its logits, with one score for each sample.
     def samples_of_set(dataset: EvalSet) -> Samples:
         gathered = gather(read(dataset), dataset, model.name, scores=scores, calibration=calibration, pairs=False)
         return gathered.samples
@@ -159,6 +160,7 @@ def _compare_scores(
     ood_samples = {dataset.name: samples_of_set(dataset) for dataset in of_role(sets, OOD_VAL)}
     compared = {}
     for name in scores.beside:
+        # A score that measures how members differ is constant for a single member, so it has no AUROC.
         if says_nothing(name, model.members):
             compared[name] = ComparedScore(None, {})
         else:

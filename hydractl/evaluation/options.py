@@ -114,10 +114,13 @@ class ScoreOptions:
         return list(distinct_names)
 
     def scores_of_row(self, name: str, members: int, stored: str | None, on_features: Sequence[str]) -> RowScores:
-        """Return the scores of one row: the leading one, and all others to report if several were named.
+        """Return the OOD scores of one row: the leading one, and, if several were asked for, all to report beside it.
 
-        A score that was named is kept even if it is constant for the row. If all scores were asked for, constant scores
-        and scores that the model cannot have are left out.
+        The leading score is that of the main OOD metrics and the threshold; it is also among those beside it. For
+        example ``--ood-score energy,msp`` gives energy as the leading score, and energy and msp beside it.
+
+        A score that the user named is kept even if it is constant for the row. If all scores were asked for
+        (:attr:`every`), constant scores and scores that the model cannot have are left out.
 
         Args:
             name: the name of the row.
@@ -136,7 +139,10 @@ class ScoreOptions:
             if self.every and (is_constant or lacks_features):
                 continue
             beside.append(score)
-        beside.append(leading)  # a single row may have another leading score than all others
+
+        # A row may have a leading score of its own that is not in ``names``, so add it; dict.fromkeys drops it again if
+        # it is there already.
+        beside.append(leading)
         distinct_names = dict.fromkeys(beside)
         return RowScores(leading, tuple(distinct_names))
 

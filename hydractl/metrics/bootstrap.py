@@ -125,10 +125,11 @@ def resample(
             counts[name] = next(draws[name])
             resamples[name] = Resample(samples, counts[name])
 
-        # Of the leading OOD score, and of each score that is reported beside it.
+        # The curves and answers of the leading OOD score (e.g. msp, which the main metrics use), and those of each
+        # score that is reported beside it.
         leading_readings, readings_by_score = resampled_scores.readings_of_draw(counts)
 
-        # The row of this round, flattened to the same dotted keys as the row of the data.
+        # The row of this round, flattened to the same dotted keys as the row of the data, e.g. "ood.svhn.auroc".
         blocks_of_round = measured_blocks(resamples, groups, leading_readings, readings_by_score, names)
         values_of_round = dict(_dotted_numbers(blocks_of_round))
         for key, rounds_of_key in values_in_rounds.items():
@@ -171,7 +172,8 @@ def resample_aurocs(
         outside = {name: ood_scores[name][score] for name in sets_with_value}
         aurocs_by_score[score] = _ScoreAurocs(inside, outside, rounds)
 
-    # Measure all scores on the same draws, a block of rounds at a time. `add` stores the block's AUROCs in its object.
+    # Measure all scores on the same draws, a block of rounds at a time, because the counts of all rounds may not fit
+    # into memory. `add` stores the block's AUROCs in its object.
     draws = {name: draw(seed, name, size) for name, size in sizes.items()}
     largest_size = max(1, *sizes.values())
     rounds_in_block = max(1, _BLOCK // largest_size)
@@ -264,10 +266,11 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 
 
 def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float] | None]:
-    """Return the interval ``[low, high]`` of every metric by its dotted key.
+    """Return the interval ``[low, high]`` of every metric by its dotted key, e.g. "id.nll".
 
-    The ends are the (1 - level)/2 and (1 + level)/2 quantiles of the rounds. None if the metric has no value on the
-    data, or too few rounds with a value.
+    The interval holds the middle share ``level`` of a metric's values in the rounds of resampling: for 0.95 it goes
+    from their 0.025 to their 0.975 quantile. It is None if the metric has no value on the data, or too few rounds with
+    a value.
 
     Args:
         resampled: the metrics of a row, on the data and in the rounds.
@@ -278,11 +281,16 @@ def intervals(resampled: Resampled, level: float = 0.95) -> dict[str, list[float
         if value is None:
             interval_by_key[key] = None
             continue
+
+        # Some metrics, such as calibration errors, are biased: higher in the rounds than on the data. Their rounds are
+        # moved down; the rounds of all other metrics stay as they are.
         rounds = _with_bias_removed(key, resampled.rounds[key], value)
         interval = _interval(rounds, level)
+
+        # Moving may have pushed some rounds below 0, but no biased metric can be negative.
         if interval is not None and _is_biased(key):
             low, high = interval
-            interval = [max(low, 0.0), high]  # moving the rounds may push one below 0, but no error is negative
+            interval = [max(low, 0.0), high]
         interval_by_key[key] = interval
     return interval_by_key
 
@@ -351,7 +359,7 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
         name: the name of the data set.
         n: its number of samples.
     """
-    # Seed the generator with the seed and 8 words of 32 bits from the name.
+    # Each data set has draws of its own: seed the generator with the seed and 8 words of 32 bits from the name.
     encoded_name = name.encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(encoded_name).digest()
     words = np.frombuffer(digest, dtype="<u4").tolist()
@@ -407,13 +415,13 @@ class _ResampledCurve:
     """
 
     def __init__(self, id_scores: Floats, ood_scores: Floats) -> None:
-        # The thresholds are the distinct scores of all samples. They stay the same for every draw.
         """Sort the scores [N] and [K] once, for the curves of all draws."""
+        # The thresholds are the distinct scores of all samples. They stay the same for every draw.
         all_scores = np.concatenate([id_scores, ood_scores])
         thresholds = np.unique(all_scores)[::-1]  # falling, [T]
 
-        # For the ID samples and then for the OOD samples: the indices that sort them by rising score, [N] or [K], and
-        # the number of samples below each threshold, [T].
+        # A draw only changes how often each sample counts. So keep, for the ID samples and then for the OOD samples,
+        # the indices that sort them by rising score, [N] or [K], and the number of samples below each threshold, [T].
         self._id_order = np.argsort(id_scores, kind="stable")
         rising_id_scores = id_scores[self._id_order]
         self._id_below = np.searchsorted(rising_id_scores, thresholds, side="left")
@@ -459,6 +467,8 @@ class _ResampledAnswers:
 
     def answers_of_draw(self, counts: Counts) -> Answers:
         """Return the answers of one draw; ``counts`` says how often each ID sample is drawn, [N]."""
+        # How well the score tells wrong answers from right ones: wrong answers take the place of OOD samples in the
+        # curve.
         curve = self._curve.curve_of_draw(counts[self._correct], counts[~self._correct])
         drawn_by_probability = None
         if self._by_probability is not None:
@@ -512,8 +522,8 @@ class _ResampledScores:
     """The leading score and all scores that are reported beside it, on resamples."""
 
     def __init__(self, inside: Samples, outside: Mapping[str, Samples]) -> None:
-        # The score by which a model is measured first (e.g. msp), on the ID samples and on each OOD set.
         """Prepare every score of the ID samples and of each OOD set, by its name, for all draws."""
+        # The leading score, which the main metrics use (e.g. msp), on the ID samples and on each OOD set.
         leading_scores = {name: samples.score for name, samples in outside.items()}
         self._leading = _ResampledScore(inside, inside.leading, inside.score, leading_scores)
 
@@ -621,7 +631,8 @@ class _ScoreAurocs:
         drawn_among_first = np.zeros((samples + 1, rounds), dtype=np.int64)
         np.cumsum(id_counts[self._id_order], axis=0, out=drawn_among_first[1:])
 
-        # The AUROC is the share of pairs (OOD sample, ID sample) in which the OOD sample scores higher.
+        # The AUROC is the share of pairs (OOD sample, ID sample) in which the OOD sample scores higher; ties count
+        # half. Both counts are doubled, so that half a pair is an integer, too.
         aurocs = {}
         for name, scores in self._ood_scores.items():
             twice_u = self._twice_u(drawn_among_first, scores, counts[name])
@@ -639,10 +650,10 @@ class _ScoreAurocs:
             ood_scores: the scores of the OOD samples, [K].
             ood_counts: how often each of them is drawn, [K, r].
         """
-        # For each OOD sample: the number of ID samples below it, and at or below it, in the whole data...
+        # For each OOD sample: the number of ID samples below it, and at or below it, in the whole data.
         ids_below = np.searchsorted(self._rising_id_scores, ood_scores, side="left")  # [K]
         ids_at_or_below = np.searchsorted(self._rising_id_scores, ood_scores, side="right")
-        # ... and among the drawn ID samples.
+        # These numbers are rows of ``drawn_among_first``, which tells how many of these ID samples are drawn.
         lower = drawn_among_first[ids_below]  # [K, r]
         lower_or_equal = drawn_among_first[ids_at_or_below]
         twice_lower = lower + lower_or_equal  # twice the ID samples below each OOD sample, ties half: [K, r]

@@ -207,15 +207,11 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the scales and biases of lowest mean NLL; a weak ridge holds them near temperature scaling.
+    """Fit a scale and a bias for each class that minimise the mean NLL, held near temperature scaling by a weak ridge.
 
-    Minimises mean NLL + 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2) with scipy's L-BFGS-B; T comes from
-    :func:`fit_temperature`. The function is convex and has one minimum. The ridge decides what the data leave open: a
-    constant added to all biases, a class without samples, and scales that would grow without bound because a class is
-    always told apart.
-
-    The search ends after 500 steps at the latest. It needs that many when there are many classes with few samples each
-    (1,000 classes of five samples: 40 s on one core). The point reached by then is no worse than any before it.
+    Temperature scaling has one scale 1/T for all classes, and no biases. The ridge is a small penalty on the distance
+    from it: 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2). It decides what the data leave open, e.g. the scale and
+    bias of a class without samples. NLL plus ridge is convex, so there is one minimum.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -247,8 +243,10 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
         ridge_gradient = RIDGE * from_centre
         return nll + ridge, nll_gradient + ridge_gradient
 
-    # Only a small gradient or 500 steps end the search (ftol is 0). The ridge is flat, so a step may hardly lower the
-    # value although the minimum is far away.
+    # gtol: the search ends where the gradient is nearly 0. ftol is 0, so a small step does not end it: the ridge is
+    # flat, and a step may hardly lower the value although the minimum is far away. maxiter: 500 steps are needed only
+    # for many classes with few samples (1,000 classes of five samples: 40 s on one core); the point reached by then is
+    # no worse than any before it. maxfun is so high that it never ends the search first.
     limits = {"gtol": 1e-8, "ftol": 0.0, "maxiter": 500, "maxfun": 50_000}
     result = minimize(value_and_gradient, centre, method="L-BFGS-B", jac=True, options=limits)
     scale = result.x[:classes].tolist()

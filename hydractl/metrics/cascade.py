@@ -171,6 +171,9 @@ def fit_cheapest_cascade(
 ) -> FittedCascade | None:
     """Fit the cascade of lowest expected cost whose losses are all at most ``allowed`` at their upper 95 % limits.
 
+    A cascade runs one member first. Samples whose OOD score is below a threshold stop there; all others run the other
+    members, too. A loss is how much worse a figure is than with all members: accuracy, NLL, or the AUROC of an OOD set.
+
     Every member is tried as the first one, and for each member the threshold at which the most ID samples stop without
     too large a loss. The cheapest of these is returned.
 
@@ -379,7 +382,8 @@ def _losses_of_mean(name: str, alone: MemberAnswers, together: MemberAnswers, or
     loss_of_sample = values_together - values_alone
     losses = loss_of_sample[order]
 
-    # Entry i: the first i + 1 samples of the order stop. The others lose 0 and count in the mean, so divide by N.
+    # Entry i: the first i + 1 samples of the order stop. Cumulative sums give all N cases at once. The samples that go
+    # on lose 0 but count in the mean, so divide by N and not by i + 1.
     n = len(losses)
     mean = np.cumsum(losses) / n
     mean_square = np.cumsum(losses**2) / n
@@ -398,8 +402,9 @@ def auroc_loss(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> C
 
     Source: DeLong, DeLong and Clarke-Pearson 1988: the variance of a difference, from the placements of each sample.
     """
-    # The AUROC is the mean placement of the OOD samples. The two AUROCs are paired: same samples, so the differences of
-    # their placements have the variance that counts.
+    # The placement of an OOD sample is the share of ID samples below it, and that of an ID sample the share of OOD
+    # samples above it. Both have the AUROC as their mean. The two AUROCs are of the same samples, so the variance of
+    # their difference comes from the difference of placements of each sample.
     inside_before, outside_before = placements(*before)
     inside_after, outside_after = placements(*after)
     inside_lost = inside_before - inside_after  # [N]

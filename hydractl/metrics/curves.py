@@ -186,7 +186,8 @@ def _places_evenly_spaced(values: Floats) -> np.ndarray:
         return np.arange(n)
     marks = np.linspace(values[0], values[-1], POINTS)
 
-    # Keep, of the two values around each mark, the nearer one. `after` and `before` are their indices.
+    # Each mark lies between two neighbouring values: keep the nearer one. `before` and `after` are their indices.
+    # Clipping makes `before` at least 0 and `after` at most n - 1.
     first_not_below = np.searchsorted(values, marks)
     after = np.clip(first_not_below, 1, n - 1)
     before = after - 1
@@ -212,7 +213,8 @@ def histograms(scores: Mapping[str, np.ndarray]) -> Histograms:
     low, high = _range_of(not_empty)
     edges = np.linspace(low, high, SCORE_BINS + 1)
 
-    # Count the scores of each set by bin: bin k is [edge_k, edge_k+1), and the last bin holds its upper edge, too.
+    # Count the scores of each set by bin: bin k is [edge_k, edge_k+1), and the last bin holds its upper edge, too. The
+    # bin of a score is the number of inner edges that are at most the score.
     table: Histograms = {"edges": edges.tolist()}
     inner_edges = edges[1:-1]
     for name, values in checked.items():

@@ -252,12 +252,17 @@ def _usual_orders(classes: int, names: Sequence[str] | None) -> list[tuple[str, 
     if names is None or len(names) != classes:
         return orders
 
-    # Two mistakes: the labels are numbered by the sorted names but the model's classes are not, or the other way round.
+    # Example below: the classes are named (c, a, b), so sorted they are (a, b, c).
     classes_by_name = sorted(range(classes), key=names.__getitem__)
     by_name = np.array(classes_by_name, dtype=np.int64)
-    position_in_names = np.argsort(by_name)
+
+    # Mistake 1: the labels count the sorted names. Label 0 is "a", which is class 1: the order is [1, 2, 0].
     orders.append(("the labels counted in the order of the sorted names", by_name))
-    orders.append(("the model's classes taken in the order of the sorted names", position_in_names))
+
+    # Mistake 2, the inverse: the labels count the names as given, but the model was trained with the sorted names.
+    # Label 0 is "c", the last of the sorted names and so the model's class 2: the order is [2, 0, 1].
+    rank_of_name = np.argsort(by_name)  # argsort inverts a permutation
+    orders.append(("the model's classes taken in the order of the sorted names", rank_of_name))
     return orders
 
 

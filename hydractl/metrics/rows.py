@@ -17,6 +17,7 @@ from hydractl.metrics.sample_metrics import PairBlock, pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
+"""The names of the blocks with means over several OOD data sets."""
 
 LITTLE_MI, LITTLE_DISAGREEMENT = 0.001, 0.005
 """If the mutual information in nats and the disagreement are both below these, the members are as good as one."""
@@ -193,9 +194,11 @@ def measured_blocks(
     beside: Mapping[str, ScoreReadings],
     names: Names = None,
 ) -> RowBlocks:
-    """Return the blocks of the row of one model, measured on its data or on a resample of them.
+    """Return all metrics of one model, measured on its data or on a resample of them.
 
-    The blocks are ``id``, ``errors``, ``ood``, the averages, ``diversity`` and ``scores``.
+    Metrics are grouped in blocks, e.g. ``row["id"]["nll"]`` and ``row["ood"]["svhn"]["auroc"]``. One OOD score, the
+    leading one, fills the blocks of the row itself. If more scores are reported beside it, each has the same OOD blocks
+    below ``scores``, e.g. ``row["scores"]["energy"]["ood"]["svhn"]["auroc"]``.
 
     Args:
         samples: the samples of each data set by its name; the ID samples are named ``id``.
@@ -218,12 +221,13 @@ def measured_blocks(
     if "errors" in by_leading:
         row["errors"] = by_leading["errors"]
 
-    # How much the members differ on each data set, ID and OOD.
+    # How much the members differ on each data set, ID and OOD. This does not depend on a score.
     for name, samples_of_set in samples.items():
         diversity = diversity_block(samples_of_set, names)
         row["diversity"][name] = {**diversity}
 
-    # The other scores have the same blocks, below ``scores``.
+    # Each score beside it has the same blocks, below ``scores``. The leading score may be among them: it is measured
+    # only once.
     scores: dict[str, DetectionBlocks] = {}
     for score, readings in beside.items():
         if readings is leading:
@@ -324,6 +328,7 @@ def for_each_set(
 def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     """Return the dotted keys of all numbers that the row of one model may hold, for ``--require``.
 
+    A dotted key is the path to a number in the nested row, the name of its block first.
     Examples: ``id.nll``, ``ood.NAME.auroc``, ``scores.energy.near_avg.auroc``, ``diversity.id.mi``.
 
     Args:
@@ -335,12 +340,14 @@ def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
     for metric in metrics("id"):
         keys += [f"id.{key}" for key in metric.keys]
 
-    # The blocks of the leading score are in the row itself, those of each other score below ``scores.NAME``.
+    # The blocks of the leading score are in the row itself, those of each other score below ``scores.NAME``. So each
+    # key of OOD metrics and wrong answers comes once without a prefix, and once with the prefix of each other score.
     prefixes = [""]
     for score in scores:
         prefixes.append(f"scores.{score}.")
 
-    # OOD metrics: of each OOD set and, if there are any, of the averages. Wrong answers have metrics without a set.
+    # Each OOD set has a block of OOD metrics, ``ood.NAME``. If there is any, so have the averages: ``near_avg``,
+    # ``far_avg`` and ``ood_avg``. The metrics of wrong answers need no OOD set: they are in one block, ``errors``.
     ood_blocks = [f"ood.{name}" for name in sets]
     if sets:
         ood_blocks += AVERAGES
@@ -348,7 +355,7 @@ def row_keys(ood_sets: Iterable[str], scores: Iterable[str] = ()) -> list[str]:
         keys += [f"{prefix}errors.{metric.key}" for metric in metrics("errors")]
         for ood_block_name in ood_blocks:
             keys += [f"{prefix}{ood_block_name}.{metric.key}" for metric in metrics("ood")]
-    # Each OOD set also has its number of samples.
+    # Each OOD set also has its number of samples, n. An average has none.
     for prefix in prefixes:
         keys += [f"{prefix}ood.{name}.n" for name in sets]
 

@@ -159,7 +159,11 @@ class PairBlock(TypedDict):
 
 
 def pairs(samples: Samples) -> list[PairBlock]:
-    """Return how much each two members a < b differ; an empty list if pairs were not compared."""
+    """Return how much each two members a < b differ, on average over the samples.
+
+    The list is empty if pairs were not compared, e.g. for a single member. If pairs were compared but there are no
+    samples, each pair is in the list with the value None.
+    """
     if not len(samples.pair_mi):
         return []
     blocks: list[PairBlock] = []
@@ -169,7 +173,8 @@ def pairs(samples: Samples) -> list[PairBlock]:
         if not len(samples):
             blocks.append({"a": a, "b": b, "mi": None, "disagreement": None})
             continue
-        # Disagreement depends only on the votes, so it is measured on samples with the votes of these two members.
+        # disagreement() measures all members of its samples, from their votes [members, N]. To measure one pair, give
+        # it the same samples with the votes of only these two members, [2, N].
         only_these_two = replace(samples, votes=samples.votes[[a, b]])
         pair_disagreement = disagreement(only_these_two)
         blocks.append({"a": a, "b": b, "mi": float(pair_mi), "disagreement": pair_disagreement})

@@ -351,7 +351,8 @@ def class_shift(classes: Mapping[str, int], reference: Mapping[str, int]) -> Cla
     degrees = len(cells) - 1
     p = float(chdtrc(degrees, chi_squared))
 
-    # Total variation: add up the cells that are more frequent among the inputs, and compare their share in both.
+    # Total variation, 0 for equal shares and 1 for no common cell: add up the cells that are more frequent among the
+    # inputs, and subtract their share in the reference from their share in the inputs.
     shares = counts / totals
     is_more_frequent = shares[:, 0] > shares[:, 1]
     count_in_inputs, count_in_reference = counts[is_more_frequent].sum(axis=0).tolist()
@@ -390,7 +391,8 @@ def merged_cells(classes: Mapping[str, int], reference: Mapping[str, int]) -> ND
     if not totals.all():
         return no_cells
 
-    # A cell with this many samples of both sets together is expected to have 5 of the smaller set.
+    # A cell with this many samples of both sets together is expected to have 5 of the smaller set. Example: if the
+    # inputs are a quarter of all samples, a cell needs 4 * 5 = 20 samples.
     fewest_in_both = _FEWEST_EXPECTED * totals.sum() / totals.min()
 
     # Go from the rarest class to the most frequent one, and add classes to a cell until it has enough.

@@ -160,10 +160,12 @@ def _draw_bars(
             place = sizes.index(row.batch_size) + offset
             bar = bar_of(row)
             bars_of_model.append(_PlacedBar(place, bar))
-        _draw_bars_of_model(axes, bars_of_model, model_index, width * 0.92, label)
+        bar_width = width * 0.92  # leaves a little space between neighbours
+        _draw_bars_of_model(axes, bars_of_model, model_index, bar_width, label)
         placed_bars += bars_of_model
 
-    _draw_marks(axes, placed_bars, width * 0.46)
+    half_bar = width * 0.46
+    _draw_marks(axes, placed_bars, half_bar)
     _name_batch_sizes(axes, sizes)
 
 

@@ -476,13 +476,14 @@ def _draw_head_map(axes: Axes, title: str, lines: Sequence[_HeadLine]) -> None:
         title: the title of the map.
         lines: the name and the heads of each site.
     """
+    # Head h of line i is a square of side 0.8 around x = h, y = i.
     _draw_heads(axes, lines)
     for line_index, line in enumerate(lines):
         behind_heads = line.heads - 0.3
         kept_of_all = f"{len(line.kept)}/{line.heads}"
         axes.text(behind_heads, line_index, kept_of_all, va="center", fontsize=7, color=SOFT)
 
-    # The axes: the y axis points down. There is room for the counts on the right.
+    # The limits of the axes: the y axis points down, and there is room for the counts on the right.
     widest = _most_heads(lines)
     right = widest + 1.6
     bottom = len(lines) - 0.4
@@ -897,8 +898,8 @@ def _draw_diversity(
         axes: the axes to draw on.
         series: the rows, with their labels.
         metric: the metric.
-        sets: the names of the data sets, and ``shown_sets`` their labels.
-        shown_sets: the labels of the data sets.
+        sets: the names of the data sets.
+        shown_sets: the labels of the data sets on the axis.
         x_title, y_title: the titles of the axes.
     """
     for turn, (series_number, label, row) in enumerate(series):

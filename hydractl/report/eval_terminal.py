@@ -16,7 +16,9 @@ from hydractl.report.rich_parts import known_columns, table
 from hydractl.report.texts import drawn_names
 
 _STYLES = {tables.BEST: "bold", tables.SECOND: "underline"}
-_LETTERS_OF_NAME = (40, 24, 14)  # of which the largest that fits is taken
+_LETTERS_OF_NAME = (40, 24, 14)
+"""The most letters of a model's name in a table; the largest number with which the table fits the width is taken."""
+_FEWEST_LETTERS = _LETTERS_OF_NAME[-1]
 _BESIDE_NAMES = 47  # width of the table of OOD sets without the names of models and sets
 _ANY_WIDTH = Console(width=10**4)
 _Part = tuple[str, Sequence[tables.Column]]
@@ -133,6 +135,9 @@ def _shows_intervals(drawn: Sequence[Table]) -> bool:
 def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[RenderableType]:
     """Yield tables of scores, paired differences, corruptions, and fitted or given settings, if any row has them.
 
+    A table whose numbers have intervals is wide, so it is split into parts that fit the width. The others are drawn
+    whole. Names are cut to the fewest letters.
+
     Args:
         rows: all rows of an eval, one for each model.
         width: the width of the terminal in characters.
@@ -148,18 +153,19 @@ def _optional_tables(rows: Sequence[EvalRow], width: int) -> Iterator[Renderable
     # Differences to the first row, which is named in the title.
     differences = tables.difference_table(rows)
     if differences.rows:
-        (first,) = drawn_names([rows[0].name], _LETTERS_OF_NAME[-1])
+        (first,) = drawn_names([rows[0].name], _FEWEST_LETTERS)  # a list of one cut name
         titled = replace(differences, title=f"paired difference to {first}")
         yield from _in_parts(titled, width)
 
-    # Accuracy under each corruption, and the means over corruptions, which are the last table.
+    # Accuracy under each corruption. Its first two columns are texts, the model and the corruption, so they are aligned
+    # to the left. The means over corruptions are the last of the corruption tables; the others are not shown here.
     corrupted = tables.corrupted_accuracy(rows)
     if corrupted.rows:
-        yield _terminal_table(corrupted, _LETTERS_OF_NAME[-1], left=2)
+        yield _terminal_table(corrupted, _FEWEST_LETTERS, left=2)
         *_, mean = tables.corruption_tables(rows)
         yield from _in_parts(mean, width)
 
-    # What was fitted or given: a name, a fact and its text in each line.
+    # What was fitted or given. All three columns are texts: the model, the fact (e.g. "temperature") and its value.
     fitted = []
     for name, cells in tables.settings_table(rows).rows:
         texts = _texts(cells)
@@ -177,7 +183,7 @@ def _in_parts(shown: tables.Table, width: int) -> list[Table]:
         drawn = []
         for start in range(0, columns, columns_of_part):
             part = _some_columns(shown, start, start + columns_of_part)
-            drawn.append(_terminal_table(part, _LETTERS_OF_NAME[-1], intervals=True))
+            drawn.append(_terminal_table(part, _FEWEST_LETTERS, intervals=True))
         if _fit(drawn, width):
             break
     return drawn
@@ -285,7 +291,7 @@ def _ood_table(rows: Sequence[EvalRow], width: int) -> Table:
     # The names of models get what is left of the width, within their limits.
     left_for_models = width - _BESIDE_NAMES - longest_set
     most_letters = _LETTERS_OF_NAME[0]
-    fewest_letters = _LETTERS_OF_NAME[-1]
+    fewest_letters = _FEWEST_LETTERS
     letters = max(fewest_letters, min(most_letters, left_for_models))
     return _terminal_table(with_short_names, letters, left=3)
 
@@ -313,8 +319,8 @@ class _Footnote:
             self.significant = f"{tables.SIGNIFICANT} the interval of a difference excludes 0"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Without a terminal, text has no styles, and so no marks.
         """Yield up to three lines: the runs, marks and intervals, and the sign of significance."""
+        # Without a terminal, text has no styles, and so no marks.
         shows_marks = console.is_terminal and not console.is_dumb_terminal
         meaning = []
         if shows_marks and self.marks:

@@ -15,8 +15,13 @@ def rounding_words(file: ExportedFileRecord) -> tuple[str | None, bool]:
     The words are None if the weights are not rounded. It is too much if accuracy or an AUROC falls by more than
     ``LOST``, which is known only if data were given to measure it on.
     """
+    # ``check`` compares the file's predictions with the model's. Only a file with unrounded weights has a tolerance to
+    # keep, because its predictions must be the same. Rounding changes predictions on purpose, so it has no tolerance.
     check = file.check
-    if check is None or check.tolerance is not None:
+    if check is None:
+        return None, False
+    is_rounded = check.tolerance is None
+    if not is_rounded:
         return None, False
 
     # Without data, only random inputs were compared.

@@ -90,6 +90,7 @@ _NUMBERS_OF_FILES: Mapping[str, Callable[[TrainedFile], int | None]] = {
 
 def _snapshots_table(files: Sequence[TrainedFile]) -> RenderableType:
     """Return a table of the files of one training, which are members, draws of a posterior, or snapshots of cycles."""
+    # All files of one training are of the same kind, so the first one tells it.
     first = files[0]
     title = "members"
     if first.draw is not None:
@@ -127,7 +128,7 @@ def _member_cells(member: TrainedMember) -> list[str]:
     kept_of_all = f"{kept_number} of {len(training.epochs)}"
     bars = ""
     if training.loss_curve:
-        every_third = training.loss_curve[::3]
+        every_third = training.loss_curve[::3]  # fewer bars, so that the table stays narrow
         bars = sparkline(every_third)
     return [member.name, str(member.seed), kept_of_all, *_epoch_figures(kept_epoch), bars]
 

@@ -76,7 +76,7 @@ def _window_count(files: Sequence[TrafficFileRecord]) -> int:
 
 def _window_cells(window: WatchedWindowRecord) -> list[str]:
     """Return the cells of one window after the name of its file; a dash for a figure that was not computed."""
-    first = window.first + 1
+    first = window.first + 1  # people count inputs from 1
     last = window.first + window.n
     inputs = f"{first:,}-{last:,}"
 

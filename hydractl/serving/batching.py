@@ -147,7 +147,7 @@ class Batcher(Generic[InputT, AnswerT]):
         while self._queue and len(batch) < self._size:
             waiting = self._queue[0]
             weight_with_it = weight + waiting.weight
-            if batch and weight_with_it > self._weight:
+            if batch and weight_with_it > self._weight:  # a single input runs however heavy it is
                 break
             self._queue.popleft()
             if waiting.answer.done():

@@ -72,14 +72,19 @@ class ModelService:
         reference: Reference | None = None,
         on_window: Callable[[WatchedWindowRecord], None] | None = None,
     ) -> None:
+        # What is served, and to which inputs.
         self.model = model
         self.record = record
         self.limits = limits
+        self.kind = kind_of_inputs(model, limits)
+
+        # What is counted and watched.
+        self.log = log
         self.counts = RequestCounts()
         self.watch = Watch(reference)
-        self.log = log
-        self.kind = kind_of_inputs(model, limits)
         self._on_window = on_window
+
+        # Threads that decode inputs, and the queue from which batches are made.
         self._decoders = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "hydractl-decode")
         self._batcher: Batcher[_AskedInput, PredictionRow] = Batcher(
             self._predict_batch, batch_size, limits.max_text, wait

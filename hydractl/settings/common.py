@@ -339,6 +339,7 @@ class Common:
         for group in self.alternatives:
             winner = max(group, key=self._rank)
             for name in group:
+                # Rank 0 is a default, which needs no change.
                 if 0 < self._rank(name) < self._rank(winner):
                     self._put_back(name, winner)
 

@@ -222,11 +222,13 @@ class Option:
         if not text.strip():
             raise ValueError("must not be empty")
 
-        # By type: a text, a type of its own, a switch, a word in place of a number, a whole number, any number.
+        # A text, or a type of its own, which has a function that reads it.
         if self.type is str:
             return text
         if self.reads is not None:
             return self.reads(text)
+
+        # A switch, or a number. A word such as "auto" may stand in place of a number.
         lower_text = text.strip().lower()
         if self.type is bool:
             return _parse_switch(lower_text, text)
@@ -285,15 +287,20 @@ class Option:
         is_scalar_of_a_library = hasattr(value, "item") and getattr(value, "ndim", None) == 0
         if is_scalar_of_a_library:  # e.g. of numpy or torch
             value = value.item()  # type: ignore[attr-defined]
-        # By type: a switch, a text, a type of its own (or a text of it), a word in place of a number, a number.
+
+        # A switch, or a text.
         if self.type is bool:
             return _take_switch(value)
         if self.type is str:
             return _take_text(value)
+
+        # A type of its own: such an object, or a text that its function reads.
         if self.reads is not None:
             if isinstance(value, self.type):
                 return value
             return self.reads(_take_text(value))
+
+        # A number. A word such as "auto" may stand in its place.
         if self.word is not None and value == self.word:
             return value
         return self._take_number(value)

@@ -489,29 +489,31 @@ def _of_heads(rule: Rule) -> Rule:
 
 
 def _a_criterion_of_weights(settings: PruneSettings) -> list[str]:
-    """Return the problems of the criterion (``--method``) and ``--weights``.
+    """Return the problems of ``--method``, which names a pruning criterion, together with ``--weights``.
 
-    With ``--weights``, which prunes single weights, the criterion must be one of single weights and have the data it
-    needs. Without it, heads are pruned, and the criterion must not be one that scores only single weights.
+    With ``--weights``, which prunes single weights, the criterion must be one that scores single weights and have the
+    data it needs. Without it, heads are pruned, and the criterion must not be one that scores only single weights.
+
+    A problem is a sentence for the user, such as "--method oba needs --weights"; no problem is an empty list.
     """
-    # Heads are pruned: the criterion must not be one of single weights alone.
+    # Heads are pruned. A criterion that scores only single weights would need --weights: goes_with() says so.
     if not settings.prunes_weights:
         if settings.scores_weights_alone:
             return settings.goes_with("method", "weights")
         return []
 
-    # Single weights are pruned: a criterion of single weights must be given, and its data if it reads any.
+    # Single weights are pruned. needs() says that --method is missing.
     if not settings.given("method"):
         return settings.needs("method", "--weights")
     criterion = WEIGHT_CRITERIA.get(settings.method or "")
     if criterion is None:
         of_weights = ", ".join(OF_WEIGHTS)
-        where = settings.where("method")
-        return [f"--method {settings.method} scores heads, --weights takes {of_weights}{where}"]
+        source_of_value = settings.where("method")  # e.g. " (hydra.yaml:prune.method)"
+        return [f"--method {settings.method} scores heads, --weights takes {of_weights}{source_of_value}"]
     if not criterion.needs_data:
         return []
 
-    # It reads data and needs gradients of enough precision.
+    # "oba" is the only criterion of single weights that reads data. Its gradients need 32 bits or more.
     problems = []
     if settings.dtype not in ("float32", "float64"):
         problems.append("--method oba needs --dtype float32 or float64")

@@ -123,6 +123,9 @@ class Evidence:
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = tuple(candidates)
         self.sets = tuple(self.candidates[0].outside.values)
+
+        # The figures of all candidates as arrays. A reading is one way to measure them: reading 0 is the data
+        # themselves, and each other reading is a round of the bootstrap.
         aurocs = []
         accuracies = []
         nlls = []
@@ -133,6 +136,7 @@ class Evidence:
         self._aurocs = np.stack(aurocs)  # [candidates, sets, readings]
         self._accuracies = np.stack(accuracies)  # [candidates, readings]
         self._nlls = np.stack(nlls)  # [candidates, readings]
+
         # Caches: means by the sets they are over; ends of intervals by both candidates and the sets.
         self._means: dict[tuple[int, ...], Floats] = {}
         self._spreads: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
@@ -167,6 +171,8 @@ class Evidence:
 
     def voting_sets(self, reading: int) -> tuple[int, ...]:
         """Return the sets with a vote: those that some score of the single model separates from the ID samples."""
+        # The interval of an AUROC keeps the width that it has on the data, and moves along with the AUROC of the
+        # reading.
         aurocs_of_single = self._aurocs[self.rows[SINGLE], :, reading]  # [scores, sets]
         lower_ends = aurocs_of_single + self._auroc_spreads  # [scores, sets]
         highest_lower_ends = lower_ends.max(axis=0)  # [sets]
@@ -227,7 +233,10 @@ class Evidence:
         return AurocDifference(value, low=value + to_low, high=value + to_high)
 
     def _spread_of_difference(self, index: int, other: int, sets: tuple[int, ...]) -> tuple[float, float]:
-        """Return both ends of the 95 % interval of a difference, each minus the difference on the data."""
+        """Return both ends of the 95 % interval of a difference, each minus the difference on the data.
+
+        So the interval can be put around the difference of any reading.
+        """
         aurocs = self._mean_aurocs(sets)
         differences = aurocs[index] - aurocs[other]  # [readings]
         on_data = differences[0]
@@ -354,6 +363,7 @@ def harm_done_by(evidence: Evidence, index: int, voting_sets: tuple[int, ...], r
     if not voting_sets:
         return "no OOD validation set tells anything"
 
+    # On no set alone may it be worse. difference() takes the mean over several sets, here over one.
     for set_index in voting_sets:
         gain = evidence.difference(index, reference, (set_index,), reading)
         is_large_loss = gain.value < -AUROC_MARGIN - _ROUNDING
@@ -361,6 +371,7 @@ def harm_done_by(evidence: Evidence, index: int, voting_sets: tuple[int, ...], r
         if is_large_loss or is_significant_loss:
             return f"AUROC on {evidence.sets[set_index]} below that of the single model with MSP ({gain.value:+.4f})"
 
+    # Over all sets it must be better.
     mean_gain = evidence.difference(index, reference, voting_sets, reading)
     if mean_gain.low <= 0:
         return f"mean AUROC not significantly above that of the single model with MSP ({mean_gain.value:+.4f})"
@@ -437,7 +448,8 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
     voting_sets = decision.voting_sets
     own_candidates = {row: index_under_own_score(evidence, row, voting_sets) for row in evidence.rows}
 
-    # Find the scores of the single model that may be as good as its best one.
+    # Find the rivals of the choice: the scores of the single model that may be as good as its best one. A score may be
+    # if the interval of its difference to the best one reaches 0.
     rivals = []
     for index in evidence.rows[SINGLE]:
         if index == evidence.reference:
@@ -448,7 +460,8 @@ def choose_candidate(evidence: Evidence, max_drop: float) -> StudyChoice:
         if to_best.high >= 0:
             rivals.append(index)
 
-    # Split the sets into those with a vote and those without.
+    # Split the sets into those with a vote ("telling"), on which some score of the single model tells OOD from ID
+    # samples, and those without ("blind").
     telling_names = []
     blind_names = []
     for set_index, name in enumerate(evidence.sets):
@@ -483,6 +496,8 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, ma
     harm_done = harm_done_by(evidence, index, decision.voting_sets, 0)
     if harm_done:
         return harm_done
+
+    # Rows are compared under one score, so a candidate with another score could not be taken.
     candidate = evidence.candidates[index]
     chosen = evidence.candidates[decision.chosen]
     if candidate.score != chosen.score:
@@ -494,7 +509,7 @@ def _why_not_taken(evidence: Evidence, decision: ReadingDecision, index: int, ma
     # The row is admissible, like the chosen one. These rows are sorted by price, so the rank tells which is cheaper.
     rank = decision.admissible.index(candidate.row)
     rank_of_chosen = decision.admissible.index(chosen.row)
-    if rank < rank_of_chosen:
+    if rank < rank_of_chosen:  # a cheaper row is passed over only for a dearer one that is clearly better
         dearer_rows = decision.admissible[rank + 1 :]
         return _better_row(evidence, decision, index, dearer_rows)
     price = "which costs less"

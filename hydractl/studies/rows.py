@@ -300,23 +300,26 @@ class Workshop:
 
     def row_made_by(self, name: str, recipe: Recipe) -> Row:
         """Return the row that an ensemble method declares, with the steps that its recipe asks for."""
-        # The kinds of recipes: several trainings, whose models are fused; one training that leaves several members,
-        # which are fused; one training that leaves one file; another verb; only options of eval.
         match recipe:
+            # Several trainings with different seeds, whose models are fused.
             case BySeeds(options, ensemble, of_classifiers, merge):
                 if self.has_classifier:
                     options = {**options, **of_classifiers}
                 members = self.trainings_by_seed(name, _with_ensemble(ensemble, options))
                 return self.fused_row(name, members, merge=merge)
+            # One training that leaves several members, which are fused.
             case ByOneTraining(ensemble, options, merge):
                 return self._row_of_one_training(name, _with_ensemble(ensemble, options), merge)
+            # One training that leaves one file.
             case ByTraining(ensemble, options):
                 step = self.training_step(_with_ensemble(ensemble, options), [f"{name}.st"])
                 return _row_of_single_step(name, step)
+            # Another verb, e.g. laplace, makes the file from the studied model.
             case ByVerb(verb):
                 options_of_verb = {**self._train_and_val(), "force": True}
                 step = self.step(verb, [self.model], options_of_verb, [f"{name}.st"])
                 return _row_of_single_step(name, step)
+            # No file is made: eval measures the studied model itself with other options, e.g. MC dropout.
             case AsMeasured(options):
                 return Row(name, self.model, options=options, stored=False)
 

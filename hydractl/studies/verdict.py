@@ -159,9 +159,13 @@ def _answer_of_ensemble(facts: Facts) -> str:
     It is decided by the difference of mean AUROC to the hardest score of the single model. A gain that costs accuracy
     is a trade.
     """
+    # A free score is any OOD score of the single model. If one that was not fixed beforehand did better, that decides,
+    # whatever the fixed ones did.
     against_single = facts.against_single[facts.final_index]
     if against_single.better_afterwards:
         return FREE_SCORE_BETTER
+
+    # The hardest of the scores that were fixed beforehand.
     assert against_single.hardest is not None  # every other row has rivals, at least the single model with MSP
     kind = against_single.rivals[against_single.hardest].kind
     if kind in LOSSES:
@@ -227,7 +231,8 @@ def name_of(rung: Rung) -> str:
 def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     """Return a sentence for each rung of the ladder that was left because it is no better than the next one.
 
-    A rung is a row with an OOD score; the first one is the choice on validation data.
+    A rung is a row with an OOD score; the first one is the choice on validation data. The verdict steps down from it to
+    cheaper rungs, and ends on the final rung.
     """
     sentences = []
     for index in range(facts.final_index):
@@ -335,11 +340,21 @@ def _rivals_text(against_single: AgainstSingle) -> str:
 
 
 def _sentence_on_better_free_scores(facts: Facts, answer: str) -> list[str]:
-    """Return a sentence on the single model's scores that did better, but were not fixed beforehand; else empty."""
-    better_scores = facts.against_single[facts.final_index].better_afterwards
-    if not better_scores:
-        return []
+    """Return a sentence if a free score did better than the final rung, or an empty list.
+
+    A free score is an OOD score of the single model: it costs no further computation. Those named here were not
+    fixed before the test, so that they did better may be chance. The final rung is the row with the score that the
+    verdict is about.
+
+    Args:
+        facts: everything the verdict is based on.
+        answer: the answer of the study; if it is ``BLIND``, the study could not choose, and nothing is said.
+    """
     if answer == BLIND:
+        return []
+    comparisons = facts.against_single[facts.final_index]
+    better_scores = comparisons.better_afterwards  # difference by score, the largest lead first
+    if not better_scores:
         return []
     first, *others = better_scores
     rival = single_with(first)
@@ -425,12 +440,12 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
     if answer in (BLIND, NOTHING_HELPS):
         return []
 
-    # The comparison that the answer is based on.
-    if answer == SCORE_UNCLEAR:
+    # Take the comparison that the answer is based on.
+    if answer == SCORE_UNCLEAR:  # two scores of the single model: the final rung and the next one
         findings = facts.differences_to_next[facts.final_index]
-    elif facts.rung.row == SINGLE:
+    elif facts.rung.row == SINGLE:  # the single model with its score and temperature, and as it is
         findings = facts.against_baseline
-    else:
+    else:  # another row, and the single model under the score that comes nearest to it
         findings = facts.against_hardest
 
     sentences = []

@@ -104,8 +104,8 @@ class Child:
         """
         ended = self.ended
         has_error = ended.message is not None
-        kind, _, rest = line.partition(": ")
-        # The parts of an error come in this order.
+        kind, _, rest = line.partition(": ")  # e.g. "error", "MESSAGE"
+        # Parts of an error are stored. A hint or a problem is a part of an error only after the line "error: ...".
         if kind == "error" and not has_error:
             ended.message = rest
         elif kind == "hint" and has_error:
@@ -113,10 +113,11 @@ class Child:
         elif line.startswith("  - ") and has_error:
             problem = line.removeprefix("  - ")
             ended.problems.append(problem)
-        # Any other line is passed on. The last ones are kept: they become the problems of a command that a signal ends.
         elif kind == "warning":
             log.warn(f"{ended.name}: {rest}")
-        elif line and not line.startswith("wrote "):  # the names of the files are in the answer
+        elif line and not line.startswith("wrote "):
+            # Any other line is passed on, except "wrote FILE": the answer names the files. The last lines are kept,
+            # because they become the problems of a command that a signal ends.
             self._last_lines.append(line)
             del self._last_lines[:-_TAIL]
             log.info(f"{ended.name}: {line}")

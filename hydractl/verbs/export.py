@@ -122,6 +122,8 @@ def _path_without_ending(settings: ExportSettings, source: Source) -> Path:
     if format_of_ending in settings.format:
         name = path.name.removesuffix(_ending(format_of_ending))
         return path.with_name(name)
+    # An ending of another format, or that of checkpoints, would be a mistake. Any other dot is part of the name:
+    # "v1.2".
     has_other_ending = format_of_ending is not None or path.suffix == ".st"
     if has_other_ending:
         formats = ",".join(settings.format)

@@ -71,10 +71,14 @@ class FolderTarget:
         model_path = model_folder / MODEL_FILE
         model_path.parent.mkdir(parents=True)
         stem = model_path.with_suffix("")
+
+        # Write the graph. The folder is a temporary one, so the file cannot exist yet.
         targets = plan_exports(["onnx"], stem, self.source.description, self.source.tensors)
         with claimed(targets, force=False) as claim:
             (record,) = write(claim)
             claim.commit()
+
+        # Write what Triton needs beside it.
         config = triton_config(model_path, self.name, max_batch)
         (model_folder / CONFIG_FILE).write_text(config, encoding="utf-8")
         labels = labels_of(model_path)
@@ -124,10 +128,12 @@ def plan_folders(kinds: Sequence[str], stem: Path, source: Source) -> list[Folde
     for kind in kinds:
         if kind not in FOLDER_ENDINGS:
             continue
-        if kind == "triton":  # its folder holds an ONNX graph
+        # Check that the format can be written; each check raises an error. A folder of Triton holds an ONNX graph, and
+        # planning its export checks the model. The other formats hold a model that predicts classes.
+        if kind == "triton":
             FORMATS["onnx"].require()
             plan_exports(["onnx"], stem, source.description, source.tensors)
-        elif not has_classes:  # the other formats hold a model that predicts classes
+        elif not has_classes:
             raise UsageError(f"the classes of {source.name} have no names", hint="name them: --labels FILE")
         path = stem.with_name(f"{stem.name}{FOLDER_ENDINGS[kind]}")
         folders.append(FolderTarget(kind, path, stem.name, source))

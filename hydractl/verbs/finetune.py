@@ -393,10 +393,10 @@ def _train_and_write(prepared: Prepared, state: StateFile, log: Log, team: Proce
 def train_options(settings: FinetuneSettings) -> TrainOptions:
     """Return the options of the command as those of a training.
 
-    An ensemble method may change a model for training (an adapter), its course (such as snapshots) or the weight of
-    some classes, or train several members together; each is None, or 1, where it does not. The others have an option of
-    the same name in the settings.
+    Most options are copied from the setting of the same name. Only those that differ in name or form are given here.
     """
+    # What an ensemble method changes: the model (by an adapter), the course of the training (such as snapshots),
+    # whether members are trained together, or the weight of some classes. None, or a weight of 1, means no change.
     adapter = None
     course = None
     together = None

@@ -111,7 +111,7 @@ def _fuse(settings: FuseSettings, sources: list[Source], log: Log) -> Outcome:
         cascade = None
         if validation is not None:
             run_options = settings.fill(MembersRunOptions)
-            on_data = measure_on(validation.inside, checked.plan, validation.named, run_options, log)
+            on_data = measure_on(validation.id_data, checked.plan, validation.models, run_options, log)
             if settings.cascade:
                 cascade = validation.fit(settings, checked.plan.description, checked.plan.tensors, log)
                 description = validation.with_seen(checked.plan.description)
@@ -167,15 +167,15 @@ class _Validation:
     """The validation data of a fusion.
 
     Attributes:
-        inside: labelled ID (in-distribution) data.
-        named: the models; zero-shot models have their classes named by the ID data.
-        outside: OOD data by name, which a cascade needs; empty without ``--cascade``.
+        id_data: labelled ID (in-distribution) data.
+        models: the models; zero-shot models have their classes named by the ID data.
+        ood_data: OOD data by name, which a cascade needs; empty without ``--cascade``.
         doubts: what is odd about the data, if a cascade is fitted to them.
     """
 
-    inside: Dataset
-    named: Sequence[Source]
-    outside: Mapping[str, Dataset]
+    id_data: Dataset
+    models: Sequence[Source]
+    ood_data: Mapping[str, Dataset]
     doubts: Sequence[str] = ()
 
     def fit(self, settings: FuseSettings, model: Description, tensors: TensorSource, log: Log) -> FittedCascadeRecord:
@@ -189,14 +189,14 @@ class _Validation:
         """
         options = settings.fill(CascadeOptions)
         run_options = settings.fill(MembersRunOptions)
-        return fit_cascade(model, tensors, self.inside, self.outside, options, run_options, log)
+        return fit_cascade(model, tensors, self.id_data, self.ood_data, options, run_options, log)
 
     def with_seen(self, description: Description) -> Description:
         """Return the description with the samples of these data added to those that the model has seen."""
         entries = []
-        for origin in self.inside.origins():
+        for origin in self.id_data.origins():
             entries.append(entry("fuse", "val", origin))
-        for dataset in self.outside.values():
+        for dataset in self.ood_data.values():
             for origin in dataset.origins():
                 entries.append(entry("fuse", "ood_val", origin))
         seen = merged(description.seen, entries)
@@ -204,8 +204,8 @@ class _Validation:
 
     def given_sets(self) -> list[GivenSet]:
         """Return the data sets, each with the option that named it, e.g. ``--val``."""
-        sets_with_options = [GivenSet("--val", self.inside)]
-        for name, dataset in self.outside.items():
+        sets_with_options = [GivenSet("--val", self.id_data)]
+        for name, dataset in self.ood_data.items():
             sets_with_options.append(GivenSet(f"--ood-val {name}", dataset))
         return sets_with_options
 
@@ -218,25 +218,28 @@ def _open_validation(settings: FuseSettings, sources: Sequence[Source]) -> _Vali
     """
     if settings.val is None:
         return None
-    inside, named = _open_id_data(settings, sources, settings.val)
+    # ``models`` are the sources; a zero-shot model among them now has the class names of the data.
+    id_data, models = _open_id_data(settings, sources, settings.val)
     if not settings.cascade:
-        return _Validation(inside, named, {})
-    outside = _open_ood_data(settings, inside, named)
-    validation = _Validation(inside, named, outside)
+        return _Validation(id_data, models, {})
+
+    # A cascade is fitted to ID and OOD data, which must not share samples. Only there are two sets to compare.
+    ood_data = _open_ood_data(settings, id_data, models)
+    validation = _Validation(id_data, models, ood_data)
     findings = compare_sets(validation.given_sets())
-    findings.refuse()
+    findings.refuse()  # raises the UsageError if two sets share samples
     doubts = [*findings.warnings, *_doubts_of_cascade_data(sources, validation)]
     return replace(validation, doubts=doubts)
 
 
-def _open_ood_data(settings: FuseSettings, inside: Dataset, models: Sequence[Source]) -> dict[str, Dataset]:
-    """Return the OOD data of ``--ood-val`` by name; the value ``auto`` makes them from the ID data ``inside``."""
+def _open_ood_data(settings: FuseSettings, id_data: Dataset, models: Sequence[Source]) -> dict[str, Dataset]:
+    """Return the OOD data of ``--ood-val`` by name; the value ``auto`` makes them from the ID data."""
     reads = {source.name: source.description.reads for source in models}
     ood_data_by_name: dict[str, Dataset] = {}
     for ood_set in settings.ood_val_sets():
         option = f"--ood-val {ood_set.name}"
         if ood_set.spec == MADE:
-            ood_data_by_name[ood_set.name] = PseudoOod(inside, MADE, settings.seed, option)
+            ood_data_by_name[ood_set.name] = PseudoOod(id_data, MADE, settings.seed, option)
             continue
         ood_data_by_name[ood_set.name] = open_data(
             ood_set.spec,
@@ -255,8 +258,8 @@ def _doubts_of_cascade_data(sources: Sequence[Source], validation: _Validation) 
     Odd are samples that do not look like real data (OOD data made from ID data are not checked for this), and samples
     that a model was trained on.
     """
-    doubts = sample_doubts(validation.inside)
-    for dataset in validation.outside.values():
+    doubts = sample_doubts(validation.id_data)
+    for dataset in validation.ood_data.values():
         if not isinstance(dataset, PseudoOod):
             doubts += sample_doubts(dataset)
     for source in sources:
@@ -272,10 +275,10 @@ def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) 
 
     A zero-shot model without class names gets those of the data; other models come back unchanged.
     """
-    named = [named_by_data(source, spec, settings.limit, "--val") for source in sources]
+    models = [named_by_data(source, spec, settings.limit, "--val") for source in sources]
     # The first model that has class names tells which names the labels of the data may have.
     labels: Sequence[str] = []
-    for source in named:
+    for source in models:
         if source.description.labels is not None:
             labels = source.description.labels
             break
@@ -286,10 +289,10 @@ def _open_id_data(settings: FuseSettings, sources: Sequence[Source], spec: str) 
         seed=settings.seed,
         labels=labels,
         need_labels=True,
-        reads={source.name: source.description.reads for source in named},
+        reads={source.name: source.description.reads for source in models},
     )
-    check_labels_are_classes(dataset, named[0])
-    return dataset, named
+    check_labels_are_classes(dataset, models[0])
+    return dataset, models
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -380,18 +380,24 @@ def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _Opene
     Raises:
         UsageError: an option asks for what an exported file cannot do.
     """
+    # Options that only a checkpoint has, e.g. --labels. They are refused if they were given to this verb. A value that
+    # a settings file or a variable gives to all verbs at once is ignored.
     for name in _NOT_FOR_FILES:
         if settings.of_this_verb(name):
             raise UsageError(
                 f"{settings.called(name)}{settings.where(name)} is for checkpoints: in an exported file it is settled",
                 hint="export its checkpoint again, or give the checkpoint",
             )
+
+    # An exported file runs only on the CPU and in float32.
     runs_as_asked = settings.dtype == "float32" and settings.device in ("auto", "cpu")
     if not runs_as_asked:
         raise UsageError(
             f"exported files run on the CPU, in float32 and as they were written: {file.name}",
             hint="give the checkpoint that it was made of",
         )
+
+    # Texts may be cut at another length than the file's own.
     opened = file
     if settings.max_length is not None:
         opened = file.at_length(settings.max_length)
@@ -403,6 +409,7 @@ def _open_exported_file(file: ExportedFile, settings: PredictSettings) -> _Opene
         classes=opened.classes,
         reads=opened.reads,
         facts={"max_length": opened.preprocess.get("max_length")},
+        # Both are slow, so they are functions: they run only if the digest or the predictions are needed.
         digest=lambda: opened.sha256,
         build=lambda log: opened.build(),
     )

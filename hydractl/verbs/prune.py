@@ -451,7 +451,7 @@ def settled(source: Source, settings: PruneSettings) -> PruneSettings:
     towers = {site.tower for site in source.sites}
     if settings.scope is not None:
         scope = settings.scope
-    elif len(towers) > 1 or settings.method in DECIDE:
+    elif len(towers) > 1 or settings.method in DECIDE:  # methods that decide by themselves look at the whole model
         scope = "global"
     else:
         scope = "site"
@@ -516,7 +516,7 @@ def _choose_by_circuit(
     mask_at_start_of_tower = mask_at_start.at(paths)
     fixed_in_tower = _fixed_at_sites_of(mask_at_start_of_tower, fixed)
     count = _count_removals(ranking, mask_of_model, mask_at_start_of_tower, settings)
-    removals = max(count, 0)
+    removals = max(count, 0)  # the count is negative if the circuit's start has lost more heads than the budget
 
     # The entries of the provenance.
     facts_of_search = {}

@@ -477,6 +477,9 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         site_index = source.sites.index(site)
         heads_by_site[site_index] = len(source.description.mask.kept[site.path])
     late_site_indices = [source.sites.index(site) for site in _late_sites(sites)]
+
+    # Heads are searched on the first half of the validation data. Rows and scores are chosen on the second half, so
+    # that a search cannot favour its own row.
     return Workshop(
         model=settings.model[0],
         heads=heads_by_site,
@@ -779,6 +782,7 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     else:
         # No row needs a search; one is timed only for its speed.
         timed_search = _probe_search(plan.workshop.search_of_circuits, device)
+    # A sample-block is one sample run through one block.
     seconds_per_block = timed_search.seconds / timed_search.sample_blocks
 
     # Count everything else in forward passes of one sample through the whole model.
@@ -786,7 +790,7 @@ def _estimate(plan: StudyPlan, blocks: int) -> float:
     forward_passes = 0
     for row in plan.rows:
         if "mc_dropout" in row.options:
-            passes_per_sample = 10
+            passes_per_sample = 10  # each sample runs several times with other dropout
         else:
             passes_per_sample = 2  # a row takes about twice the single model's time
         forward_passes += passes_per_sample * samples_per_row

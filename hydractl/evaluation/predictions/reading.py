@@ -250,8 +250,9 @@ def _read_sets(
 def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
     """Return the ids of the samples in the set at an index; None if they are stored wrongly.
 
-    All ids are stored in one text without separators, and a second tensor has the position at which each id ends. These
-    positions must not decrease, and the last one must be the length of the text.
+    All ids are stored in one text without separators, and a second tensor has the position at which each id ends: the
+    ids "a" and "bc" are stored as "abc" and [1, 3]. These positions must not decrease, and the last one must be the
+    length of the text.
     """
     names = tensor_names(index)
     id_ends = tensors.read(names["id_ends"]).numpy()

@@ -208,7 +208,7 @@ class PredictionsWriter:
         names = tensor_names(index)
 
         # safetensors has no texts. All ids are joined to one array of bytes, and a second array has the position at
-        # which each id ends.
+        # which each id ends: "a" and "bc" become "abc" and [1, 3].
         encoded_ids = [sample_id.encode("utf-8", "surrogateescape") for sample_id in dataset.ids]
         id_lengths = [len(encoded_id) for encoded_id in encoded_ids]
         joined_ids = b"".join(encoded_ids)
@@ -338,7 +338,8 @@ class PredictionsWriter:
         sorted_rows = unsorted_rows[order]
         sorted_values = np.ascontiguousarray(columns[:, order], dtype=number_format)
 
-        # Split them into runs of neighbouring samples. A new run starts where two indices do not follow each other.
+        # Split them into runs of neighbouring samples, so that each run is written at once: samples 3, 4 and 7 are the
+        # runs 3, 4 and 7 alone. A new run starts where two indices do not follow each other.
         run_starts = np.flatnonzero(np.diff(sorted_rows) != 1) + 1
         indices_in_values = np.arange(len(sorted_rows))
         for run in np.split(indices_in_values, run_starts):

@@ -25,26 +25,34 @@ class PredictedModel(LogitsProvider):
     """
 
     def __init__(self, name: str | None, predictions: Predictions | Concatenated) -> None:
-        model = predictions.model  # the record of the model in the header of the file
         self._predictions = predictions
+        model = predictions.model  # the record of the model in the header of the file
 
-        # The row and its model.
+        # The name of the row and its classes.
         self.name = name or model.name
         self.labels = model.labels
         self.members, _, self.classes = predictions.shape(0)  # [members, samples, classes] of the first data set
+
+        # No model runs, so there are no inputs (images or texts) to read, and no list of the samples that it has seen:
+        # already_seen() returns the stored number.
         self.reads = None
+        self.seen = []
+
+        # Facts about the model that the file repeats for reports.
         self.heads = model.heads or []
         self.cost = model.cost or CostRecord()
         self.training = model.training
-        self.seen = []  # already_seen() returns the stored number instead
 
-        # What was fitted for the model before, and the settings with which the logits were computed.
+        # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
         self.stored = StoredFit.from_description(model.to_json(), predictions.origin)
         self.on_features = predictions.scores
-        self.conventions = _stored_conventions(model.decisive)
-        self.mc_dropout = model.decisive.mc_dropout
-        self.probe = model.decisive.probe
-        self.cascade = model.decisive.cascade
+
+        # The settings that decided the logits, e.g. the length at which texts were cut.
+        decisive = model.decisive
+        self.conventions = _stored_conventions(decisive)
+        self.mc_dropout = decisive.mc_dropout
+        self.probe = decisive.probe
+        self.cascade = decisive.cascade
 
     @property
     def sha256(self) -> str | list[str] | None:

@@ -65,15 +65,18 @@ class RunningModel(LogitsProvider):
         log: Log,
         probed: tuple[Sequence[str] | None, int] | None = None,
     ) -> None:
-        # The way in which it answers: with its own classifier, with a probe, or in passes of dropout.
+        # The way in which it answers: with its own classifier, with a probe, or in passes of dropout. This also decides
+        # how its files are prepared.
         answering = _answering(options, fit, probed)
         prepared = [answering.prepared(source) for source in argument.sources]
+        self._answering = answering
         self.argument = replace(argument, sources=prepared)
+
+        # The options, and what is filled later.
         self.options = options
-        self.reused: list[PredictedModel] = []
         self._fit = fit
         self._log = log
-        self._answering = answering
+        self.reused: list[PredictedModel] = []  # files of --reuse with predictions of this model
         self._model: Runnable | None = None  # set by loaded(), which reads the weights
 
         # What the headers of its files say, without reading weights. Everything that all files have in common is taken
@@ -323,16 +326,19 @@ class RunningModel(LogitsProvider):
             neighbours: k of the scores ``knn`` and ``nnguide``.
             kept: a file for the features of the training data; None means no file.
         """
+        # The scores that the checkpoint stores and that are not to be fitted again.
         first_model = models_of(self.loaded())[0]
         stored_detector = first_model.detector
         stored_names: list[str] = []
         if stored_detector is not None:
             stored_names = [name for name in names if name in stored_detector.names and self._is_taken(name, data)]
+
+        # None are stored: fit all.
         if stored_detector is None or not stored_names:
             self.detector = self._fitted_detector(names, data, neighbours, kept)
             return
 
-        # Fit the others: some scores need no training data.
+        # Some or all are stored: fit only the others.
         names_to_fit = [name for name in names if name not in stored_names]
         if not names_to_fit:
             self.detector = stored_detector

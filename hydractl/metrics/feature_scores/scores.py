@@ -116,9 +116,9 @@ def _declare(
 def _whitening(centred: Floats) -> Floats:
     """Return a matrix [D, r] that makes the covariance of centred features [N, D] the identity; r is its rank.
 
-    It is a root of the covariance's pseudo-inverse: ``centred @ whitening`` has variance 1 in each of r uncorrelated
-    directions. Directions in which the features spread by no more than float32 rounding are left out: a norm before the
-    classifier, or fewer samples than features, leaves directions without spread.
+    ``centred @ whitening`` has variance 1 in each of r uncorrelated directions. Directions in which the features spread
+    by no more than float32 rounding are left out. There are such directions if a norm precedes the classifier, or if
+    there are fewer samples than features.
 
     Raises:
         InputError: the features do not spread in any direction.
@@ -143,9 +143,11 @@ def _whitening(centred: Floats) -> Floats:
 def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
     """Describe the classes as Gaussian distributions that share one covariance.
 
+    Whitened, the covariance is the identity, so the Mahalanobis distance to a class is the plain distance to its mean.
+
     Returns:
-        ``centre``: the mean of all features, [D]. ``whitening``: that of the covariance within classes, [D, r].
-        ``means``: the mean of each of K classes, minus the centre and whitened, [K, r].
+        ``centre``: the mean of all features, [D]. ``whitening``: the matrix [D, r] that makes the covariance within
+        classes the identity. ``means``: the mean of each of K classes, minus the centre and whitened, [K, r].
     """
     assert data.labels is not None  # checked when --train is opened
     centre = data.features.mean(axis=0)  # [D]
@@ -382,7 +384,8 @@ def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
             f"{name} looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
             hint="a larger --knn-bank, or a smaller --knn-k",
         )
-    # Keep the samples at evenly spaced indices, in every array that has an entry for each sample.
+    # Keep the samples at evenly spaced indices, e.g. 0, 2 and 5 to keep 3 of 8, in every array that has an entry for
+    # each sample.
     kept_indices = np.arange(samples) * samples_before // samples
     smaller = dict(fitted)
     for array_name in BANKS[name]:
@@ -439,6 +442,9 @@ def _principal_dimensions(features: int) -> int:
 def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     """Fit ViM: the residual space, orthogonal to the principal space, and the factor that turns a length into a logit.
 
+    Training features lie mostly in the principal space, the directions in which they spread most. What a sample has
+    outside it, its residual, is unusual: its length, times the factor, becomes the logit of one more class.
+
     Returns:
         ``origin``: the features for which all logits are 0, [D]. ``residual``: a basis of the residual space, [D, r].
         ``alpha``: the factor, [1].
@@ -446,6 +452,7 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     Raises:
         InputError: the training features have no part in the residual space.
     """
+    # At the origin W x + b = 0, in the sense of least squares.
     origin = -np.linalg.pinv(data.weight) @ data.bias
     shifted = data.features - origin  # [N, D]
     second_moments = shifted.T @ shifted / len(shifted)  # [D, D]
@@ -804,27 +811,33 @@ def _mcm(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
 def _fit_neglabel(data: MemberTraining) -> Statistics:
     """Choose the words that are least like the classes as negative labels, and divide them into groups.
 
-    The likeness of a word is the 0.95 quantile of its cosines with the classes. The share 0.15 of the words is kept,
-    but at least 1000 words, or all if there are fewer. Groups have equal size, 100 or more, and are dealt out like
-    cards in the order of likeness, so that all groups are alike. Words left over, which are most alike, are dropped.
+    A sample that is more like such words than like the classes is probably OOD. The groups are of equal size and
+    equally unlike the classes.
 
     Returns:
         ``texts``: the features of the class texts, [C, D]. ``negatives``: the features of the negative labels by group,
-        [G, W / G, D]. All have length 1.
+        [groups, group size, D]. All have length 1.
     """
     assert data.words is not None  # read before anything is fitted
-    texts = unit(data.weight)
-    words = _rounded(unit(data.words))
+    texts = unit(data.weight)  # [C, D]
+    words = _rounded(unit(data.words))  # [W, D]
+
+    # How like the classes each word is, [W]: nearly its largest cosine with a class, the 0.95 quantile.
     likeness = np.quantile(words @ texts.T, NEGATIVE_QUANTILE, axis=1)
     least_alike_first = np.argsort(likeness, kind="stable")
 
+    # Keep a share of 0.15 of the words, but at least 1000, or all if there are fewer. A group has 100 words or more.
     number_kept = min(len(words), max(FEWEST_NEGATIVES, int(len(words) * NEGATIVE_SHARE)))
     groups = max(1, number_kept // NEGATIVES_IN_GROUP)
     group_size = number_kept // groups
 
-    # Row t holds the t-th word of each group, [group_size, groups]; transposed, a row is a group.
-    word_of_turn = least_alike_first[: groups * group_size].reshape(group_size, groups)
-    return {"texts": texts, "negatives": words[word_of_turn.T]}
+    # Deal the words out like cards, the least alike first, so that all groups get equally unlike words. With 2 groups
+    # group 0 gets words 0, 2, 4, ... and group 1 gets words 1, 3, 5, ... A row of the reshaped array is one turn of
+    # dealing, [group_size, groups], so a row of its transpose is one group. Words left over are dropped.
+    dealt_words = least_alike_first[: groups * group_size]
+    word_of_turn = dealt_words.reshape(group_size, groups)
+    words_of_group = word_of_turn.T
+    return {"texts": texts, "negatives": words[words_of_group]}
 
 
 @_declare(
@@ -840,8 +853,8 @@ def _neglabel(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floa
 
     Args:
         arrays: the operations: on numpy arrays, or on tensors of an exported graph.
-        fitted: ``texts`` [C, D], the features of the class texts, and ``negatives`` [G, W / G, D], those of W negative
-            labels in G groups; all of length 1.
+        fitted: ``texts`` [C, D], the features of the class texts, and ``negatives`` [G, S, D], the features of negative
+            labels in G groups of S; all of length 1.
         features: the features of the images, [n, D].
         logits: not used.
     """
@@ -849,10 +862,10 @@ def _neglabel(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floa
     cosines = images @ fitted["texts"].T  # [n, C]
     class_powers = arrays.exp(cosines * _NEGATIVE_SCALE).sum(axis=1)[:, None]  # [n, 1]
 
-    # The negative labels lie side by side, group after group, so their powers can be added up by group.
-    negatives = fitted["negatives"]  # [G, W / G, D]
+    # All negative labels in one product: put the groups one after another, [G * S, D]. Then add up the powers by group.
+    negatives = fitted["negatives"]  # [G, S, D]
     groups, size, width = negatives.shape
-    negative_cosines = images @ negatives.reshape(groups * size, width).T  # [n, W]
+    negative_cosines = images @ negatives.reshape(groups * size, width).T  # [n, G * S]
     powers = arrays.exp(negative_cosines * _NEGATIVE_SCALE)
     group_powers = powers.reshape(-1, groups, size).sum(axis=2)  # [n, G]
 
