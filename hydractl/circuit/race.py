@@ -206,10 +206,11 @@ class Race:
         return same_site_without_batch[:places_left]
 
     def _batches_in_order(self, objective: str) -> list[int]:
-        """Return the batches that an objective needs, first those on which the current model loses most.
+        """Return the indices of the batches that an objective needs, first those on which the current model loses most.
 
-        Differences between candidates show there first. If there are too many batches to compare in pairs, they keep
-        their order.
+        Differences between candidates show there first, so candidates can be given up after few batches. If there are
+        too many batches, they keep their order: the comparison of every ID batch with every OOD batch would cost more
+        than it spares.
         """
         needed = self._batches_read_by([objective])
         id_batches = [batch for batch in needed if self._is_id(batch)]
@@ -217,17 +218,22 @@ class Race:
         if max(len(id_batches), ood_count) > _MOST_PAIRED:
             return needed
 
-        # The loss on each batch by itself, [batches], and between each pair of batches, [batches, batches].
+        # Accuracy, NLL and Brier score lose on single samples: the loss of each batch by itself, [batches].
         values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
         measured = {objective, *self.limits}
         losses = [_loss_of_single_samples(values, measured) for values in values_of_batches]
-        alone = np.array(losses)
-        paired = _paired_losses(values_of_batches)
+        loss_by_batch = np.array(losses)
 
-        # Divide both kinds of loss by their totals. The symmetric matrix holds each pair twice. No total may be 0.
-        total_alone = max(alone.sum(), 1e-9)
-        total_paired = max(paired.sum() / 2, 1e-9)
-        order = _greedy_order(alone / total_alone, paired / total_paired)
+        # The AUROC loses on pairs of an ID and an OOD sample: the loss between each two batches, [batches, batches].
+        loss_by_pair = _paired_losses(values_of_batches)
+
+        # Make both kinds of loss comparable: divide each by its total, which may not be 0. The symmetric matrix holds
+        # each pair twice.
+        total_by_batch = max(loss_by_batch.sum(), 1e-9)
+        total_by_pair = max(loss_by_pair.sum() / 2, 1e-9)
+
+        # Choose one batch after another, always the one that adds most loss to those chosen before.
+        order = _greedy_order(loss_by_batch / total_by_batch, loss_by_pair / total_by_pair)
         return [needed[index] for index in order]
 
     def _is_id(self, batch: int) -> bool:

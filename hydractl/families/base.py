@@ -276,15 +276,17 @@ class AttentionLayout:
             For each field of :class:`HeadWeights` whose tensor exists, that tensor as ``[heads, head_dim, ...]``.
         """
         head_rows = {}
+        # A tensor of the library holds one field of HeadWeights, e.g. fields = ("gate",), or three of them on top of
+        # each other, e.g. fields = ("q", "k", "v") for `attn.qkv.weight`.
         for name, fields in self._fields_by_name(site.path).items():
             if name not in tensors:
-                continue
+                continue  # e.g. a model without biases
             tensor = self._outputs_first(tensors[name])
             tensors_of_fields = [tensor]
             is_stacked = len(fields) > 1
             if is_stacked:
-                # One matrix holds queries, keys and values: [heads * head_dim + 2 * key_heads * head_dim, ...].
-                # Keys and values have equally many rows, but fewer than queries if heads share keys.
+                # Split it into queries, keys and values. Keys and values have equally many rows, but fewer than queries
+                # if heads share keys: [heads * head_dim + 2 * key_heads * head_dim, ...].
                 rows = tensor.shape[0]
                 key_rows = (rows - queries) // 2
                 tensors_of_fields = list(tensor.split([queries, key_rows, key_rows]))

@@ -85,7 +85,8 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
     """
     progress = _object_at(header, "progress")
 
-    # Progress within a training; between two trainings of a grid there is none.
+    # Progress within a training; between two trainings of a grid there is none. In the file, "steps" is the number of
+    # steps done, and "total" the number of all steps; here they are `step` and `steps`.
     step = None
     steps = None
     if type(progress.get("steps")) is int:

@@ -309,18 +309,23 @@ class Chain:
     def rest(self, site: int, state: State) -> Tensor:
         """Run from the state before the block of a site to the end; return what all members read out, ``[M, B, ...]``.
 
-        Blocks that are the same for all members run once. After them the members run either side by side in the same
-        operations or one after another, whichever is faster. The results are the same.
+        The members have the same blocks up to some site. These common blocks run once. After them the members run
+        either side by side in the same operations or one after another, whichever is faster. The results are the same.
         """
-        # The common part, up to the first block that each member runs for itself. A pooled attention still runs once.
+        # The end of the common part. If the first block in which members differ has a pooled attention (all heads of
+        # all members in one attention, from which each member takes its heads), that block runs once as well.
         stop = self.sites.stop
-        first_apart = self.start.first_apart
-        first_alone = first_apart + 1 if self.start.pooled(first_apart) else first_apart
+        first_different = self.start.first_apart
+        end_of_common = first_different
+        if self.start.pooled(first_different):
+            end_of_common = first_different + 1
+
+        # Run what is left of the common part.
         context = self._context_of_run(state.hidden)
-        if site < first_alone:
+        if site < end_of_common:
             # Reusing the name `state` frees the memory of the previous state.
-            state = self._run_blocks(range(site, first_alone), state, context)
-        next_site = max(site, first_alone)
+            state = self._run_blocks(range(site, end_of_common), state, context)
+        next_site = max(site, end_of_common)
 
         # All members side by side.
         nothing_to_part = self.members == 1 or next_site == stop

@@ -160,6 +160,7 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
         a class token at the end. The context has ``text`` (the ids unchanged) and ``attn_mask`` (a mask that is added
         to scores, or None).
     """
+    # The embeddings of the tokens, with a class token at the end if the tower has one, plus those of their positions.
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [N, T]
     embedded = holder.token_embedding(text)  # [N, T, d_model]
     class_token = getattr(holder, "cls_emb", None)
@@ -169,11 +170,15 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
     tokens = embedded.shape[1]
     hidden = embedded + holder.positional_embedding[:tokens]
 
-    # The causal mask is the same for all texts, [tokens, tokens].
+    # Masks are added to the attention scores [N, heads, tokens, tokens]: 0 for a pair that may attend, -inf for one
+    # that may not. So two masks are combined by adding them. The causal mask is the same for all texts, [tokens,
+    # tokens].
     mask = None
     if holder.attn_mask is not None:
         mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
-    # With a class token, the padding of each text is masked as well.
+
+    # With a class token, the padding of each text is masked as well. Added to it, the causal mask is repeated for every
+    # text, and the sum is [N, 1, tokens, tokens].
     if class_token is not None:
         mask_by_head = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, tokens, tokens]
         mask_by_text = mask_by_head.unflatten(0, (len(text), -1))  # [N, heads, tokens, tokens]
