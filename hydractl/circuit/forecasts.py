@@ -219,9 +219,11 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
 
 
 def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
-    """Compute the slope of each quantity by a gate on each head that is present in the sample tower.
+    """Compute how much each head adds to each quantity of a sample, if the quantity were linear in the heads.
 
-    Each batch takes one forward pass, and one backward pass for each quantity.
+    A gate is a factor on the output of a head. It is 1 now, and removing the head means 0. So the slope, the derivative
+    of the quantity by the gate, forecasts the change. Each batch takes one forward pass, and one backward pass for each
+    quantity.
 
     Args:
         evaluator: its current model is the one whose slopes are computed.

@@ -382,6 +382,8 @@ def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
     """Return whether counts are whole numbers from 0 to the most that can be counted.
 
     Samples are limited by the samples of the data; sums over samples or pairs by the number of samples or pairs.
+    ``two_u`` is twice the number of pairs of an ID and an OOD sample in the right order. ``doubt`` holds by how much
+    rounding may change the counts.
     """
     most_two_u = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:

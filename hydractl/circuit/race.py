@@ -262,11 +262,13 @@ class Race:
     def _run_chunks(self) -> None:
         """Run all candidates on the batches whose states fit into memory together, then on the next chunk, and so on.
 
-        Candidates of one site that run together are a unit. With bounds and three chunks or more, the most hopeful unit
-        runs to the end after the first chunk, so that others can be given up by comparison with it.
+        Candidates of one site that run together are a unit. With bounds (candidates that can no longer win are given
+        up) and three chunks or more, the most hopeful unit runs to the end after the first chunk, so that others can be
+        given up by comparison with it.
         """
         batches_by_chunk = self._batches_read_by_chunk()
         for chunk_index, batches in enumerate(batches_by_chunk):
+            # After a chunk, some candidates are given up, and the hopes of others have changed.
             units = self._units_by_hope()
             is_second_of_many = chunk_index == 1 and len(batches_by_chunk) > 2
             if self.bounds and is_second_of_many and units:
@@ -296,8 +298,9 @@ class Race:
     def _units_by_hope(self) -> list[list[RacingHead]]:
         """Group the candidates that are not done into units that run together, the most hopeful unit first.
 
-        A unit holds at most ``at_once`` candidates of one site, the most hopeful first. The hope of a candidate is the
-        best standing that it can still reach for the first objective; that of a unit is its first candidate's.
+        The hope of a candidate is the best standing that it can still reach, for the first objective. A unit holds at
+        most ``at_once`` candidates of one site (attention block), the most hopeful first, and is as hopeful as this
+        one.
         """
         first_objective = self.objectives[0]
 

@@ -109,6 +109,9 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     paths_of_tower = [site.path for site in sites_of_tower]
     model_mask = source.description.mask.at(paths_of_tower)
     is_headmap = options.algorithm == "headmap"
+
+    # The options count all heads that are gone at the end (`total`), also those that the model or the start of the
+    # search already lacks. `budget` is what is left for the search itself to remove.
     total = None
     if not is_headmap:
         total = _heads_gone_at_end(options, model_mask)

@@ -185,6 +185,8 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         on_grid = model.patch_embed(images)  # [B, H, W, d]
         return State(on_grid.flatten(1, 2))
 
+    # For each block: how it runs, what its attention reads, and its span (its share of the first block's tokens, and
+    # the number of windows). `merging` names the merging module by the index of the block that it belongs to.
     blocks: list[Callable[[State], State]] = []
     attention_inputs: list[Callable[[State], Tensor]] = []
     merging = {}

@@ -322,8 +322,9 @@ def with_posterior(stages: Stages, network: nn.Module) -> Stages:
 def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tensor:
     """Return the distribution of a tower's normalised features: their mean and their variances.
 
-    Several prompts of a class are averaged. The mean of their normalised features is a linear function of the mean of
-    their inputs, if each input is divided by the length of its feature. So the mean is Gaussian, too.
+    The weights of the projection are uncertain (Gaussian), so its features are, too. Several prompts of a class are
+    averaged: if each input is divided by the length of its feature, the mean of the normalised features is the
+    projection of the mean input. So the mean is Gaussian as well.
 
     Args:
         posterior: the posterior of the projection.
@@ -378,8 +379,9 @@ def gaussian_logits(
 ) -> Tensor:
     """Return logits ``[B, classes]`` for images and classes with Gaussian features, by the probit approximation.
 
-    A logit is a factor times the cosine of an image feature g and a class feature h, plus a bias. Mean and variance of
-    the cosine follow the closed form at the top of this file.
+    A logit is a factor times the cosine of an image feature g and a class feature h, plus a bias. Here both features
+    are uncertain, and so is the logit: the greater its variance, the closer it is moved to the bias. Mean and variance
+    of the cosine follow the closed form at the top of this file.
 
     Args:
         family, network: compute the factor and the bias of the logits.
@@ -397,8 +399,9 @@ def gaussian_logits(
     image_square = 1 + image_variances.sum(dim=-1, keepdim=True)
     class_square = 1 + class_variances.sum(dim=-1, keepdim=True)
 
-    # The variance [B, classes] of the dot product of g and h. The posteriors of g and h have different axes, so means
-    # and variances of one are expressed along the axes of the other.
+    # The variance [B, classes] of the dot product of g and h, whose means are mg and mh, and whose covariances are Sg
+    # and Sh. The posteriors of g and h have different axes, so means and variances of one are expressed along the axes
+    # of the other.
     squared_axes = (image_axes.T @ class_axes).square()
     squared_images = (image_mean @ class_axes).square()
     squared_classes = (class_mean @ image_axes).square()

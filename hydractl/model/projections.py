@@ -502,7 +502,9 @@ class MemberProjections(nn.Module):
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
         """Find the runs of neighbours that the member's heads form in the bank, and the shared keys that they use."""
         super().__init__()
-        # Which heads of the bank the member has.
+        # Which heads of the bank the member has. Runs are groups of neighbours, e.g. heads 0, 1 and 4 form two runs.
+        # The member is plain if it is the whole bank and nothing is done to its heads, so the shortest path can serve
+        # it.
         self.bank = bank
         self._positions = list(range(bank.heads) if positions is None else positions)
         self.heads = len(self._positions)
@@ -519,7 +521,7 @@ class MemberProjections(nn.Module):
         self._shared_runs = runs_of(used_shared_heads)
 
         # For each group of neighbouring heads with the same shared head: its index among the used ones, and their
-        # number.
+        # number. E.g. for the shared heads 2, 2, 5 these are (0, 2) and (1, 1).
         self._shared_uses: list[tuple[int, int]] = []
         for shared_head, group in groupby(shared_head_of_head):
             index = used_shared_heads.index(shared_head)

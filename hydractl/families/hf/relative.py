@@ -186,6 +186,8 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
         attention: the :class:`hydractl.model.attention.HeadAttention` to use.
         layer: transformers' layer.
     """
+    # Where transformers keeps the index of distances (which row of the table belongs to which pair of tokens) differs
+    # by class: in the layer, in its attention, or nowhere.
     kind = type(layer).__name__
     if kind == "BeitLayer":
         return BeitInPlace(attention, _take_index(layer))
@@ -234,11 +236,12 @@ def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
         if table is not None:
             context["shared_position_bias"] = table(table.window_size)[0]  # [1, heads, T, T] -> [heads, T, T]
         return context
-    # MPNet: the biases that all layers share.
+    # MPNet: the biases that all layers share, computed once for texts of this length.
     if kind == "MPNetModel":
         tokens = hidden.new_empty((1, hidden.shape[1], 0))  # only the number of tokens is used
         bias = base.encoder.compute_position_bias(tokens)
         return {"position_bias": bias[0]}  # [1, heads, T, T] -> [heads, T, T]
+    # DeBERTa: embeddings of distances, which each layer compares with its queries and keys.
     if kind == "DebertaV2Model":
         return _disentangled_context(base.encoder, hidden, mask)
     return {}
