@@ -310,9 +310,10 @@ def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Ima
     bitmap = Image.new("L", (_BITMAP, _BITMAP))
     bitmap.paste(small, (left, top))
 
-    # Count the white pixels of each block, so that the edges of the character become grey.
+    # Count the white pixels of each block, so that the edges of the character become grey. Pixel (row, column) of the
+    # bitmap is in block (row // _BLOCK, column // _BLOCK): the second and the last axis count pixels within a block.
     is_white = np.asarray(bitmap) >= 128
-    blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)
+    blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)  # [8, block, 8, block]
     white_pixels = blocks.sum(axis=(1, 3))  # [8, 8]
     return _to_grey(white_pixels)
 

@@ -244,12 +244,16 @@ def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) ->
     else:
         wanted = f"?{key}={asked}"
         known_names = (asked,)
+
+    # Exactly one column must have one of these names.
     candidates = [name for name in known_names if name in available]
     if len(candidates) == 1:
         (name,) = candidates
         times_there = list(available).count(name)  # a header may name a column twice
         if times_there == 1:
             return name
+
+    # Several columns may be meant, or none.
     if candidates:
         names = " and ".join(map(repr, candidates))
         problem = f"{names} may be {wanted}"

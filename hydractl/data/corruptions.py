@@ -412,7 +412,8 @@ def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
     if is_one_point:  # the three points coincide and define no map; the numbers above are drawn anyway
         return x
 
-    # Find the map from a position in the result to the position in the image that it shows: [x, y, 1] @ back.
+    # Three pairs of points determine an affine map. Find the one from a position in the result back to the position in
+    # the image that it shows there, [x, y, 1] @ back: it takes the moved points to the points themselves.
     moved_with_ones = np.column_stack([moved_corners, np.ones(3)])
     back = np.linalg.solve(moved_with_ones, corners)  # [3, 2]
     x_by_x, x_by_y, x_shift = back[:, 0]

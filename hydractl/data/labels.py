@@ -65,7 +65,8 @@ def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: i
         return list(range(limit))
 
     # Draw samples in rounds. In every round, each class that has samples left gives one sample when its turn comes.
-    # The samples of a class are assigned to the rounds 0, 1, 2, ... in random order.
+    # The samples of a class are assigned to the rounds 0, 1, 2, ... in random order. E.g. a class of three samples may
+    # get the rounds 2, 0, 1: its second sample is drawn in the first round.
     random = np.random.default_rng(seed)
     turn_of_class = random.permutation(len(class_sizes))
     round_within_class = [random.permutation(size) for size in class_sizes]

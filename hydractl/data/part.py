@@ -231,7 +231,8 @@ class ChosenRows:
 def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
     """Draw a random order of ``total`` samples in which every stretch has the class proportions of the whole.
 
-    The samples of each class are placed at equal distances on a line from 0 to 1. The order is the order on that line.
+    The samples of each class are placed at equal distances on a line from 0 to 1, e.g. two samples at 0.1 and 0.6, and
+    four at 0.2, 0.45, 0.7 and 0.95. The order is the order on that line.
 
     Args:
         labels: ``[total]``; None if there are none, and then any random order is returned.

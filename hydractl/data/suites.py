@@ -323,7 +323,8 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         else:
             specs[member] = spec
 
-    # Use stand-ins for missing sets, unless the user named the sets. This moves sets from `missing` to `specs`.
+    # A stand-in is a set that is tested only if others of its group (near or far) are missing. Use stand-ins unless the
+    # user named the sets. This removes sets from `missing`, and adds the stand-ins to `specs`.
     notes = []
     has_official = any(member.official for member in wanted)
     if suite.note and not has_official:
@@ -617,6 +618,7 @@ def _find_image_list(folder: str, lists: Sequence[str], images_below_root: str) 
             path = os.path.join(root, *name.split("/"))
             if not os.path.isfile(path):
                 continue
+            # A list without its images is of no use, but the message should say that the list is there.
             first_image = _first_path_in(path)
             if not first_image:
                 first_image = "(none)"

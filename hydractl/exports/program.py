@@ -427,7 +427,9 @@ def _signature(value: Any) -> None:
     """
     _SIGNATURE_FIELDS(value)
 
-    # Inputs: an empty tuple of positional arguments, and a dict of keyword arguments. 1 is the version of the format.
+    # Inputs: an empty tuple of positional arguments, and a dict of keyword arguments. torch stores this structure as a
+    # JSON text, [1, tree], where 1 is the version of the format. A tree names the class of a container, and its
+    # contents.
     input_names = value.get("forward_arg_names") or []
     no_positional = {"type": "builtins.tuple", "context": "null", "children_spec": []}
     keyword_inputs = _tree_of_mapping(input_names)
