@@ -273,6 +273,7 @@ class Contest:
         where: str,
         inputs: Mapping[str, Sequence[Inputs]] | None = None,
     ) -> None:
+        # What runs and where, and what is found out about each model.
         self.models = models
         self.device = device
         self.mode = mode

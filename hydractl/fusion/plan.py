@@ -402,7 +402,8 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:
     """Return the owner of each head of a site, if each head is equal in all members that have it.
 
-    The owner is the first member that has the head, with the position of the head among the member's heads.
+    The owner is the first member that has the head, with the position of the head among the member's heads. E.g. if
+    member 0 has the heads 1 and 4 and member 1 the heads 4 and 7, the owners of 1, 4 and 7 are (0, 0), (0, 1), (1, 1).
 
     Args:
         sources: the members.

@@ -99,6 +99,9 @@ class Relative:
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
         """Return attention scores from comparing the queries and keys of tokens with those of distances.
 
+        Besides "how well does this query fit that key", two questions are scored: how well a query fits the distance of
+        the other token, and how well a key does.
+
         Args:
             q, k: queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` of tokens.
             queries, keys: queries and keys of distances, ``[n, R, dk]`` each; None if the block does not have them.

@@ -197,11 +197,11 @@ class Training:
 
         # The state of the loop: everything below is saved and restored.
         self.history = History()
-        self.position = 0
-        self.order = torch.Generator().manual_seed(options.seed)
-        self.epoch_start = self.order.get_state()
-        self.best: tuple[float, dict[str, Tensor]] | None = None
-        self.waited = 0
+        self.position = 0  # how many samples of the current epoch are done
+        self.order = torch.Generator().manual_seed(options.seed)  # draws the order of the samples
+        self.epoch_start = self.order.get_state()  # its state before the current epoch
+        self.best: tuple[float, dict[str, Tensor]] | None = None  # validation accuracy and weights of the best epoch
+        self.waited = 0  # how many epochs have ended since then
         self._agreement: _Agreement | None = None  # from the last step; None if there is only one process
 
     # --- running ------------------------------------------------------------------------------------------------------

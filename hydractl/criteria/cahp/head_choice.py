@@ -394,7 +394,7 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
-    """Return the Jeffries-Matusita distance of each pair of Gaussians.
+    """Return the Jeffries-Matusita distance of each pair of Gaussians: 0 if they are equal, 2 if they do not overlap.
 
     With S = (S_a + S_b) / 2 it is 2 (1 - exp(-B)), where B, the Bhattacharyya distance, is
     (m_a - m_b)^T S^-1 (m_a - m_b) / 8 + ln(|S| / sqrt(|S_a| |S_b|)) / 2.
@@ -557,11 +557,11 @@ class Knee:
 
 
 def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> Knee:
-    """Fit a polynomial by least squares, and return its point that is furthest above its chord.
+    """Find the knee of a curve: the number of heads from which on more heads hardly raise the accuracy.
 
-    The chord joins the first and the last point of the fitted curve, with both axes scaled to 0..1. Points below the
-    chord do not count, since accuracy only begins to rise there. Of equally distant points, the one with the fewest
-    heads is returned.
+    A polynomial is fitted by least squares; the knee is its point that is furthest above its chord. The chord joins the
+    first and the last point of the fitted curve, with both axes scaled to 0..1. Points below the chord do not count,
+    since accuracy only begins to rise there. Of equally distant points, the one with the fewest heads is returned.
 
     Args:
         heads: the numbers of heads that were tried, ascending.

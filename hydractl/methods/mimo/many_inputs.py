@@ -105,7 +105,9 @@ class ManyInputs(OneBody):
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"
 
-        # Draw the embedding weights of all inputs; shift their mean to one Mth of the pretrained weights, if any.
+        # Draw the embedding weights of all inputs. Divided by the root of M, the sum of M embeddings varies as much as
+        # a single one. Shift their mean to one Mth of the pretrained weights, if there are any: for M equal inputs the
+        # sum is then the pretrained embedding.
         drawn_weights = [tensors[self._stem] for tensors in drawn]
         weights = torch.stack(drawn_weights) / self.members**0.5  # [M, d, C, p, p] or [M, words, d]
         if not scratch:
