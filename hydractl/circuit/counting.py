@@ -298,6 +298,8 @@ class Tally:
             twice_u += share.pairs * pairs.counted.two_u
             lower += share.pairs * pairs.lower
             higher += share.pairs * pairs.higher
+
+        # The counts of single samples were weighted when they were added.
         doubt = self._doubt._replace(lower=lower, higher=higher)
         return EvaluationCounts(
             correct=self._correct,

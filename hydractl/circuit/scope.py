@@ -196,19 +196,26 @@ def _check_budget(
     Raises:
         UsageError: for a budget out of range.
     """
+    # Name the option that the budget came from.
     is_by_keep = options.budget is None
     option = "--keep" if is_by_keep else "--budget"
     removed_before = total - budget
+
+    # Nothing to remove.
     if budget < 1 and removed_before:
         raise UsageError(f"{removed_before} heads are gone at the beginning, and {option} asks for {total} in all")
     if budget < 1:
         raise UsageError(f"{option} removes no head")
+
+    # Nothing would be left.
     if budget >= len(after.kept_heads):
         allowed_range = ""
         if not is_by_keep:
             highest = len(before.kept_heads) - 1
             allowed_range = f", so the range is 1..{highest}"
         raise UsageError(f"{option} removes all {total} heads: at least one must be left{allowed_range}")
+
+    # The searched sites do not have so many heads.
     if budget > len(candidates):
         raise UsageError(
             f"{option} asks for {budget} more heads, and the sites that are meant have {len(candidates)}",

@@ -255,6 +255,9 @@ class Session:
                 columns=run.columns,
             )
             sample_sets.append(sample_set)
+
+        # Evaluate the batches of all these sets, with the memory and the tasks of this search. A lane is a model that
+        # is searched in turn with others, one for each objective.
         batches = [batch for sample_set in sample_sets for batch in sample_set.batches]
         return Evaluator(
             self.model,
@@ -524,6 +527,8 @@ class Session:
             tasks=self.tasks,
             doubts=self.doubts,
         )
+
+        # A circuit that removes something can be compared with an exact one (--check-against).
         documents = {}
         for objective, ranking in rankings.items():
             document = writer.document(objective, ranking)

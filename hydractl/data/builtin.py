@@ -113,6 +113,8 @@ def _check_name(spec: Spec, name: str, split: str) -> None:
             all_names += _full_names(known)
         listed = ", ".join(all_names)
         raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {listed}")
+
+    # A set with splits needs one of them; a set without has none.
     splits = SPLITS[name]
     full_names = " or ".join(_full_names(name))
     has_splits = len(splits) > 0

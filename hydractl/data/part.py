@@ -298,6 +298,8 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     without: tuple[tuple[int, int], ...] = ()
     if "without" in asked:
         without = _parse_spans(asked["without"])
+
+    # The choice. A setting that is not asked for gets the value that changes nothing, e.g. part 1 of 1.
     chosen = ChosenRows(
         where=spec.where,
         start=int(asked.get("from", 0)),

@@ -186,12 +186,15 @@ class _Index:
 
     def add(self, shard: str) -> None:
         """Add the samples of one tar file to the lists; for each that cannot be used, add a line to ``problems``."""
+        # List the samples of the file; a file that is damaged has none.
         name = printable(os.path.basename(shard))
         try:
             samples = self._list_samples(shard)
         except (tarfile.TarError, OSError, EOFError) as error:
             self.problems.append(f"{name}: {reason(error)}")
             return
+
+        # Choose the image and the label of each sample.
         for key, sample in samples.items():
             try:
                 member = self._choose_image(key, sample)
@@ -199,6 +202,8 @@ class _Index:
             except ValueError as error:
                 self.problems.append(f"{name}: {error}")
                 continue
+
+            # The image is not read now: remember where it is.
             place = _Place(shard, printable(member.name), member.offset_data, member.size)
             self.ids.append(f"{name}/{printable(key)}")
             self.places.append(place)

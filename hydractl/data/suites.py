@@ -569,12 +569,15 @@ def _replace_missing(
     notes = []
     stand_ins = [member for member in suite.members if member.stands_in]
     for stand_in in stand_ins:
+        # A stand-in is needed only if sets of its group are missing, and can help only if it is there itself.
         replaced_sets = [member for member in missing if member.group == stand_in.group]
         if not replaced_sets:
             continue
         spec, _ = _find_member(folder, stand_in)
         if spec is None:
             continue
+
+        # Put it in their place, and say so.
         specs[stand_in] = spec
         for replaced in replaced_sets:
             del missing[replaced]

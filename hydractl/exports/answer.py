@@ -88,10 +88,13 @@ class GraphAnswer(nn.Module):
             member_logits: logits of all members, ``[M, B, classes]``.
             features: for each member its features ``[B, D]``; empty for a score on logits.
         """
+        # The averaged probabilities, computed in float64 as by the model itself.
         logits = cast("Floats", member_logits.double())
         block = Block(logits, self._chosen.calibration, IN_GRAPH)
         probabilities = cast("Tensor", block.probs)
         answer = {PROBABILITIES: probabilities.float()}
+
+        # What was calibrated: the OOD score, the flag (is the score at least the threshold?), and the prediction set.
         if OOD_SCORE in self.outputs:
             answer[OOD_SCORE] = self._score(block, features)
         if IS_OOD in self.outputs:

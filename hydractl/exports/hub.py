@@ -156,6 +156,8 @@ def _names_of_shards(folder: Path) -> set[str]:
     index = folder / f"{_WEIGHTS}.index.json"
     if not index.is_file() or single_file.is_file():
         return set()
+
+    # The index maps each tensor to its file.
     document = parse_json(index.read_bytes(), str(index))
     if not isinstance(document, dict):
         return set()

@@ -50,6 +50,8 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
         shapes: the inputs and outputs of the graph.
     """
     labels = json_list(description.labels)
+
+    # What the graph is, what it takes, and how its outputs are to be read.
     metadata = {
         "schema": EXPORT_SCHEMA,
         "hydractl": __version__,
@@ -65,6 +67,8 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
         "shapes": json.dumps(shapes.to_json()),
         "ood_score": Chosen.of(description.extra).score,
     }
+
+    # What calibrate has chosen, e.g. a threshold; null if it has not.
     for key in _CHOSEN:
         metadata[key] = canonical_json(description.extra.get(key))
 

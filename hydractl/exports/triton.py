@@ -125,6 +125,8 @@ def _triton_tensor(value: Any) -> _Tensor:
     tensor = value.type.tensor_type
     if tensor.elem_type not in data_types:
         raise HydraError(f"{value.name} has numbers that Triton has no name for")
+
+    # The sizes after the batch; -1 means any size.
     sizes = []
     dimensions_after_batch = tensor.shape.dim[1:]
     for dimension in dimensions_after_batch:

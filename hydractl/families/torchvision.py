@@ -68,6 +68,7 @@ class _Sizes:
             InputError: if a size is missing or is not a positive whole number (the problems name all such sizes), if
                 the width is not a multiple of the number of heads, or if there are too many layers.
         """
+        # Every size must be a whole number in range.
         valid_sizes: dict[str, int] = {}
         wrong_names = []
         for name in _SIZE_NAMES:
@@ -79,6 +80,8 @@ class _Sizes:
         problem = "this is no configuration of torchvision's VisionTransformer"
         if wrong_names:
             raise InputError(problem, problems=wrong_names)
+
+        # The sizes must fit each other.
         sizes = cls(**valid_sizes)
         heads_fill_width = sizes.hidden_dim % sizes.num_heads == 0
         if not heads_fill_width or sizes.num_layers > _MOST_LAYERS:

@@ -276,6 +276,8 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
             member["sha256"] = source.sha256
         member["provenance"] = dict(source.description.provenance)
         members.append(member)
+
+    # Everything else is the same in all members, so it comes from the first.
     return Description(
         kind="fused",
         family=first.family,
@@ -632,6 +634,8 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
         elif start.blocks < len(chain.sites):
             parts_at = chain.block_paths[start.blocks]
             differs, hint = _why_members_part_in_block(plan, model, chain, stages)
+
+        # What runs once: the stem, some leading blocks, and perhaps the attention of the next block.
         tower = SharedParts(
             tower=chain.tower,
             blocks=len(chain.sites),

@@ -520,6 +520,8 @@ def _read_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[
         if isinstance(step, Mapping):
             path = step.get("site")
             head = step.get("head")
+
+        # The site must exist, then the head in it, and it must still be there.
         is_known_site = isinstance(path, str) and path in heads_of_site
         if not is_known_site:
             problems.append(f"step {number}: unknown site {shown(path)}")

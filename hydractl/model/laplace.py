@@ -140,6 +140,8 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
     matches_nothing = "$."
     pattern = model.family.named_parts.get("head", matches_nothing)
     heads_of_members = []
+
+    # Collect the matching linear layers of each member, in the order of the network.
     for network in model.networks:
         heads = []
         for name, module in network.named_modules():

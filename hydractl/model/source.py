@@ -612,6 +612,8 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
         masks=[HeadMask.full(sites)],
         origin=loaded.origin,
     )
+
+    # A single file has its own digest.
     tensors = loaded.tensors
     check_tensors(name, tensors, family, description, sites)
     if isinstance(tensors, FileTensors):

@@ -278,15 +278,21 @@ def _random_changes(values: Mapping[str, str], image_format: ImageFormat) -> Cal
         image_format: the image format of the model.
     """
     changes: list[Any] = []
+
+    # A random part of the image, resized to the size of the model.
     if "crop" in values:
         smallest = float(values["crop"] or SMALLEST_SHARE)
         _, height, width = image_format.size
         interpolation = InterpolationMode(image_format.interpolation)
         crop = v2.RandomResizedCrop((height, width), scale=(smallest, 1.0), interpolation=interpolation)
         changes.append(crop)
+
+    # Mirrored left to right, half of the time.
     if "flip" in values:
         flip = v2.RandomHorizontalFlip()
         changes.append(flip)
+
+    # N random operations of magnitude M, as "N:M".
     if "randaugment" in values:
         strength = values["randaugment"] or _USUAL_STRENGTH
         count, magnitude = strength.split(":")

@@ -297,6 +297,8 @@ class Training:
         for batches_of_step in _chunks(batches, self.options.data.accumulate):
             samples_of_step = sum(len(batch) for batch in batches_of_step)
             shares = []
+
+            # The share counts all samples of the step, of all processes.
             for batch in batches_of_step:
                 samples_here = self._part_of_process(batch)
                 shares.append(len(samples_here) / samples_of_step)

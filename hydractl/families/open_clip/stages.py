@@ -68,6 +68,8 @@ def visual_stages(model: Any) -> Stages:
         inputs=lambda state: pooled(state)[:, None],
         parameters=lambda: (visual.proj.T, None),
     )
+
+    # If the pooled feature is that of the class token, the last block need not compute the other tokens (`reads`).
     blocks = visual.transformer.resblocks
     reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
     return Stages(
