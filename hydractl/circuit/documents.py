@@ -205,6 +205,7 @@ class CircuitWriter:
 
     def _search_document(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
         """Return the settings of the search; its budget includes the heads that were removed before it began."""
+        # A budget counts all heads that are gone at the end.
         options = self.options
         removed_before = self.scope.total - self.scope.budget
         removed_at_end = removed_before + len(ranking.steps)
@@ -215,6 +216,8 @@ class CircuitWriter:
             "ood_score": options.ood_score,
             "budget": removed_at_end,
         }
+
+        # Limits of the search, if there were any.
         if options.max_drop is not None:
             search["max_drop"] = options.max_drop
         if options.subject_to:

@@ -272,6 +272,8 @@ class Lazy(GreedySearch):
                 change_of_task = change.of_samples(inside, outside)
                 forecast_of_task = forecast(objective, now_of_task, change_of_task)
                 forecasts_of_tasks.append(forecast_of_task)
+
+            # Average over the tasks, by their weights.
             means = np.average(forecasts_of_tasks, axis=0, weights=weights)  # [heads]
             forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
         return forecasts

@@ -460,6 +460,8 @@ def _paired_losses(values: Sequence[Values]) -> np.ndarray:
         for ood_batch, outside in enumerate(values):
             if outside.labelled:
                 continue
+
+            # Only samples of the same task are compared. The loss is the same for (ID, OOD) and (OOD, ID).
             common_tasks = set(inside.tasks).intersection(outside.tasks)
             if common_tasks:
                 loss = _twice_inverted_pairs(inside, outside)

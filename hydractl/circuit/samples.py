@@ -80,6 +80,8 @@ class SampleSet:
         self._labels = dataset.labels if labelled else None
         self._tasks = tasks
         self._columns = columns
+
+        # Cut the order into batches, which read their samples when they are asked for.
         self._order = [int(index) for index in order]
         self.batches = []
         for start in range(0, len(order), batch_size):

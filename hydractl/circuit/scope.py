@@ -334,6 +334,9 @@ def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) 
             f"{path} removes {longest} heads, fewer than the {total} of this search",
             hint="take a longer circuit, or a smaller budget",
         )
+
+    # Take its first removals, until so many are gone. Removals of a headmap circuit belong together, so none may be
+    # left over.
     count = total - len(removed_at_start)
     first_removed = ranking.removed[:count]
     left_over = ranking.removed[count:]

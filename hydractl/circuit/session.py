@@ -198,6 +198,8 @@ class Session:
         """
         certainty = self._certainty_of_sets()
         order: dict[str, list[int]] = {}
+
+        # A task is an ID set with an OOD set, or an ID set alone.
         for task in self.tasks:
             inside = certainty[task.data]
             outside = None

@@ -308,8 +308,12 @@ def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:
         return f"{name} has no images: shape {shape}"
     if 0 in shape:
         return f"{name} has images without pixels: shape {shape}"
+
+    # Shapes that can be read: grey images without a channel, and one or three channels at the end.
     if len(shape) == 3 or shape[3] in (1, 3):
         return None
+
+    # Other numbers of channels: guess what they are.
     if shape[3] == 4:
         advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
     elif shape[1] in (1, 3):

@@ -228,6 +228,8 @@ def _photo_patches() -> Images:
     photos = [_rounded_grey(photo) for photo in load_sample_images().images]
     one_round = [(photo, scale) for scale in _PHOTO_SCALES for photo in photos]
     all_rounds = itertools.cycle(one_round)
+
+    # A patch of `scale` times the side, at a random position, is averaged in blocks of scale x scale pixels.
     random = np.random.RandomState(3)
     patches = []
     for photo, scale in itertools.islice(all_rounds, _PHOTO_PATCHES):

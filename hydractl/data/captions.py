@@ -86,9 +86,13 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """
     name = spec.path.lower()
     path = Path(os.path.expanduser(spec.path))
+
+    # Shards: a .tar file, or a folder of them.
     are_shards = name.endswith(".tar") or path.is_dir()
     if are_shards:
         return _read_shard_pairs(spec, limit)
+
+    # Anything else is a table. Only a Parquet file can hold the images themselves.
     if not name.endswith(TEXT_SUFFIXES):
         raise InputError(
             f"{spec.where}: not a kind of file that captions are read from",

@@ -600,6 +600,8 @@ def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool
         yield document
     if not isinstance(document, (dict, list)):
         return
+
+    # Search every list and object only once.
     part = (id(document), below_key)
     if part in met:
         return

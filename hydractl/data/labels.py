@@ -444,6 +444,8 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
     label_by_folded: dict[str, str] = {}
     for label in labels:
         label_by_folded.setdefault(label.casefold(), label)
+
+    # Comparing takes the time of (names x labels), so only some names are compared.
     most_compared = _MOST_COMPARED // len(labels)
     lines = []
     for index, name in enumerate(names):

@@ -208,6 +208,8 @@ class ChosenRows:
         labels_of_indices = None
         if labels is not None:
             labels_of_indices = np.asarray(labels)[indices]
+
+        # The order has the class proportions of the whole in every stretch, so every share has them too.
         order = _stratified_order(labels_of_indices, count, self.seed)
         chosen = indices[order[start:end]]
         if not len(chosen):

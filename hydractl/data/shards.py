@@ -316,11 +316,15 @@ class _Index:
             document = parse_json(text, "it")
         except InputError as error:
             raise ValueError(f"{what} cannot be read: {error.message}") from None
+
+        # No object, no label; an object has it under one key.
         if not isinstance(document, dict):
             return None
         value = document.get(self._json_key())
         if value is None or type(value) is str:
             return value
+
+        # A text is asked for, or else an integer of 64 bits.
         if self.texts:
             raise ValueError(f"{what} is {shown(value)}, which is no text")
         if type(value) is not int or abs(value) >= 2**63:

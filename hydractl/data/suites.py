@@ -517,9 +517,13 @@ def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMembe
     has_official = any(member.official for member in tested)
     if choice.official and not has_official:
         raise UsageError(f"--ood-suite {choice.name} has no other official sets", hint=f"--ood-suite {choice.name}")
+
+    # Sets that the user named are looked for, also stand-ins and official ones.
     if choice.sets:
         _check_sets(choice, suite)
         return [member for member in tested if member.name in choice.sets]
+
+    # Otherwise all that are tested by default.
     wanted = []
     for member in tested:
         if member.stands_in:
@@ -696,8 +700,12 @@ def _rank_of_name(name: str, stems: tuple[str, ...]) -> int | None:
     longest_suffix = max(suffixes, key=len)
     stem = re.sub(r"[-. ]+", "_", lower.removesuffix(longest_suffix))
     words = stem.split("_")
+
+    # Parts that are never tested on.
     if "train" in words or "mismatched" in words:
         return None
+
+    # The name of the set alone is best, then a test part, then any other part.
     if stem in stems:
         return 0
     is_part = any(stem.startswith(f"{known}_") for known in stems)

@@ -209,6 +209,8 @@ def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     infos = archive.infolist()
     if len(infos) > _MOST_ENTRIES:
         raise Refused(f"{len(infos)} entries (the limit is {_MOST_ENTRIES})")
+
+    # Entries by their names below the root folder; each is stored plainly, once.
     entries: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename.removeprefix(_ROOT)

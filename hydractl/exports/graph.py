@@ -299,6 +299,7 @@ def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) ->
     Returns:
         Tensors by name, ``[B, length]`` each: the tokens of the given texts, repeated and cut at the new length.
     """
+    # Repeat the tokens once, so that longer texts can be cut out as well.
     length = _other_length(inputs["input_ids"].shape[1], longest, shorter)
     texts = {}
     for name, tensor in inputs.items():

@@ -232,8 +232,11 @@ def _files_to_upload(api: HfApi, files: Mapping[str, Path | bytes], to: Destinat
     Raises:
         OutputError: if a file with the same name but other contents exists, and ``force`` is not set.
     """
+    # What the repository has under these names.
     entries = api.get_paths_info(to.repo, list(files), revision=to.branch)
     entry_by_name = {entry.path: entry for entry in entries}
+
+    # Upload what is missing or has other contents; the latter would be replaced, which needs --force.
     files_to_upload = {}
     names_with_other_contents = []
     for name, content in files.items():

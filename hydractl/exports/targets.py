@@ -135,6 +135,8 @@ def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
     export_format = FORMATS[kind]
     name = f"{stem.name}{export_format.ending}"
     path = stem.with_name(name)
+
+    # One file has a limit of size. Larger weights go into a second file, if the format allows one.
     weight_bytes = export_format.bytes_per_weight * weights
     fits = weight_bytes + fitted_bytes <= MOST_IN_ONE_FILE
     if kind == "onnx-int8" and not fits:

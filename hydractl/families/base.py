@@ -412,12 +412,16 @@ class AttentionLayout:
         ``{"qkv": ("q", "k", "v")}``, or ``{"query": ("q",), "key": ("k",), "value": ("v",)}``.
         """
         fields_by_module: dict[str, tuple[str, ...]] = {}
+
+        # Queries, keys and values are one layer, or three.
         if len(self.qkv) == 1:
             (stacked_layer,) = self.qkv
             fields_by_module[stacked_layer] = ("q", "k", "v")
         else:
             for module, letter in zip(self.qkv, "qkv", strict=True):
                 fields_by_module[module] = (letter,)
+
+        # What only some models have: gates, and projections of positions to queries and keys.
         if self.gate:
             fields_by_module[self.gate] = ("gate",)
         if self.positions:

@@ -217,6 +217,8 @@ class TimmViT(ModelFamily):
         defaults = {} if published is None else published.to_dict()
         with refused_as(f"timm cannot tell how {name} was evaluated in its training"):
             resolved = timm.data.resolve_data_config(dict(arguments), pretrained_cfg=defaults)
+
+        # Mean and deviation may be those of RGB, while the model takes another number of channels.
         channels, _, _ = input_size(preprocess)
         return {
             **preprocess,

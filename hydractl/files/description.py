@@ -336,6 +336,8 @@ def _read_kept_heads(index: int, member: Any, heads: Mapping[str, int]) -> tuple
         kept = member.get("kept")
     if not isinstance(kept, dict) or set(kept) != set(heads):
         return {}, [f"member {index} does not name the kept heads of every site"]
+
+    # The heads of each site must be heads that the site has.
     kept_heads = {}
     problems = []
     for path, count in heads.items():

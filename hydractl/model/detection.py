@@ -457,6 +457,8 @@ def fit_detector(
         features = read.features[member].astype(np.float64)
         highest = read.highest[member]
         texts = texts_of_members[member]
+
+        # Each score takes what it needs of this.
         training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours, texts)
         training_of_members.append(training)
     return detector_of(names, training_of_members, fitted_on)

@@ -236,6 +236,7 @@ def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) 
     Raises:
         InputError: if the part is missing, has another shape, or holds a negative variance.
     """
+    # The part must be there, have the shape that follows from the layer, and hold floating point numbers.
     k, d = layer.weight.shape
     shapes = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}
     broken = InputError(_BROKEN, hint=_AGAIN)

@@ -383,6 +383,7 @@ def _with_class_names_of_first(sources: Sequence[Source], known: Sequence[Source
     Returns:
         The models, in their order; unchanged if no known model has names.
     """
+    # The first model that knows its classes.
     descriptions = [source.description for source in known]
     with_names = [description for description in descriptions if description.labels is not None]
     if not with_names:

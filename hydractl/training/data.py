@@ -85,10 +85,14 @@ def training_data(
     workers = options.data.workers
     if batch_size % team.size:
         raise UsageError(f"--batch-size {batch_size} cannot be divided among {team.size} processes")
+
+    # Only training data are augmented.
     augmentation = None
     if options.data.augment:
         preprocess = model.description.preprocess
         augmentation = Augmentation(options.data.augment, model.family, preprocess, options.seed)
+
+    # Each process reads its part of every training batch, and whole batches of its part of the validation set.
     batch_size_of_process = batch_size // team.size
     read_train = Reader(model, train_set, batch_size_of_process, workers, augmentation)
     validation = None
@@ -147,6 +151,8 @@ def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) ->
     cut, most = model.family.too_long(description.config, description.preprocess, texts)
     if not cut:
         return
+
+    # Say how many of how many are cut.
     looked_at = f"{len(texts)}"
     if len(texts) < len(dataset):
         looked_at = f"the first {len(texts):,}"
