@@ -507,6 +507,8 @@ def unsliced(source: Source) -> Source | None:
     description = source.description
     if len(description.masks) != 1:
         return None
+
+    # Nothing was removed, or what was removed can be put back as zeros.
     if description.mask.is_full:
         return source
     if description.layout != "zeroed":

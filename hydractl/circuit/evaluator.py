@@ -389,6 +389,8 @@ class Evaluator:
             stem_bytes.append(stem.hidden.nbytes)
             shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
             self._shapes.append(shape)
+
+            # All stems are kept, or none.
             if sum(stem_bytes) > most_bytes:
                 self.keeps_data = False
                 self._stems.clear()

@@ -300,6 +300,8 @@ class Lazy(GreedySearch):
         removed = self.rankings[group[0]].removed
         removed_then = removed[: slopes_step - 1]  # each step before has removed one head
         model_then = tuple(sorted(removed_then))
+
+        # Objectives need different quantities, so known slopes may lack some of them.
         names = quantities_needed(group)
         known = self._slopes.get(model_then)
         if known is not None:

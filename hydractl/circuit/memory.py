@@ -388,6 +388,8 @@ def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
     most_two_u = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:
         most_two_u = 2 * whole.n_id * whole.n_ood  # pairs are weighted by task: the samples counted do not limit them
+
+    # Every count with the most that it can be.
     two_u = 0 if counts.two_u is None else counts.two_u
     counts_and_limits = [
         (counts.n_id, whole.n_id),

@@ -172,6 +172,8 @@ class Race:
             leader = max(running, key=lambda contestant: contestant.hope(objective))
             next_batches = [batch for batch in order if batch not in leader.tally.seen]
             batches_seen = len(order) - len(next_batches)
+
+            # A leader that has seen enough batches runs all that are left, any other only the next one.
             goes_to_the_end = batches_seen >= _SEEN_BEFORE_LEADER_ENDS * len(order)
             if not goes_to_the_end:
                 next_batches = next_batches[:1]

@@ -162,6 +162,8 @@ def undecided_first(
         hazards += _relative_rank(inside.loss)
     if reads_scores and outside is not None:
         hazards += _relative_rank(inside.scores)
+
+    # Put the samples with the greatest hazard first; for OOD samples it is how much they look like ID samples.
     order = {"id": _most_hazardous_first(hazards, lengths["id"])}
     if outside is not None:
         ood_hazards = _relative_rank(-outside.scores)

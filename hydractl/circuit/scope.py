@@ -412,6 +412,7 @@ def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
     Raises:
         UsageError: the smallest site has too few heads, or the budget is no multiple of the number of sites.
     """
+    # The smallest site limits how many heads each can lose.
     largest = sites * fewest
     if not 1 <= budget <= largest:
         raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")

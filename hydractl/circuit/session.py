@@ -223,6 +223,7 @@ class Session:
         certainty = {}
         total = sum(self._size_of_set.values())
         with self.log.progress("finding what is undecided", total, "samples") as progress:
+            # A score depends on the classes, so a set that several tasks read is measured for the first of them.
             for name, dataset in self.sets.items():
                 certainty[name] = measure_certainty(
                     dataset,
@@ -341,8 +342,12 @@ class Session:
             evaluator = self._build_evaluator(order, self._memory_for_states)
             plan = self._plan_of_evaluator(evaluator)
             tell_plan(self.log, plan, self._gives_up_early)
+
+            # States that do not fit into memory are computed anew each time.
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
+
+            # The evaluator has counted its work from the beginning, so take the difference.
             work_before = evaluator.work
             rankings, evaluations = self._run_search(evaluator, journal, plan)
             work = evaluator.work - work_before

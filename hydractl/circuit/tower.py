@@ -373,6 +373,7 @@ class BlockCost:
             attention: the attention in it.
             span: its tokens as a share of the stem's tokens, and the number of windows that they attend in.
         """
+        # The bank holds the weights of the heads.
         bank = attention.only.bank
         keys = bank.packing.keys
         if keys is None:  # each head has its own keys

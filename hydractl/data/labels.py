@@ -149,6 +149,7 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
     first_name = first_of_kind.get("name")
     has_integers = "integer" in first_of_kind or first_too_large is not None
 
+    # One line for each kind of problem, with its first sample.
     problems = []
     if first_missing is not None:
         problem = f"no label for sample {ids[first_missing]}"
@@ -210,6 +211,8 @@ def resolve_labels(
     """
     if label_map and labels is None:
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
+
+    # Labels that cannot be mapped are an error, or left out if that is allowed.
     try:
         indices = _class_indices(raw, ids, where, labels, label_map)
     except InputError:
@@ -221,6 +224,8 @@ def resolve_labels(
         if raw.hint:
             hint += f"; {raw.hint}"
         raise InputError(f"{where}: no label for sample {ids[0]}, nor for any other", hint=hint)
+
+    # The names that the indices now stand for: the data's own, none, or the checkpoint's.
     if labels is None:
         return indices, raw.names
     if not labels:  # a checkpoint without names
@@ -329,6 +334,8 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
         what_is_wrong = f"outside 0..{classes - 1}"
     if not is_bad.any():
         return
+
+    # Name the first wrong label, and count the others.
     first = int(is_bad.argmax())
     label = int(values[first])
     message = f"{where}: label {label} of sample {ids[first]} is {what_is_wrong}"

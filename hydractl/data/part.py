@@ -391,6 +391,8 @@ def _spans_text(indices: Iterable[int]) -> str:
     """Return indices as text, in which neighbours form a span: 3, 7, 8 and 9 give ``3,7-9``."""
     spans: list[list[int]] = []  # the first and the last index of each
     index_before: int | None = None
+
+    # An index that follows the one before prolongs its span; any other begins a new one.
     for index in sorted(indices):
         if index_before is not None and index == index_before + 1:
             spans[-1][1] = index
@@ -418,6 +420,8 @@ def _is_sound(key: str, text: str) -> bool:
     """Return whether the value of a setting has the form of the setting, and its numbers are in range."""
     if re.fullmatch(_FORMS[key].pattern, text) is None:
         return False
+
+    # Its numbers must make sense: ascending spans, shares from 0 to 1, a part that exists, at least one sample.
     if key == "without":
         return all(first <= last for first, last in _parse_spans(text))
     if key == "fraction":

@@ -281,6 +281,7 @@ class _Index:
         kind = "text" if self.texts else "label"
         what = f"the {kind} of {printable(key)}"
         for ending in self._label_endings():
+            # The first of these files that the sample has decides.
             if ending not in sample.label_files:
                 continue
             try:
@@ -400,6 +401,8 @@ def expand_braces(text: str) -> Iterator[str]:
     for plain in pieces[::2]:
         if "{" in plain or "}" in plain:
             raise ValueError("braces that do not match")
+
+    # Each piece stands for one text or several; the result is every combination of them.
     expansions: list[list[str]] = []
     for index, piece in enumerate(pieces):
         was_in_braces = index % 2 == 1

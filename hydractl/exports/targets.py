@@ -305,6 +305,7 @@ class Claim:
         If the weights have a file of their own, the graph refers to its temporary name, so that the check can run it.
         """
         with contextlib.ExitStack() as stack:
+            # Both files stay open until the graph is written, as it writes to both.
             output = self._outputs[target.path]
             handle = stack.enter_context(output.opened())
             weights_file = None

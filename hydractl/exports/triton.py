@@ -70,6 +70,8 @@ def triton_config(model_path: Path, name: str, max_batch: int) -> str:
         f"max_batch_size: {max_batch}",
         f"dynamic_batching {{ max_queue_delay_microseconds: {_MOST_DELAY} }}",
     ]
+
+    # One entry for every input and output; the classes get a file with their names.
     for tensor in inputs:
         lines += _config_lines("input", tensor, [])
     for tensor in outputs:

@@ -243,6 +243,8 @@ class AttentionLayout:
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = self._outputs_first(tensors[out_weight])  # [d_model, heads * head_dim]
         rows = self._read_rows(tensors, site, queries=output.shape[1])
+
+        # Fields that the library does not have in this block are None.
         return HeadWeights(
             q=rows["q"],
             k=rows["k"],

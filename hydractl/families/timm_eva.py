@@ -169,6 +169,8 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
             blocks.append(partial(_run_block_by_index, index, block))
         else:
             blocks.append(partial(_run_block, block))
+
+    # The angles belong to the model, so members may have other ones (`per_member`) if they are learned.
     tower = Stages(
         stem=stem,
         blocks=blocks,

@@ -142,6 +142,8 @@ class TorchvisionViT(ModelFamily):
         """
         if name not in _NAMES:
             raise InputError(f"torchvision has no vision transformer {name!r}", hint=f"one of {', '.join(_NAMES)}")
+
+        # Weights can only be drawn.
         sizes = dict(options)
         pretrained = sizes.pop("pretrained", True)
         if pretrained:
@@ -149,6 +151,8 @@ class TorchvisionViT(ModelFamily):
                 f"torchvision publishes {name} as a pickle only, which hydractl never opens",
                 hint=f"download it and give the file with --arch torchvision:{name}: its numbers are read as data",
             )
+
+        # All other options are sizes.
         unknown_options = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
         if unknown_options:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(unknown_options)}")

@@ -150,6 +150,8 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
     """
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
+
+    # A training that can be shown has a history of sound epochs.
     settings = provenance.get("settings")
     if not isinstance(settings, Mapping):
         return None

@@ -323,6 +323,8 @@ def check_members(sources: Sequence[Source]) -> None:
     for source in sources:
         if source.description.kind == "fused":
             problems.append(f"{source.name} is itself a fused model")
+
+    # Compare every other model with the first.
     first = sources[0]
     for other in sources[1:]:
         for difference in _differences_of_members(first, other):

@@ -427,7 +427,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
 
-    # All other entries of the file are kept as they are.
+    # All other entries of the file, e.g. how the scores were made, are kept as they are.
     info = dict(document)
     del info["schema"], info["sites"]
     return HeadScores(scores, info)

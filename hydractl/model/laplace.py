@@ -171,6 +171,8 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
             raise UsageError(
                 f"{model.description.arch} averages {heads_of_each} classifiers, and a Laplace posterior is of one"
             )
+
+        # The only layer of each member.
         tower = model.chains[0].tower
         layers_of_members = []
         for (head,) in heads_of_members:

@@ -306,7 +306,8 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
         UsageError: if a text cannot be parsed, two models have the same name, or a model does not take an option.
         InputError: listing the problems of all references, and of members that cannot be averaged.
     """
-    # Open each reference once, in the order of their first use.
+    # Open each reference once, in the order of their first use. E.g. "both=a.st+b.st" is the name "both" with the
+    # references "a.st" and "b.st".
     split_texts = [split_model(text) for text in texts]
     all_refs: list[str] = []
     for _, refs in split_texts:

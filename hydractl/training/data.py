@@ -411,6 +411,7 @@ class Reader:
                 inputs = preprocess(plain_samples)
             return inputs, self._targets(numbers)
 
+        # The random changes of a sample depend on its index, so each sample comes with it.
         numbered = Numbered(self._samples)
         for batch in batches(numbered, collate, self._size, workers=self._workers, indices=indices):
             yield batch.inputs  # the pair that collate has returned: inputs and targets

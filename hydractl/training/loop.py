@@ -433,10 +433,13 @@ class Training:
             epoch["val_accuracy"] = figures["val_accuracy"]
             epoch["val_nll"] = figures["val_nll"]
 
+        # Record the epoch, and go on with the next one from its first sample.
         history.epochs.append(epoch)
         self.position = 0  # the next epoch begins
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
+
+        # Some courses, e.g. of averaged weights, choose no epoch.
         if self.data.validation is not None and self.course.keeps_epoch:
             self._keep_best(epoch["val_accuracy"])
 
@@ -702,6 +705,8 @@ def validate(
         correct = sum(correct_by_process)
         loss = sum(map(float.fromhex, losses_as_text))
         count = sum(counts)
+
+    # The same in all processes, so all of them stop.
     if not math.isfinite(loss):
         raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
     return {"val_accuracy": correct / count, "val_nll": loss / count}

@@ -617,13 +617,19 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
         names: the names of parameters to choose from.
     """
     family = model.family
+
+    # The stem is what comes before the blocks, in each tower.
     if part == "stem":
         prefixes: list[str] = []
         for stages in family.stages(model.networks[0]):
             prefixes += stages.stem_prefixes
         return [name for name in names if name.startswith(tuple(prefixes))]
+
+    # Parts that every model has.
     if part in ("attention", "mlp", "norm"):
         return [name for name in names if _part_of_parameter(model, name) == part]
+
+    # Parts that only the family knows, e.g. the classifier, by patterns of names.
     pattern = family.named_parts.get(part)
     if pattern is None:
         return []

@@ -139,6 +139,7 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     else:
         hidden = base.embed_tokens(ids)
 
+    # A kind of layer (full or sliding attention) has its own mask, and perhaps its own angles.
     kinds = list(dict.fromkeys(kinds_of_layers(config)))  # distinct kinds, in order
     context: dict[str, object] = {}
     for kind in kinds:

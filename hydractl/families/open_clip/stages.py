@@ -131,6 +131,8 @@ def text_stages(model: Any) -> Stages:
     else:
         prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
 
+    # What the readout uses of each prompt is one token, whose position depends on the prompt (`reads`). Entries of the
+    # context with one row for each prompt are `per_sample`.
     return Stages(
         stem=partial(_text_stem, tower.module),
         blocks=for_each(_run_block, blocks),
