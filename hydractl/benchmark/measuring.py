@@ -279,6 +279,7 @@ class Contest:
         where: str,
         inputs: Mapping[str, Sequence[Inputs]] | None = None,
     ) -> None:
+        """Draw inputs if there are none, and decide how each model is called; nothing runs or is compiled yet."""
         # What runs and where, and what is found out about each model.
         self.models = models
         self.device = device

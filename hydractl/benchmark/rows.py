@@ -407,6 +407,7 @@ class StockModel(nn.Module):
     """
 
     def __init__(self, source: Source, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        """Build the library's model, and read the weights into it; a zero-shot model also runs its text tower once."""
         super().__init__()
         self.family = source.family
         self.description = source.description

@@ -264,9 +264,9 @@ class Race:
     def _run_chunks(self) -> None:
         """Run all candidates on the batches whose states fit into memory together, then on the next chunk, and so on.
 
-        Candidates of one site that run together are a unit. With bounds (candidates that can no longer win are given
-        up) and three chunks or more, the most hopeful unit runs to the end after the first chunk, so that others can be
-        given up by comparison with it.
+        Candidates of one site that run together are a unit. With bounds, candidates that can no longer win are given
+        up. Then, if there are three chunks or more, the most hopeful unit runs to the end after the first chunk, so
+        that others can be given up by comparison with it.
         """
         batches_by_chunk = self._batches_read_by_chunk()
         for chunk_index, batches in enumerate(batches_by_chunk):

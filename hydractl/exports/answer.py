@@ -42,6 +42,7 @@ class GraphAnswer(nn.Module):
     """
 
     def __init__(self, chosen: Chosen, detector: Detector | None, members: int) -> None:
+        """Decide which outputs there are, and store what was fitted to the model."""
         super().__init__()
         self._chosen = chosen
         self.takes_features = detector is not None
@@ -50,6 +51,7 @@ class GraphAnswer(nn.Module):
         if detector is not None:
             self._keep_fitted(detector)
 
+        # An output exists only if it says something (a single member has no disagreement), and if it was chosen.
         self._has_score = not says_nothing(chosen.score, members)
         self.outputs = [PROBABILITIES]
         if self._has_score:
