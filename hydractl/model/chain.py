@@ -312,20 +312,21 @@ class Chain:
         The members have the same blocks up to some site. These common blocks run once. After them the members run
         either side by side in the same operations or one after another, whichever is faster. The results are the same.
         """
-        # The end of the common part. If the first block in which members differ has a pooled attention (all heads of
-        # all members in one attention, from which each member takes its heads), that block runs once as well.
+        # The end of the part that runs for all members together. If the first block in which members differ has a
+        # pooled attention (it computes the heads of all members once, and each member takes its own), that block still
+        # runs for all members together.
         stop = self.sites.stop
         first_different = self.start.first_apart
-        end_of_common = first_different
+        end_of_joint_part = first_different
         if self.start.pooled(first_different):
-            end_of_common = first_different + 1
+            end_of_joint_part = first_different + 1
 
-        # Run what is left of the common part.
+        # Run what is left of that part.
         context = self._context_of_run(state.hidden)
-        if site < end_of_common:
+        if site < end_of_joint_part:
             # Reusing the name `state` frees the memory of the previous state.
-            state = self._run_blocks(range(site, end_of_common), state, context)
-        next_site = max(site, end_of_common)
+            state = self._run_blocks(range(site, end_of_joint_part), state, context)
+        next_site = max(site, end_of_joint_part)
 
         # All members side by side.
         nothing_to_part = self.members == 1 or next_site == stop
@@ -333,7 +334,7 @@ class Chain:
             state = self._run_blocks(range(next_site, stop), state, context)
             return self.readout(state)
 
-        # Or one member after another.
+        # Or one member after another. If the members part only here, they all start from the same tokens.
         is_common = self._members_part_at(next_site)
         hidden_of_members = self._hidden_of_each_member(state.hidden, common=is_common)
         outputs = []
