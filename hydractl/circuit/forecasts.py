@@ -155,7 +155,7 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
     if name == _SPREAD:
         p_of_others = others.softmax(dim=1)
         return p_of_others.square().sum(dim=1)
-    logit_of_label = logits.gather(1, label_column)[:, 0]
+    logit_of_label = logits.gather(1, label_column)[:, 0]  # [B, classes] -> [B]
     if name == MARGIN:
         return logit_of_label - others.amax(dim=1)
     assert name == LABEL
@@ -166,7 +166,7 @@ def _odds_against(logits: Tensor) -> Tensor:
     """Return the negative log-odds of the highest p, ``[B]``: sorts as -p does, but does not flatten near p = 1."""
     top = logits.argmax(dim=1, keepdim=True)  # [B, 1]
     others = logits.scatter(1, top, -torch.inf)
-    top_logit = logits.gather(1, top)[:, 0]
+    top_logit = logits.gather(1, top)[:, 0]  # [B, classes] -> [B]
     return others.logsumexp(dim=1) - top_logit
 
 

@@ -179,7 +179,7 @@ class SearchedTower:
             state = self._run(index, state)
         read = self.chain.readout(state)[0]  # [len(heads) * B, ...]
         batch_size = len(read) // candidates
-        return read.unflatten(0, (candidates, batch_size))
+        return read.unflatten(0, (candidates, batch_size))  # [len(heads), B, ...]
 
     def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
         """Return the output of one attention when one more head is removed, for each of some heads.

@@ -285,6 +285,7 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
     prompts: list[str] = []
     for text in texts:
         where = f"{option} {text}"
+        # A text with a place for the name is a template, even if a file has the same name.
         if _PLACE.search(text):
             prompts.append(text)
         elif _is_built_in(text, PROMPT_SETS, where):

@@ -270,7 +270,7 @@ def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
     std = torch.tensor(image_format.std, dtype=torch.float64)
     from_0_to_1 = images.double() / 255
     channels_last = (from_0_to_1 - mean) / std
-    channels_first = channels_last.permute(0, 3, 1, 2)
+    channels_first = channels_last.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
     return channels_first.float().contiguous()
 
 
@@ -281,7 +281,7 @@ def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
     """
     mean = torch.tensor(image_format.mean, dtype=torch.float64)
     std = torch.tensor(image_format.std, dtype=torch.float64)
-    channels_last = inputs.double().permute(0, 2, 3, 1)
+    channels_last = inputs.double().permute(0, 2, 3, 1)  # [B, C, H, W] -> [B, H, W, C]
     from_0_to_1 = channels_last * std + mean
     from_0_to_255 = 255 * from_0_to_1
     whole_numbers = from_0_to_255.round().clamp(0, 255)

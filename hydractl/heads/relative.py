@@ -94,7 +94,7 @@ class Relative:
         if self.positions is None:
             return numbers[None]
         at_positions = numbers[:, self.positions]  # [n, B, q, T]
-        return at_positions.transpose(0, 1)
+        return at_positions.transpose(0, 1)  # [B, n, q, T]
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
         """Return attention scores from comparing the queries and keys of tokens with those of distances.

@@ -492,7 +492,7 @@ class Chain:
         else:
             rows = positions.repeat(copies, 1)[:, :, None]  # [copies * B, q, 1]
             index = rows.expand(-1, -1, width)  # [copies * B, q, d]
-            hidden = state.hidden.gather(1, index)
+            hidden = state.hidden.gather(1, index)  # [copies * B, q, d]
         context = {**state.context, "read": positions}
         return State(hidden, context)
 

@@ -65,7 +65,7 @@ class Packing:
         # Every head has its own keys and values: its three projections follow each other.
         if self.keys is None:
             by_head = rows.unflatten(0, (self.heads, 3, self.head_dim))  # [heads, 3, head_dim, ...]
-            return by_head.unbind(1)
+            return by_head.unbind(1)  # queries, keys and values, each [heads, head_dim, ...]
 
         # Shared keys and values: first all queries, then key and value of each shared head.
         query_rows = self.heads * self.head_dim
@@ -73,7 +73,7 @@ class Packing:
         rows_of_queries, rows_of_pairs = rows.split([query_rows, key_and_value_rows])
         queries = rows_of_queries.unflatten(0, (self.heads, self.head_dim))  # [heads, head_dim, ...]
         pairs = rows_of_pairs.unflatten(0, (self.keys, 2, self.head_dim))  # [keys, 2, head_dim, ...]
-        keys, values = pairs.unbind(1)
+        keys, values = pairs.unbind(1)  # [keys, head_dim, ...] each
         return queries, keys, values
 
     def join(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class HeadBank(nn.Module):
         q, k, v = self.packing.split(self.qkv.detach())
         q_bias, k_bias, v_bias = self._unpacked_biases()
         d_model = self.out.shape[0]
-        out = self.out.detach().reshape(d_model, self.heads, self.head_dim)
+        out = self.out.detach().reshape(d_model, self.heads, self.head_dim)  # [d, heads, head_dim]
 
         # What else a head may have, in its original shape.
         rows = {}
@@ -442,12 +442,12 @@ def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: in
     heads = rows // (3 * head_dim)
 
     # Give the three projections a dimension of their own, select along it, and pack the rows again.
-    weight_by_head = weight.view(*leading, heads, 3, head_dim, width)
+    weight_by_head = weight.view(*leading, heads, 3, head_dim, width)  # [..., n, 3, head_dim, d_model]
     selected_by_head = weight_by_head[..., wanted, :, :]  # [..., n, kinds, head_dim, d_model]
     wanted_weight = selected_by_head.flatten(-4, -2)  # [..., n * kinds * head_dim, d_model]
     if bias is None:
         return wanted_weight, None
-    bias_by_head = bias.view(*leading, heads, 3, head_dim)
+    bias_by_head = bias.view(*leading, heads, 3, head_dim)  # [..., n, 3, head_dim]
     return wanted_weight, bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * head_dim]
 
 
@@ -472,7 +472,7 @@ def split_heads(projected: Tensor, kinds: int, head_dim: int) -> Sequence[Tensor
     """
     batch, tokens, width = projected.shape
     heads = width // (kinds * head_dim)
-    by_head = projected.view(batch, tokens, heads, kinds, head_dim)
+    by_head = projected.view(batch, tokens, heads, kinds, head_dim)  # [B, T, n, kinds, head_dim]
     return by_head.permute(3, 0, 2, 1, 4).unbind(0)  # [kinds, B, n, T, head_dim], then one tensor for each kind
 
 

@@ -300,7 +300,7 @@ class OpenClip(ModelFamily):
                 ends = pooled_at(tokens, tower.pool, tower.eos)  # [classes * templates]
                 longest = int(ends.max()) + 1
                 tokens = tokens[:, :longest]
-        by_class = tokens.reshape(len(labels), len(templates), -1)
+        by_class = tokens.reshape(len(labels), len(templates), -1)  # prompts of a class follow each other
         return {"text": by_class}
 
     def layout(self, site: Site) -> AttentionLayout:

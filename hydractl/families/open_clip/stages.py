@@ -37,7 +37,7 @@ def _mask_for(attention: Any, mask: Tensor) -> Tensor:
     if not isinstance(attention, nn.MultiheadAttention | Attention):
         return mask
     mask_by_head = mask.expand(-1, attention.num_heads, -1, -1)  # [B, heads, T, T]
-    return mask_by_head.flatten(0, 1)
+    return mask_by_head.flatten(0, 1)  # [B * heads, T, T]
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
@@ -169,7 +169,7 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
     embedded = holder.token_embedding(text)  # [N, T, d_model]
     class_token = getattr(holder, "cls_emb", None)
     if class_token is not None:
-        class_tokens = class_token.expand(len(text), 1, -1)
+        class_tokens = class_token.expand(len(text), 1, -1)  # the same one for every text: [N, 1, d_model]
         embedded = torch.cat([embedded, class_tokens], dim=1)  # [N, T + 1, d_model]
     tokens = embedded.shape[1]
     hidden = embedded + holder.positional_embedding[:tokens]
@@ -227,7 +227,7 @@ def _text_projection(tower: TextTower) -> Projection | None:
         """Return the inputs of the projection, ``[classes, prompts, d_model]``."""
         _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
         features = _pooled_texts(tower, state)
-        return features.unflatten(0, (-1, prompts))
+        return features.unflatten(0, (-1, prompts))  # [classes * prompts, d_model] -> [classes, prompts, d_model]
 
     def parameters() -> tuple[Tensor, Tensor | None]:
         """Return the weight ``[D, d_model]`` and the bias, or None, of the projection."""
