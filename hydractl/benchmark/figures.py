@@ -24,6 +24,8 @@ def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, se
     import numpy as np
 
     milliseconds = np.asarray(runs, dtype=np.float64) * 1e3
+
+    # The distribution of the times of one call.
     quarter, three_quarters = np.percentile(milliseconds, [25, 75])
     median = float(np.median(milliseconds))
     deviation = None  # a single run has no standard deviation
@@ -39,6 +41,8 @@ def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, se
         q75=float(three_quarters),
         runs=milliseconds.tolist(),
     )
+
+    # Compared with the first model in the same rounds, so that slow phases of the machine affect both.
     ratio, interval = paired_ratio(runs, reference, seed)
     return TimedFigures(
         latency_ms=latency,

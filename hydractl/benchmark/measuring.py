@@ -141,13 +141,19 @@ def _measure_dtype(
     measured = []
     for batch_size in options.batch_sizes:
         where = f"batch {batch_size}, {dtype}, {device}"
+
+        # Samples of the data set, or random inputs (None).
         inputs = None
         if options.data is not None:
             inputs = _full_batches_by_row(options.data, rows, batch_size, device, dtype)
+
+        # Time all models in turn. The reference of all ratios is the first one.
         contest = Contest(built, batch_size, device, options.seed, mode, where, inputs)
         runs = contest.run(options.warmup, options.rounds, progress)
         runs_of_first = runs[rows[0].name]  # the reference of all ratios
         served_costs = _served_costs(costs, contest)
+
+        # One result for each model at this batch size.
         for row, cost in zip(rows, served_costs, strict=True):
             compile_mode = contest.modes[row.name]
             measured.append(
@@ -273,6 +279,8 @@ class Contest:
         where: str,
         inputs: Mapping[str, Sequence[Inputs]] | None = None,
     ) -> None:
+        """Draw inputs if there are none, and decide how each model is called; nothing runs or is compiled yet."""
+        # What runs and where, and what is found out about each model.
         self.models = models
         self.device = device
         self.mode = mode

@@ -80,6 +80,9 @@ class BenchModel:
         """Return the cost that is known without a measurement; for an exported file, what the file says."""
         if isinstance(self.model, ExportedFile):
             return self._cost_of_file(self.model)
+
+        # The size and the multiply-adds, of the library's own model or of all members together. A cascade also has the
+        # parts of them that its first member and the rest need.
         sources = self.model.sources
         if self.kind == STOCK:
             size = stock_cost(sources[0])
@@ -87,6 +90,8 @@ class BenchModel:
             size = total_cost(self._cost_of_member(source) for source in sources)
         first_macs, rest_macs = self._staged_macs()
         members = sum(len(source.description.masks) for source in sources)
+
+        # Ratios compare rows, so they follow when all rows are known.
         return BenchCost(
             kind=self.kind,
             input=input_of(self.model),
@@ -402,6 +407,7 @@ class StockModel(nn.Module):
     """
 
     def __init__(self, source: Source, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        """Build the library's model, and read the weights into it; a zero-shot model also runs its text tower once."""
         super().__init__()
         self.family = source.family
         self.description = source.description
@@ -421,12 +427,16 @@ class StockModel(nn.Module):
         """
         parameter_names = [name for name, _ in self.network.named_parameters()]
         buffer_names = [name for name, _ in self.network.named_buffers()]
+
+        # A parameter is registered anew in the module that has it, as its dtype may differ from the library's.
         for name in parameter_names:
             module_path, _, attribute = name.rpartition(".")
             module = self.network.get_submodule(module_path)
             tensor = source.tensors.read(name).to(device, dtype, copy=True)
             parameter = nn.Parameter(tensor, requires_grad=False)
             module.register_parameter(attribute, parameter)
+
+        # Buffers are replaced in the same way, but only those that the checkpoint stores.
         stored_names = set(source.tensors.names())
         for name in buffer_names:
             if name not in stored_names:
@@ -498,6 +508,8 @@ def unsliced(source: Source) -> Source | None:
     description = source.description
     if len(description.masks) != 1:
         return None
+
+    # Nothing was removed, or what was removed can be put back as zeros.
     if description.mask.is_full:
         return source
     if description.layout != "zeroed":

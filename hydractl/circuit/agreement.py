@@ -80,6 +80,7 @@ def agreement(document: CircuitDocument, exact: Sequence[Head], other: CircuitDo
         budgets.add(max(1, budget))
     jaccard = jaccard_at(removed, exact, sorted(budgets))
 
+    # Scores can be compared only if both circuits measure the same.
     score_lost = None
     if _measure_the_same(document, other):
         last = removals - 1

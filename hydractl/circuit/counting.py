@@ -282,9 +282,11 @@ class Tally:
     def counts(self) -> EvaluationCounts:
         """Return the counts over the batches seen so far, summed over all tasks.
 
-        ``two_u`` is None if no OOD sample has been seen.
+        ``two_u`` is twice the number of pairs of an ID and an OOD sample in the right order, which gives the AUROC. It
+        is None if no OOD sample has been seen.
         """
-        # The samples and pairs of each task are counted as often as its share says.
+        # A task is one ID set (inside) with one OOD set (outside). Its samples and pairs are counted as often as its
+        # share says. `lower` and `higher` are by how much rounding may change `two_u`.
         n_id = 0
         n_ood = 0
         twice_u = 0
@@ -296,6 +298,8 @@ class Tally:
             twice_u += share.pairs * pairs.counted.two_u
             lower += share.pairs * pairs.lower
             higher += share.pairs * pairs.higher
+
+        # The counts of single samples were weighted when they were added.
         doubt = self._doubt._replace(lower=lower, higher=higher)
         return EvaluationCounts(
             correct=self._correct,

@@ -205,6 +205,7 @@ class CircuitWriter:
 
     def _search_document(self, objective: str, ranking: ObjectiveRanking) -> SearchDocument:
         """Return the settings of the search; its budget includes the heads that were removed before it began."""
+        # A budget counts all heads that are gone at the end.
         options = self.options
         removed_before = self.scope.total - self.scope.budget
         removed_at_end = removed_before + len(ranking.steps)
@@ -215,6 +216,8 @@ class CircuitWriter:
             "ood_score": options.ood_score,
             "budget": removed_at_end,
         }
+
+        # Limits of the search, if there were any.
         if options.max_drop is not None:
             search["max_drop"] = options.max_drop
         if options.subject_to:
@@ -224,9 +227,13 @@ class CircuitWriter:
     def _provenance_details(self) -> dict[str, object]:
         """Return the provenance settings beyond those of the search: its scope, how the model ran, and the data."""
         source = self.scope.source
+
+        # There may be no OOD data.
         ood_fingerprint = None
         if "ood" in self.data:
             ood_fingerprint = self.data["ood"].fingerprint()
+
+        # The scope, how the model ran, and the data.
         details: dict[str, object] = {
             **self.scope.details,
             "batch_size": self.options.batch_size,
@@ -236,6 +243,8 @@ class CircuitWriter:
             "val": self.data["id"].fingerprint(),
             "ood_val": ood_fingerprint,
         }
+
+        # A single task is fully described by its data.
         if len(self.tasks) > 1:
             details["tasks"] = [self._task_document(task) for task in self.tasks]
         return details
@@ -277,6 +286,8 @@ class CircuitWriter:
             "two_u": counts.two_u,
             "n_ood": n_ood,
         }
+
+        # Losses depend on rounding, so they are written only if they decided something.
         if "nll" in decided_by:
             document["nll"] = counts.nll
         if "brier" in decided_by:

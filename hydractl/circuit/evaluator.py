@@ -96,7 +96,8 @@ class Evaluator:
         if model.prompted is not None:
             self.label_tower = SearchedTower(model, model.chain_of_labels)
 
-        # With several tasks, repeat the samples of each task in the counts so that each task has its weight.
+        # A task is an ID set (inside) with an OOD set (outside). With several tasks, repeat the samples of each task in
+        # the counts so that each task has its weight.
         task_sizes = [_samples_of_task(self.batches, task) for task in range(len(weights))]
         self.shares = shares_of(task_sizes, weights)
         self.n_id = 0
@@ -121,7 +122,8 @@ class Evaluator:
         self._label_reads: Tensor | None = None
         self._last_label_reads: _LabelReads | None = None
 
-        # Fill the lists above by reading all batches once.
+        # Fill the lists above by reading all batches once. A lane is a model that is searched in turn with others: one
+        # for each objective, as objectives remove different heads.
         self._lanes = lanes
         self._models_at_a_time = 2 if aside else 1
         self._shapes: list[BatchShape] = []
@@ -387,6 +389,8 @@ class Evaluator:
             stem_bytes.append(stem.hidden.nbytes)
             shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
             self._shapes.append(shape)
+
+            # All stems are kept, or none.
             if sum(stem_bytes) > most_bytes:
                 self.keeps_data = False
                 self._stems.clear()

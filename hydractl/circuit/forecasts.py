@@ -155,7 +155,7 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
     if name == _SPREAD:
         p_of_others = others.softmax(dim=1)
         return p_of_others.square().sum(dim=1)
-    logit_of_label = logits.gather(1, label_column)[:, 0]
+    logit_of_label = logits.gather(1, label_column)[:, 0]  # [B, classes] -> [B]
     if name == MARGIN:
         return logit_of_label - others.amax(dim=1)
     assert name == LABEL
@@ -166,7 +166,7 @@ def _odds_against(logits: Tensor) -> Tensor:
     """Return the negative log-odds of the highest p, ``[B]``: sorts as -p does, but does not flatten near p = 1."""
     top = logits.argmax(dim=1, keepdim=True)  # [B, 1]
     others = logits.scatter(1, top, -torch.inf)
-    top_logit = logits.gather(1, top)[:, 0]
+    top_logit = logits.gather(1, top)[:, 0]  # [B, classes] -> [B]
     return others.logsumexp(dim=1) - top_logit
 
 
@@ -219,9 +219,11 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
 
 
 def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
-    """Compute the slope of each quantity by a gate on each head that is present in the sample tower.
+    """Compute how much each head adds to each quantity of a sample, if the quantity were linear in the heads.
 
-    Each batch takes one forward pass, and one backward pass for each quantity.
+    A gate is a factor on the output of a head. It is 1 now, and removing the head means 0. So the slope, the derivative
+    of the quantity by the gate, forecasts the change. Each batch takes one forward pass, and one backward pass for each
+    quantity.
 
     Args:
         evaluator: its current model is the one whose slopes are computed.
@@ -348,7 +350,10 @@ def _without_gradients_of_weights(model: nn.Module) -> Iterator[None]:
 
 
 def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
-    """Forecast the objective without each head, as if all quantities were linear: each becomes quantity minus slope.
+    """Forecast the objective without each head.
+
+    The objective follows from a few numbers of each sample (its quantities), e.g. from its margin for "acc". Each is
+    taken as linear in the heads: without a head, it is the number now minus its slope by this head.
 
     Args:
         objective: the objective to forecast, e.g. "acc".
@@ -358,7 +363,7 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     Returns:
         The score without each head, ``[heads]``, as the search counts it: higher is better, losses are negative.
     """
-    # Objectives that read OOD samples.
+    # Objectives that read OOD samples: the AUROC, and its average with the accuracy.
     if objective == "avg":
         accuracy = forecast("acc", now, change)
         auroc_of_heads = forecast("ood", now, change)
@@ -371,22 +376,38 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     slope = change.inside[name]
     after = now.inside[name][:, None] - slope  # [N, heads]
     if objective == "acc":
-        # A sample is right if its margin is above 0. The forecast margin is taken as uncertain in proportion to its
-        # change, so a sample near 0 counts in part.
-        standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
-        p_right = torch.special.ndtr(after / standard_error)
+        p_right = _chance_of_right(after, slope)
         return p_right.mean(dim=0).numpy()
     if objective == "nll":
-        nll = nn.functional.softplus(-after)  # the NLL of a label, from its log-odds
+        # With log-odds z the label has the probability 1 / (1 + exp(-z)), so its NLL is log(1 + exp(-z)).
+        nll = nn.functional.softplus(-after)
         return -nll.mean(dim=0).numpy()
 
-    # The Brier score is p_wrong^2 for the label plus the squares of the other classes, which are p_wrong^2 * spread.
-    # The spread is assumed to stay as it is.
+    # The Brier score sums squares over the classes. The label misses p_wrong, which adds p_wrong^2. The other classes
+    # divide p_wrong among them, and their squares add p_wrong^2 * spread: 1 if one class gets all of it, less if many
+    # do. How they divide it is assumed to stay as it is.
     assert objective == "brier"
     p_wrong = torch.sigmoid(-after)
     spread = now.inside[_SPREAD][:, None]  # [N, 1]
     brier = p_wrong * p_wrong * (1 + spread)
     return -brier.mean(dim=0).numpy()
+
+
+def _chance_of_right(margins: Tensor, slope: Tensor) -> Tensor:
+    """Return the probability that a sample is right, which means that its margin is above 0.
+
+    The forecast margin is taken as normally distributed, with a standard error in proportion to the forecast change. So
+    a sample near 0 counts in part: 0.5 at 0, almost 1 far above it.
+
+    Args:
+        margins: the forecast margins of the samples without each head, ``[N, heads]``.
+        slope: their forecast changes, ``[N, heads]``.
+
+    Returns:
+        ``[N, heads]``.
+    """
+    standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
+    return torch.special.ndtr(margins / standard_error)
 
 
 def _forecast_auroc(now: Quantities, change: Quantities) -> np.ndarray:

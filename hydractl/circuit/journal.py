@@ -521,6 +521,7 @@ def _open_locked(path: Path) -> IO[bytes]:
             writing it.
         StorageError: no space.
     """
+    # The folder must exist already; only the file is created.
     folder = path.parent
     try:
         if not folder.is_dir():

@@ -272,6 +272,8 @@ class Lazy(GreedySearch):
                 change_of_task = change.of_samples(inside, outside)
                 forecast_of_task = forecast(objective, now_of_task, change_of_task)
                 forecasts_of_tasks.append(forecast_of_task)
+
+            # Average over the tasks, by their weights.
             means = np.average(forecasts_of_tasks, axis=0, weights=weights)  # [heads]
             forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
         return forecasts
@@ -298,6 +300,8 @@ class Lazy(GreedySearch):
         removed = self.rankings[group[0]].removed
         removed_then = removed[: slopes_step - 1]  # each step before has removed one head
         model_then = tuple(sorted(removed_then))
+
+        # Objectives need different quantities, so known slopes may lack some of them.
         names = quantities_needed(group)
         known = self._slopes.get(model_then)
         if known is not None:

@@ -382,10 +382,14 @@ def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
     """Return whether counts are whole numbers from 0 to the most that can be counted.
 
     Samples are limited by the samples of the data; sums over samples or pairs by the number of samples or pairs.
+    ``two_u`` is twice the number of pairs of an ID and an OOD sample in the right order. ``doubt`` holds by how much
+    rounding may change the counts.
     """
     most_two_u = 2 * counts.n_id * counts.n_ood
     if whole.several_tasks:
         most_two_u = 2 * whole.n_id * whole.n_ood  # pairs are weighted by task: the samples counted do not limit them
+
+    # Every count with the most that it can be.
     two_u = 0 if counts.two_u is None else counts.two_u
     counts_and_limits = [
         (counts.n_id, whole.n_id),

@@ -47,7 +47,8 @@ def shares_of(sizes: Sequence[tuple[int, int]], weights: Sequence[int]) -> list[
         sizes: how many ID and OOD samples each task has; 0 OOD samples if it has no OOD set.
         weights: the weight of each task in the mean.
     """
-    # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample).
+    # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample). E.g. for ID sets
+    # of 4 and 6 samples it is 12, and the samples are counted 3 and 2 times.
     id_sizes = [max(1, n_id) for n_id, _ in sizes]
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
     common_id = math.lcm(*id_sizes)
@@ -285,7 +286,8 @@ Limits = Mapping[str, int]
 def limits_of(constraints: Iterable[Constraint], base: EvaluationCounts) -> dict[str, int]:
     """Return the lowest allowed key of each objective, exactly; if several constraints limit one, the strictest counts.
 
-    A key is an integer that orders counts of the same data as the objective does.
+    A key is an integer that orders counts of the same data as the objective does, e.g. the number of right samples for
+    "acc".
 
     Args:
         constraints: the constraints of ``--subject-to``: each gives the lowest score itself, or how far the score may

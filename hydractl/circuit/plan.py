@@ -176,29 +176,36 @@ def _rounds_of_headmap(sites: Sequence[int]) -> list[_PlannedRound]:
 def _rounds_of_elimination(
     evaluator: Evaluator, heads: int, budget: int, asked_at_most: int | None
 ) -> list[_PlannedRound]:
-    """Return one round for each removal of Algorithm 1, exact or lazy.
+    """Return one round for each removal of Algorithm 1, exact or lazy, with the work that is expected of it.
 
-    The removed heads are assumed to be spread evenly over all sites, so the share of heads present falls step by step.
+    At every step one head is removed. The removed heads are assumed to be spread evenly over all sites, so the model
+    becomes cheaper step by step.
 
     Args:
         evaluator: an evaluator of the whole model.
         heads: how many candidates there are.
         budget: how many of them are removed.
-        asked_at_most: how many candidates a step evaluates at most; None: all that are left.
+        asked_at_most: how many candidates a step of the lazy search evaluates at most; None for an exact search, which
+            evaluates all that are left.
     """
     heads_of_model = sum(len(kept) for kept in evaluator.sample_tower.full)
     rounds = []
     for step in range(budget):
-        present = 1 - step / heads_of_model
-        tried = (heads - step) / heads
-        passes = 1.0
+        # `step` heads have been removed so far, so this share of the heads still runs.
+        share_present = 1 - step / heads_of_model
+
+        # An exact step runs the model once, and tries every candidate that is left.
+        share_tried = (heads - step) / heads
+        runs_of_model = 1.0
+
+        # A lazy step usually tries only two candidates, those with the best forecasts. The forecasts need slopes, for
+        # which the model runs forward once (1) and backward (about 2) at every SLOPES_EVERY-th step. At the other steps
+        # the model itself does not run: its states come from the trial of the head removed before.
         if asked_at_most is not None:
             asked = min(asked_at_most, USUALLY_ASKED)
-            tried = min(tried, asked / heads)
-            # The model itself runs only for slopes (once forward, and a backward pass that costs about twice as much),
-            # at every SLOPES_EVERY-th step. Otherwise its states come from the trial of the removed head.
-            passes = 3 / SLOPES_EVERY
-        rounds.append(_PlannedRound(present, tried, passes))
+            share_tried = min(share_tried, asked / heads)
+            runs_of_model = 3 / SLOPES_EVERY
+        rounds.append(_PlannedRound(present=share_present, tried=share_tried, passes=runs_of_model))
     return rounds
 
 

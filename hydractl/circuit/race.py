@@ -172,6 +172,8 @@ class Race:
             leader = max(running, key=lambda contestant: contestant.hope(objective))
             next_batches = [batch for batch in order if batch not in leader.tally.seen]
             batches_seen = len(order) - len(next_batches)
+
+            # A leader that has seen enough batches runs all that are left, any other only the next one.
             goes_to_the_end = batches_seen >= _SEEN_BEFORE_LEADER_ENDS * len(order)
             if not goes_to_the_end:
                 next_batches = next_batches[:1]
@@ -206,10 +208,11 @@ class Race:
         return same_site_without_batch[:places_left]
 
     def _batches_in_order(self, objective: str) -> list[int]:
-        """Return the batches that an objective needs, first those on which the current model loses most.
+        """Return the indices of the batches that an objective needs, first those on which the current model loses most.
 
-        Differences between candidates show there first. If there are too many batches to compare in pairs, they keep
-        their order.
+        Differences between candidates show there first, so candidates can be given up after few batches. If there are
+        too many batches, they keep their order: the comparison of every ID batch with every OOD batch would cost more
+        than it spares.
         """
         needed = self._batches_read_by([objective])
         id_batches = [batch for batch in needed if self._is_id(batch)]
@@ -217,17 +220,22 @@ class Race:
         if max(len(id_batches), ood_count) > _MOST_PAIRED:
             return needed
 
-        # The loss on each batch by itself, [batches], and between each pair of batches, [batches, batches].
+        # Accuracy, NLL and Brier score lose on single samples: the loss of each batch by itself, [batches].
         values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
         measured = {objective, *self.limits}
         losses = [_loss_of_single_samples(values, measured) for values in values_of_batches]
-        alone = np.array(losses)
-        paired = _paired_losses(values_of_batches)
+        loss_by_batch = np.array(losses)
 
-        # Divide both kinds of loss by their totals. The symmetric matrix holds each pair twice. No total may be 0.
-        total_alone = max(alone.sum(), 1e-9)
-        total_paired = max(paired.sum() / 2, 1e-9)
-        order = _greedy_order(alone / total_alone, paired / total_paired)
+        # The AUROC loses on pairs of an ID and an OOD sample: the loss between each two batches, [batches, batches].
+        loss_by_pair = _paired_losses(values_of_batches)
+
+        # Make both kinds of loss comparable: divide each by its total, which may not be 0. The symmetric matrix holds
+        # each pair twice.
+        total_by_batch = max(loss_by_batch.sum(), 1e-9)
+        total_by_pair = max(loss_by_pair.sum() / 2, 1e-9)
+
+        # Choose one batch after another, always the one that adds most loss to those chosen before.
+        order = _greedy_order(loss_by_batch / total_by_batch, loss_by_pair / total_by_pair)
         return [needed[index] for index in order]
 
     def _is_id(self, batch: int) -> bool:
@@ -256,11 +264,13 @@ class Race:
     def _run_chunks(self) -> None:
         """Run all candidates on the batches whose states fit into memory together, then on the next chunk, and so on.
 
-        Candidates of one site that run together are a unit. With bounds and three chunks or more, the most hopeful unit
-        runs to the end after the first chunk, so that others can be given up by comparison with it.
+        Candidates of one site that run together are a unit. With bounds, candidates that can no longer win are given
+        up. Then, if there are three chunks or more, the most hopeful unit runs to the end after the first chunk, so
+        that others can be given up by comparison with it.
         """
         batches_by_chunk = self._batches_read_by_chunk()
         for chunk_index, batches in enumerate(batches_by_chunk):
+            # After a chunk, some candidates are given up, and the hopes of others have changed.
             units = self._units_by_hope()
             is_second_of_many = chunk_index == 1 and len(batches_by_chunk) > 2
             if self.bounds and is_second_of_many and units:
@@ -290,8 +300,9 @@ class Race:
     def _units_by_hope(self) -> list[list[RacingHead]]:
         """Group the candidates that are not done into units that run together, the most hopeful unit first.
 
-        A unit holds at most ``at_once`` candidates of one site, the most hopeful first. The hope of a candidate is the
-        best standing that it can still reach for the first objective; that of a unit is its first candidate's.
+        The hope of a candidate is the best standing that it can still reach, for the first objective. A unit holds at
+        most ``at_once`` candidates of one site (attention block), the most hopeful first, and is as hopeful as this
+        one.
         """
         first_objective = self.objectives[0]
 
@@ -451,6 +462,8 @@ def _paired_losses(values: Sequence[Values]) -> np.ndarray:
         for ood_batch, outside in enumerate(values):
             if outside.labelled:
                 continue
+
+            # Only samples of the same task are compared. The loss is the same for (ID, OOD) and (OOD, ID).
             common_tasks = set(inside.tasks).intersection(outside.tasks)
             if common_tasks:
                 loss = _twice_inverted_pairs(inside, outside)

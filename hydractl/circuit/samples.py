@@ -80,6 +80,8 @@ class SampleSet:
         self._labels = dataset.labels if labelled else None
         self._tasks = tasks
         self._columns = columns
+
+        # Cut the order into batches, which read their samples when they are asked for.
         self._order = [int(index) for index in order]
         self.batches = []
         for start in range(0, len(order), batch_size):
@@ -160,6 +162,8 @@ def undecided_first(
         hazards += _relative_rank(inside.loss)
     if reads_scores and outside is not None:
         hazards += _relative_rank(inside.scores)
+
+    # Put the samples with the greatest hazard first; for OOD samples it is how much they look like ID samples.
     order = {"id": _most_hazardous_first(hazards, lengths["id"])}
     if outside is not None:
         ood_hazards = _relative_rank(-outside.scores)

@@ -109,6 +109,9 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     paths_of_tower = [site.path for site in sites_of_tower]
     model_mask = source.description.mask.at(paths_of_tower)
     is_headmap = options.algorithm == "headmap"
+
+    # The options count all heads that are gone at the end (`total`), also those that the model or the start of the
+    # search already lacks. `budget` is what is left for the search itself to remove.
     total = None
     if not is_headmap:
         total = _heads_gone_at_end(options, model_mask)
@@ -193,19 +196,26 @@ def _check_budget(
     Raises:
         UsageError: for a budget out of range.
     """
+    # Name the option that the budget came from.
     is_by_keep = options.budget is None
     option = "--keep" if is_by_keep else "--budget"
     removed_before = total - budget
+
+    # Nothing to remove.
     if budget < 1 and removed_before:
         raise UsageError(f"{removed_before} heads are gone at the beginning, and {option} asks for {total} in all")
     if budget < 1:
         raise UsageError(f"{option} removes no head")
+
+    # Nothing would be left.
     if budget >= len(after.kept_heads):
         allowed_range = ""
         if not is_by_keep:
             highest = len(before.kept_heads) - 1
             allowed_range = f", so the range is 1..{highest}"
         raise UsageError(f"{option} removes all {total} heads: at least one must be left{allowed_range}")
+
+    # The searched sites do not have so many heads.
     if budget > len(candidates):
         raise UsageError(
             f"{option} asks for {budget} more heads, and the sites that are meant have {len(candidates)}",
@@ -324,6 +334,9 @@ def _removed_when_gone(ranking: Ranking, total: int, source: Source, path: str) 
             f"{path} removes {longest} heads, fewer than the {total} of this search",
             hint="take a longer circuit, or a smaller budget",
         )
+
+    # Take its first removals, until so many are gone. Removals of a headmap circuit belong together, so none may be
+    # left over.
     count = total - len(removed_at_start)
     first_removed = ranking.removed[:count]
     left_over = ranking.removed[count:]
@@ -399,6 +412,7 @@ def _removed_at_each_site(budget: int, sites: int, fewest: int) -> int:
     Raises:
         UsageError: the smallest site has too few heads, or the budget is no multiple of the number of sites.
     """
+    # The smallest site limits how many heads each can lose.
     largest = sites * fewest
     if not 1 <= budget <= largest:
         raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")

@@ -198,6 +198,8 @@ class Session:
         """
         certainty = self._certainty_of_sets()
         order: dict[str, list[int]] = {}
+
+        # A task is an ID set with an OOD set, or an ID set alone.
         for task in self.tasks:
             inside = certainty[task.data]
             outside = None
@@ -221,6 +223,7 @@ class Session:
         certainty = {}
         total = sum(self._size_of_set.values())
         with self.log.progress("finding what is undecided", total, "samples") as progress:
+            # A score depends on the classes, so a set that several tasks read is measured for the first of them.
             for name, dataset in self.sets.items():
                 certainty[name] = measure_certainty(
                     dataset,
@@ -255,6 +258,9 @@ class Session:
                 columns=run.columns,
             )
             sample_sets.append(sample_set)
+
+        # Evaluate the batches of all these sets, with the memory and the tasks of this search. A lane is a model that
+        # is searched in turn with others, one for each objective.
         batches = [batch for sample_set in sample_sets for batch in sample_set.batches]
         return Evaluator(
             self.model,
@@ -336,8 +342,12 @@ class Session:
             evaluator = self._build_evaluator(order, self._memory_for_states)
             plan = self._plan_of_evaluator(evaluator)
             tell_plan(self.log, plan, self._gives_up_early)
+
+            # States that do not fit into memory are computed anew each time.
             if not evaluator.keeps_data:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
+
+            # The evaluator has counted its work from the beginning, so take the difference.
             work_before = evaluator.work
             rankings, evaluations = self._run_search(evaluator, journal, plan)
             work = evaluator.work - work_before
@@ -524,6 +534,8 @@ class Session:
             tasks=self.tasks,
             doubts=self.doubts,
         )
+
+        # A circuit that removes something can be compared with an exact one (--check-against).
         documents = {}
         for objective, ranking in rankings.items():
             document = writer.document(objective, ranking)

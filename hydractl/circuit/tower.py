@@ -166,7 +166,8 @@ class SearchedTower:
         repeated = self.chain.repeated(before, candidates)
         state = self.chain.block(site, repeated, attended=attended)
 
-        # Count the work of this block. Costs are in tokens of the stem, of which a block has the share `share`.
+        # Count the work of this block. Costs take numbers of tokens as they were after the stem. A block of a Swin may
+        # have fewer: `share` of them, e.g. a quarter after one merging. So divide the tokens of a block by its share.
         cost = self.costs[block_of_site]
         samples = len(before.hidden)
         tokens = trace.last.hidden.shape[1] / self.costs[-1].share
@@ -178,7 +179,7 @@ class SearchedTower:
             state = self._run(index, state)
         read = self.chain.readout(state)[0]  # [len(heads) * B, ...]
         batch_size = len(read) // candidates
-        return read.unflatten(0, (candidates, batch_size))
+        return read.unflatten(0, (candidates, batch_size))  # [len(heads), B, ...]
 
     def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
         """Return the output of one attention when one more head is removed, for each of some heads.
@@ -283,7 +284,7 @@ class SearchedTower:
         samples = len(state.hidden)
         cost = self.costs[index]
 
-        # Costs are in tokens of the stem, of which a block has the share `cost.share`.
+        # Costs take numbers of tokens as they were after the stem, of which a block has the share `cost.share`.
         tokens = state.hidden.shape[1] / cost.share
         is_last = index == len(self.kept) - 1
         if is_last:
@@ -308,12 +309,14 @@ class SearchedTower:
             queries: how many of these tokens are read out.
             share: the share of the heads that is present at each site; None: as many as now.
         """
+        # How many queries and heads each block has.
         queries_by_block = self._queries_by_block(tokens, queries)
         if share is None:
             heads_by_block: list[float] = [len(kept_here) for kept_here in self.kept]
         else:
             heads_by_block = [share * len(all_here) for all_here in self.full]
 
+        # Add up the mult-adds: the rest of the candidate's block, then all blocks that follow.
         first = 0
         macs = 0.0
         if site is not None:
@@ -370,6 +373,7 @@ class BlockCost:
             attention: the attention in it.
             span: its tokens as a share of the stem's tokens, and the number of windows that they attend in.
         """
+        # The bank holds the weights of the heads.
         bank = attention.only.bank
         keys = bank.packing.keys
         if keys is None:  # each head has its own keys

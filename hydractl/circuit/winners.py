@@ -113,6 +113,7 @@ def contenders(objective: str, trials: Sequence[Trial], limits: Limits) -> list[
         The winner and its rivals. If no trial keeps the limits here, there is no winner: the list then has only trials
         that may keep the limits on another machine.
     """
+    # `most` and `least` are the counts that a machine may get whose rounding favours the trial, or harms it.
     perhaps_allowed = [trial for trial in trials if allowed(trial.counts.most, limits)]
     allowed_here = [trial for trial in perhaps_allowed if allowed(trial.counts, limits)]
     surely_allowed = [trial for trial in perhaps_allowed if allowed(trial.counts.least, limits)]

@@ -179,8 +179,9 @@ class OBA(WeightCriterion):
 def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
     """Return ``w (H w)`` of every parameter that requires a gradient, by the library's names, on the CPU.
 
-    H is the mean over the samples of the second derivatives of the logits, weighted by the gradient of the loss, see
-    :class:`OBA`. The parameters of the model are overwritten by the products.
+    For each weight this is about how much it and all other weights together bend the loss. H itself would be far too
+    large; H w needs only two backward passes. H is the mean over the samples of the second derivatives of the logits,
+    weighted by the gradient of the loss, see :class:`OBA`. The parameters of the model are overwritten by the products.
     """
     import torch
     from torch.nn import functional as F
@@ -263,7 +264,7 @@ def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
     # Find the highest score that is still marked (the limit). Partitioning finds it without sorting.
     flat_scores = [values.reshape(-1).numpy() for values in scores.values()]
     all_scores = np.concatenate(flat_scores)
-    all_scores.partition(count - 1)
+    all_scores.partition(count - 1)  # from now on the first `count` are the lowest
     lowest = all_scores[:count]
     limit = all_scores[count - 1].item()
 

@@ -212,19 +212,25 @@ def _open_images(
     """
     all_rows_asked = len(rows) == header.shape[0]
 
-    # In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
+    # 1. In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
     if header.fortran:
         all_images = _read_whole_array(path, name)
         return np.ascontiguousarray(all_images[list(rows)])
     images = NpzRows(path, name, spec.where, rows)
 
-    # A compressed array would have to be unpacked from its start for every image that is read out of order.
-    keep_in_memory = not images.at_any_row and not read_once
+    # 2. A compressed array that is read more than once, or out of order, is unpacked into memory. Otherwise it would be
+    # unpacked from its start again for every image that lies before the last one.
+    is_compressed = not images.at_any_row
+    keep_in_memory = is_compressed and not read_once
     if keep_in_memory and all_rows_asked:
         return _read_whole_array(path, name)
+
+    # Of a compressed array only the asked rows are kept in memory. First check that the file is sound.
     images.check()
     if keep_in_memory:
         return np.stack([images[i] for i in range(len(rows))])
+
+    # 3. All other images stay in the file.
     return images
 
 
@@ -302,8 +308,12 @@ def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:
         return f"{name} has no images: shape {shape}"
     if 0 in shape:
         return f"{name} has images without pixels: shape {shape}"
+
+    # Shapes that can be read: grey images without a channel, and one or three channels at the end.
     if len(shape) == 3 or shape[3] in (1, 3):
         return None
+
+    # Other numbers of channels: guess what they are.
     if shape[3] == 4:
         advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
     elif shape[1] in (1, 3):

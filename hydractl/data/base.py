@@ -92,12 +92,16 @@ def parse_spec(text: str, option: str = "--data") -> Spec:
     if question_mark is not None:
         name = text[: question_mark.start()]
         settings = text[question_mark.end() :].split("&")
+
+    # The kind before the colon, if there is one, and the path.
     kind, path = _kind_and_path(name)
     if not path:
         raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
     query, problems = _parse_settings(settings)
     if problems:
         raise UsageError(f"{option} {text}: cannot read the settings after '?'", problems=problems)
+
+    # A Python program may hold the data itself, under a text that only names them.
     held = text.value if isinstance(text, Held) else None
     return Spec(str(text), option, kind, path, query, held)
 
@@ -287,6 +291,8 @@ def report_classes(dataset: Dataset, log: Log) -> None:
     is_other_class = labels != labels[0]
     if is_other_class.any():
         return
+
+    # Name the class, if classes have names.
     label = int(labels[0])
     name = str(label)
     if dataset.label_names is not None:
@@ -327,6 +333,8 @@ def report_skipped(dataset: Dataset, log: Log) -> None:
         sample_id = dataset.ids[index]
         ids.append(sample_id)
         log.detail(f"skipped {sample_id}: {why}")
+
+    # One warning names the first few.
     count = len(ids)
     verb = "is" if count == 1 else "are"
     listed = ", ".join(ids[:_MOST_SAID])

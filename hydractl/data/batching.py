@@ -204,6 +204,8 @@ def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
     import torch
     from torch.utils.data import DataLoader
 
+    # torch installs a handler of the signal that a child process has ended, which raises an error if a worker was
+    # killed. Outside this generator the caller's own handler must be active.
     callers_handler = _child_handler()
 
     # torch warns if there are more workers than processors, but the number is the user's choice.

@@ -113,6 +113,8 @@ def _check_name(spec: Spec, name: str, split: str) -> None:
             all_names += _full_names(known)
         listed = ", ".join(all_names)
         raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {listed}")
+
+    # A set with splits needs one of them; a set without has none.
     splits = SPLITS[name]
     full_names = " or ".join(_full_names(name))
     has_splits = len(splits) > 0
@@ -226,6 +228,8 @@ def _photo_patches() -> Images:
     photos = [_rounded_grey(photo) for photo in load_sample_images().images]
     one_round = [(photo, scale) for scale in _PHOTO_SCALES for photo in photos]
     all_rounds = itertools.cycle(one_round)
+
+    # A patch of `scale` times the side, at a random position, is averaged in blocks of scale x scale pixels.
     random = np.random.RandomState(3)
     patches = []
     for photo, scale in itertools.islice(all_rounds, _PHOTO_PATCHES):
@@ -310,9 +314,10 @@ def _draw_glyph(character: str, font: Any, random: np.random.RandomState) -> Ima
     bitmap = Image.new("L", (_BITMAP, _BITMAP))
     bitmap.paste(small, (left, top))
 
-    # Count the white pixels of each block, so that the edges of the character become grey.
+    # Count the white pixels of each block, so that the edges of the character become grey. Pixel (row, column) of the
+    # bitmap is in block (row // _BLOCK, column // _BLOCK): the second and the last axis count pixels within a block.
     is_white = np.asarray(bitmap) >= 128
-    blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)
+    blocks = is_white.reshape(_SIDE, _BLOCK, _SIDE, _BLOCK)  # [8, block, 8, block]
     white_pixels = blocks.sum(axis=(1, 3))  # [8, 8]
     return _to_grey(white_pixels)
 

@@ -86,9 +86,13 @@ def read_captions(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """
     name = spec.path.lower()
     path = Path(os.path.expanduser(spec.path))
+
+    # Shards: a .tar file, or a folder of them.
     are_shards = name.endswith(".tar") or path.is_dir()
     if are_shards:
         return _read_shard_pairs(spec, limit)
+
+    # Anything else is a table. Only a Parquet file can hold the images themselves.
     if not name.endswith(TEXT_SUFFIXES):
         raise InputError(
             f"{spec.where}: not a kind of file that captions are read from",
@@ -244,12 +248,16 @@ def _choose_column(spec: Spec, key: str, available: Sequence[str], what: str) ->
     else:
         wanted = f"?{key}={asked}"
         known_names = (asked,)
+
+    # Exactly one column must have one of these names.
     candidates = [name for name in known_names if name in available]
     if len(candidates) == 1:
         (name,) = candidates
         times_there = list(available).count(name)  # a header may name a column twice
         if times_there == 1:
             return name
+
+    # Several columns may be meant, or none.
     if candidates:
         names = " and ".join(map(repr, candidates))
         problem = f"{names} may be {wanted}"

@@ -145,6 +145,8 @@ def take_corruption(spec: Spec) -> tuple[Spec, AskedCorruption | None]:
             corruption_settings[key] = value
         else:
             other_settings[key] = value
+
+    # A corruption has a name and a severity, both of which must be known.
     if not corruption_settings:
         return spec, None
     if "corruption" not in corruption_settings or "severity" not in corruption_settings:

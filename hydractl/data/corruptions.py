@@ -276,8 +276,9 @@ def _grey_values(x: Pixels) -> Pixels:
 def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]], random: _Random) -> Pixels:
     """Add a part of a photograph of frost; (share of the image, of the frost, every n-th pixel, photographs).
 
-    The authors reduce the photographs to a fifth for small images, linearly between pixels without smoothing: that
-    takes the middle one of every five pixels.
+    The table above holds the first three constants; the photographs are read from a folder and appended to them. The
+    stride n is 1 or 5. For small images the authors reduce the photographs to a fifth, linearly between pixels and
+    without smoothing: that is the same as taking the middle one of every five pixels.
     """
     image_share, frost_share, stride, photographs = constants
     height, width, channels = x.shape
@@ -288,7 +289,8 @@ def frost(x: Pixels, constants: tuple[float, float, int, Sequence[Image.Image]],
     photograph = in_mode(photographs[index], mode)
     large_photograph = _covering(photograph, stride * width, stride * height)
 
-    # Keep every n-th pixel, and cut out a random part of the size of the image.
+    # Keep every n-th pixel, and cut out a random part of the size of the image. For n = 5 these are the pixels 2, 7,
+    # 12, ..., the middle ones of each five; for n = 1 all pixels.
     middle = stride // 2
     pixels = np.asarray(large_photograph)[middle::stride, middle::stride]
     part = _random_part(pixels, height, width, random)
@@ -410,7 +412,8 @@ def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
     if is_one_point:  # the three points coincide and define no map; the numbers above are drawn anyway
         return x
 
-    # Find the map from a position in the result to the position in the image that it shows: [x, y, 1] @ back.
+    # Three pairs of points determine an affine map. Find the one from a position in the result back to the position in
+    # the image that it shows there, [x, y, 1] @ back: it takes the moved points to the points themselves.
     moved_with_ones = np.column_stack([moved_corners, np.ones(3)])
     back = np.linalg.solve(moved_with_ones, corners)  # [3, 2]
     x_by_x, x_by_y, x_shift = back[:, 0]

@@ -488,6 +488,8 @@ def _check_folder(spec: Spec, images_by_class: Mapping[str, Sequence[str]], loos
     if not loose_images and not any(images_by_class.values()):
         endings = " ".join(IMAGE_SUFFIXES)
         raise InputError(f"{spec.where}: no images in the folder", hint=f"image files end in {endings}")
+
+    # Every class needs images, and all images must have a class.
     problems = []
     for name, images in images_by_class.items():
         if not images:

@@ -83,7 +83,8 @@ class ParquetImages(EncodedImages):
         """
         row = self._rows[i]
 
-        # Find the row group that has this row, and the row's index in the group.
+        # Find the row group that has this row, and the row's index in the group. If groups start at the rows 0, 100 and
+        # 200, row 100 is the first of group 1.
         groups_begun = np.searchsorted(self._starts, row, side="right")
         number = int(groups_begun) - 1
         images = self._images_of_group(number)
@@ -599,6 +600,8 @@ def _file_names_in(document: Any, met: set[tuple[int, bool]], *, below_key: bool
         yield document
     if not isinstance(document, (dict, list)):
         return
+
+    # Search every list and object only once.
     part = (id(document), below_key)
     if part in met:
         return

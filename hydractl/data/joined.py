@@ -132,6 +132,8 @@ def open_inputs(
             paths = list(neighbours)
             parts.append(_open_image_files(paths[:limit]))
             continue
+
+        # Any other input is a set of its own.
         for text in neighbours:
             if text == STANDARD_INPUT:
                 part = _read_standard_input(kind_read, limit)

@@ -65,7 +65,8 @@ def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: i
         return list(range(limit))
 
     # Draw samples in rounds. In every round, each class that has samples left gives one sample when its turn comes.
-    # The samples of a class are assigned to the rounds 0, 1, 2, ... in random order.
+    # The samples of a class are assigned to the rounds 0, 1, 2, ... in random order. E.g. a class of three samples may
+    # get the rounds 2, 0, 1: its second sample is drawn in the first round.
     random = np.random.default_rng(seed)
     turn_of_class = random.permutation(len(class_sizes))
     round_within_class = [random.permutation(size) for size in class_sizes]
@@ -148,6 +149,7 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
     first_name = first_of_kind.get("name")
     has_integers = "integer" in first_of_kind or first_too_large is not None
 
+    # One line for each kind of problem, with its first sample.
     problems = []
     if first_missing is not None:
         problem = f"no label for sample {ids[first_missing]}"
@@ -209,6 +211,8 @@ def resolve_labels(
     """
     if label_map and labels is None:
         raise UsageError(f"{where}: --label-map needs a checkpoint with class names to map to")
+
+    # Labels that cannot be mapped are an error, or left out if that is allowed.
     try:
         indices = _class_indices(raw, ids, where, labels, label_map)
     except InputError:
@@ -220,6 +224,8 @@ def resolve_labels(
         if raw.hint:
             hint += f"; {raw.hint}"
         raise InputError(f"{where}: no label for sample {ids[0]}, nor for any other", hint=hint)
+
+    # The names that the indices now stand for: the data's own, none, or the checkpoint's.
     if labels is None:
         return indices, raw.names
     if not labels:  # a checkpoint without names
@@ -328,6 +334,8 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
         what_is_wrong = f"outside 0..{classes - 1}"
     if not is_bad.any():
         return
+
+    # Name the first wrong label, and count the others.
     first = int(is_bad.argmax())
     label = int(values[first])
     message = f"{where}: label {label} of sample {ids[first]} is {what_is_wrong}"
@@ -443,6 +451,8 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
     label_by_folded: dict[str, str] = {}
     for label in labels:
         label_by_folded.setdefault(label.casefold(), label)
+
+    # Comparing takes the time of (names x labels), so only some names are compared.
     most_compared = _MOST_COMPARED // len(labels)
     lines = []
     for index, name in enumerate(names):

@@ -215,6 +215,7 @@ def _class_folders(folder: Path, where: str) -> list[str]:
     Raises:
         InputError: if there are no class folders, or torchvision and timm would number them differently.
     """
+    # Every folder that is not hidden is a class.
     names = []
     try:
         for entry in os.scandir(folder):
@@ -224,6 +225,9 @@ def _class_folders(folder: Path, where: str) -> list[str]:
         raise InputError(f"{where}: cannot read the folder: {error.strerror}") from error
     if not names:
         raise InputError(f"{where}: no folders of classes in the folder")
+
+    # The index of a class is its place in the sorted list. If the two ways of sorting disagree, nothing tells which one
+    # the model was trained with.
     sorted_by_torchvision = sorted(names)
     sorted_by_timm = sorted(sorted_by_torchvision, key=_key_with_numbers)
     for index, name in enumerate(sorted_by_torchvision):
@@ -281,6 +285,7 @@ def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
     prompts: list[str] = []
     for text in texts:
         where = f"{option} {text}"
+        # A text with a place for the name is a template, even if a file has the same name.
         if _PLACE.search(text):
             prompts.append(text)
         elif _is_built_in(text, PROMPT_SETS, where):

@@ -195,6 +195,8 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
         return Validation(dataset)
     if 2 * shared.of_first > len(dataset):
         raise InputError(str(shared), hint="give a validation set of its own")
+
+    # Keep the samples whose content (by its digest) is not in the training data.
     digests_of_training = set(training.dataset.sample_fingerprints())
     kept_rows = []
     for index, digest in enumerate(dataset.sample_fingerprints()):

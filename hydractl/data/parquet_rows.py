@@ -38,6 +38,8 @@ def write_predictions_parquet(
         "top": pa.list_(likely_class),
         "members": pa.list_(answer_of_member),
     }
+
+    # Write in groups of rows, so that not all predictions are in memory as a table.
     columns = [(field, types.get(field, number)) for field in fields]
     schema = pa.schema(columns)
     with pq.ParquetWriter(handle, schema) as writer:

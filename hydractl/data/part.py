@@ -208,6 +208,8 @@ class ChosenRows:
         labels_of_indices = None
         if labels is not None:
             labels_of_indices = np.asarray(labels)[indices]
+
+        # The order has the class proportions of the whole in every stretch, so every share has them too.
         order = _stratified_order(labels_of_indices, count, self.seed)
         chosen = indices[order[start:end]]
         if not len(chosen):
@@ -231,7 +233,8 @@ class ChosenRows:
 def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.ndarray:
     """Draw a random order of ``total`` samples in which every stretch has the class proportions of the whole.
 
-    The samples of each class are placed at equal distances on a line from 0 to 1. The order is the order on that line.
+    The samples of each class are placed at equal distances on a line from 0 to 1, e.g. two samples at 0.1 and 0.6, and
+    four at 0.2, 0.45, 0.7 and 0.95. The order is the order on that line.
 
     Args:
         labels: ``[total]``; None if there are none, and then any random order is returned.
@@ -297,6 +300,8 @@ def take_rows(spec: Spec) -> tuple[Spec, ChosenRows | None]:
     without: tuple[tuple[int, int], ...] = ()
     if "without" in asked:
         without = _parse_spans(asked["without"])
+
+    # The choice. A setting that is not asked for gets the value that changes nothing, e.g. part 1 of 1.
     chosen = ChosenRows(
         where=spec.where,
         start=int(asked.get("from", 0)),
@@ -386,6 +391,8 @@ def _spans_text(indices: Iterable[int]) -> str:
     """Return indices as text, in which neighbours form a span: 3, 7, 8 and 9 give ``3,7-9``."""
     spans: list[list[int]] = []  # the first and the last index of each
     index_before: int | None = None
+
+    # An index that follows the one before prolongs its span; any other begins a new one.
     for index in sorted(indices):
         if index_before is not None and index == index_before + 1:
             spans[-1][1] = index
@@ -413,6 +420,8 @@ def _is_sound(key: str, text: str) -> bool:
     """Return whether the value of a setting has the form of the setting, and its numbers are in range."""
     if re.fullmatch(_FORMS[key].pattern, text) is None:
         return False
+
+    # Its numbers must make sense: ascending spans, shares from 0 to 1, a part that exists, at least one sample.
     if key == "without":
         return all(first <= last for first, last in _parse_spans(text))
     if key == "fraction":

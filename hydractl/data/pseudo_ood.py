@@ -319,6 +319,8 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
     if kind != AUTO and kind not in PSEUDO_OOD_KINDS:
         known = ", ".join(PSEUDO_OOD_KINDS)
         raise UsageError(f"{where}: unknown kind of OOD samples {kind!r}", hint=f"there are: {known}, auto")
+
+    # The kinds that can be made of these data: some are for images, some for texts.
     fitting = []
     for name, known_kind in PSEUDO_OOD_KINDS.items():
         if known_kind.samples == clean.kind:
@@ -327,6 +329,8 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
         return fitting
     if kind in fitting:
         return [kind]
+
+    # The kind is known but does not fit, or no kind fits.
     hint = "give an OOD set"
     if fitting:
         hint = f"for them there are: {', '.join(fitting)}, auto"

@@ -186,12 +186,15 @@ class _Index:
 
     def add(self, shard: str) -> None:
         """Add the samples of one tar file to the lists; for each that cannot be used, add a line to ``problems``."""
+        # List the samples of the file; a file that is damaged has none.
         name = printable(os.path.basename(shard))
         try:
             samples = self._list_samples(shard)
         except (tarfile.TarError, OSError, EOFError) as error:
             self.problems.append(f"{name}: {reason(error)}")
             return
+
+        # Choose the image and the label of each sample.
         for key, sample in samples.items():
             try:
                 member = self._choose_image(key, sample)
@@ -199,6 +202,8 @@ class _Index:
             except ValueError as error:
                 self.problems.append(f"{name}: {error}")
                 continue
+
+            # The image is not read now: remember where it is.
             place = _Place(shard, printable(member.name), member.offset_data, member.size)
             self.ids.append(f"{name}/{printable(key)}")
             self.places.append(place)
@@ -276,6 +281,7 @@ class _Index:
         kind = "text" if self.texts else "label"
         what = f"the {kind} of {printable(key)}"
         for ending in self._label_endings():
+            # The first of these files that the sample has decides.
             if ending not in sample.label_files:
                 continue
             try:
@@ -311,11 +317,15 @@ class _Index:
             document = parse_json(text, "it")
         except InputError as error:
             raise ValueError(f"{what} cannot be read: {error.message}") from None
+
+        # No object, no label; an object has it under one key.
         if not isinstance(document, dict):
             return None
         value = document.get(self._json_key())
         if value is None or type(value) is str:
             return value
+
+        # A text is asked for, or else an integer of 64 bits.
         if self.texts:
             raise ValueError(f"{what} is {shown(value)}, which is no text")
         if type(value) is not int or abs(value) >= 2**63:
@@ -391,6 +401,8 @@ def expand_braces(text: str) -> Iterator[str]:
     for plain in pieces[::2]:
         if "{" in plain or "}" in plain:
             raise ValueError("braces that do not match")
+
+    # Each piece stands for one text or several; the result is every combination of them.
     expansions: list[list[str]] = []
     for index, piece in enumerate(pieces):
         was_in_braces = index % 2 == 1

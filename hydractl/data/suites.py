@@ -323,7 +323,8 @@ def find_suite(choice: SuiteChoice, root: str, taken: Iterable[str] = ()) -> Fou
         else:
             specs[member] = spec
 
-    # Use stand-ins for missing sets, unless the user named the sets. This moves sets from `missing` to `specs`.
+    # A stand-in is a set that is tested only if others of its group (near or far) are missing. Use stand-ins unless the
+    # user named the sets. This removes sets from `missing`, and adds the stand-ins to `specs`.
     notes = []
     has_official = any(member.official for member in wanted)
     if suite.note and not has_official:
@@ -516,9 +517,13 @@ def _wanted_members(choice: SuiteChoice, suite: OodBenchmark) -> list[SuiteMembe
     has_official = any(member.official for member in tested)
     if choice.official and not has_official:
         raise UsageError(f"--ood-suite {choice.name} has no other official sets", hint=f"--ood-suite {choice.name}")
+
+    # Sets that the user named are looked for, also stand-ins and official ones.
     if choice.sets:
         _check_sets(choice, suite)
         return [member for member in tested if member.name in choice.sets]
+
+    # Otherwise all that are tested by default.
     wanted = []
     for member in tested:
         if member.stands_in:
@@ -568,12 +573,15 @@ def _replace_missing(
     notes = []
     stand_ins = [member for member in suite.members if member.stands_in]
     for stand_in in stand_ins:
+        # A stand-in is needed only if sets of its group are missing, and can help only if it is there itself.
         replaced_sets = [member for member in missing if member.group == stand_in.group]
         if not replaced_sets:
             continue
         spec, _ = _find_member(folder, stand_in)
         if spec is None:
             continue
+
+        # Put it in their place, and say so.
         specs[stand_in] = spec
         for replaced in replaced_sets:
             del missing[replaced]
@@ -617,6 +625,7 @@ def _find_image_list(folder: str, lists: Sequence[str], images_below_root: str) 
             path = os.path.join(root, *name.split("/"))
             if not os.path.isfile(path):
                 continue
+            # A list without its images is of no use, but the message should say that the list is there.
             first_image = _first_path_in(path)
             if not first_image:
                 first_image = "(none)"
@@ -691,8 +700,12 @@ def _rank_of_name(name: str, stems: tuple[str, ...]) -> int | None:
     longest_suffix = max(suffixes, key=len)
     stem = re.sub(r"[-. ]+", "_", lower.removesuffix(longest_suffix))
     words = stem.split("_")
+
+    # Parts that are never tested on.
     if "train" in words or "mismatched" in words:
         return None
+
+    # The name of the set alone is best, then a test part, then any other part.
     if stem in stems:
         return 0
     is_part = any(stem.startswith(f"{known}_") for known in stems)

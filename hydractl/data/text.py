@@ -134,7 +134,8 @@ def choose_columns(spec: Spec, available: Sequence[str], what: str = "column") -
     if text is None:
         raise _no_text_column(spec, available, what)
 
-    # The column of the second text.
+    # The column of the second text. If the user has named a column of texts, none is looked for by known names.
+    # `others` are the known names of a second text: a row that has one is a pair among single texts, and is refused.
     text_b: str | None
     if "text_b" in query or "text" in query:
         text_b = query.get("text_b")

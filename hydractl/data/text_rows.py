@@ -193,6 +193,8 @@ def _csv_fields(spec: Spec) -> Fields:
     """
     lines = (line for _, line in _numbered_lines(spec, bom=True))
     reader = csv.reader(lines, strict=True)
+
+    # Fetch row after row by hand, because the reader raises its errors from next().
     while True:
         place = f"line {reader.line_num + 1}"
         try:

@@ -42,6 +42,7 @@ class GraphAnswer(nn.Module):
     """
 
     def __init__(self, chosen: Chosen, detector: Detector | None, members: int) -> None:
+        """Decide which outputs there are, and store what was fitted to the model."""
         super().__init__()
         self._chosen = chosen
         self.takes_features = detector is not None
@@ -50,6 +51,7 @@ class GraphAnswer(nn.Module):
         if detector is not None:
             self._keep_fitted(detector)
 
+        # An output exists only if it says something (a single member has no disagreement), and if it was chosen.
         self._has_score = not says_nothing(chosen.score, members)
         self.outputs = [PROBABILITIES]
         if self._has_score:
@@ -88,10 +90,13 @@ class GraphAnswer(nn.Module):
             member_logits: logits of all members, ``[M, B, classes]``.
             features: for each member its features ``[B, D]``; empty for a score on logits.
         """
+        # The averaged probabilities, computed in float64 as by the model itself.
         logits = cast("Floats", member_logits.double())
         block = Block(logits, self._chosen.calibration, IN_GRAPH)
         probabilities = cast("Tensor", block.probs)
         answer = {PROBABILITIES: probabilities.float()}
+
+        # What was calibrated: the OOD score, the flag (is the score at least the threshold?), and the prediction set.
         if OOD_SCORE in self.outputs:
             answer[OOD_SCORE] = self._score(block, features)
         if IS_OOD in self.outputs:

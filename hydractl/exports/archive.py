@@ -135,6 +135,8 @@ class Archive:
 
     def _check_entries(self) -> None:
         """Raise an error if there is an unknown entry, or a pickle or a small entry has unexpected contents."""
+        # torch reads some entries as pickles, and some small ones as they are. All others must be known, and are
+        # checked where they are read.
         for name, entry in self._entries.items():
             if name == _SAMPLE_INPUTS:
                 if entry.file_size:
@@ -209,6 +211,8 @@ def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     infos = archive.infolist()
     if len(infos) > _MOST_ENTRIES:
         raise Refused(f"{len(infos)} entries (the limit is {_MOST_ENTRIES})")
+
+    # Entries by their names below the root folder; each is stored plainly, once.
     entries: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename.removeprefix(_ROOT)

@@ -101,6 +101,8 @@ class CheckData:
         """
         # How often the predicted class is the same, on ID data only.
         same = before[0].predicted == after[0].predicted
+
+        # Flags exist only if a threshold was chosen.
         flags = None
         if chosen.threshold is not None:
             flags = self._flags(before, after)

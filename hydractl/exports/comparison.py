@@ -287,6 +287,7 @@ def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> Expor
     outputs = expected[0].outputs
     has_score = OOD_SCORE in outputs
 
+    # The tolerances, for a file that must be exact.
     tolerance = None
     if worst.exact:
         tolerance = _three_digits(worst.allowed)
@@ -294,6 +295,7 @@ def _check_record(worst: _Differences, expected: Sequence[Expectation]) -> Expor
     if worst.exact and has_score:
         score_tolerance = _three_digits(worst.score_allowed)
 
+    # Each of the outputs that a graph need not have.
     score = None
     score_max_abs = None
     if has_score:

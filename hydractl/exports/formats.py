@@ -361,6 +361,7 @@ def _onnx_model(graph: Graph) -> Any:
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
     ):
+        # The example only says what the inputs are: sizes that may vary are listed as dynamic.
         program = torch.onnx.export(
             graph.program,
             kwargs=dict(graph.example),

@@ -270,7 +270,7 @@ def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
     std = torch.tensor(image_format.std, dtype=torch.float64)
     from_0_to_1 = images.double() / 255
     channels_last = (from_0_to_1 - mean) / std
-    channels_first = channels_last.permute(0, 3, 1, 2)
+    channels_first = channels_last.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
     return channels_first.float().contiguous()
 
 
@@ -281,7 +281,7 @@ def images_of_inputs(inputs: Tensor, image_format: ImageFormat) -> Tensor:
     """
     mean = torch.tensor(image_format.mean, dtype=torch.float64)
     std = torch.tensor(image_format.std, dtype=torch.float64)
-    channels_last = inputs.double().permute(0, 2, 3, 1)
+    channels_last = inputs.double().permute(0, 2, 3, 1)  # [B, C, H, W] -> [B, H, W, C]
     from_0_to_1 = channels_last * std + mean
     from_0_to_255 = 255 * from_0_to_1
     whole_numbers = from_0_to_255.round().clamp(0, 255)
@@ -299,6 +299,7 @@ def _texts_of_other_length(inputs: NamedTensors, longest: int, shorter: bool) ->
     Returns:
         Tensors by name, ``[B, length]`` each: the tokens of the given texts, repeated and cut at the new length.
     """
+    # Repeat the tokens once, so that longer texts can be cut out as well.
     length = _other_length(inputs["input_ids"].shape[1], longest, shorter)
     texts = {}
     for name, tensor in inputs.items():

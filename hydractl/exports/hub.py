@@ -156,6 +156,8 @@ def _names_of_shards(folder: Path) -> set[str]:
     index = folder / f"{_WEIGHTS}.index.json"
     if not index.is_file() or single_file.is_file():
         return set()
+
+    # The index maps each tensor to its file.
     document = parse_json(index.read_bytes(), str(index))
     if not isinstance(document, dict):
         return set()
@@ -230,8 +232,11 @@ def _files_to_upload(api: HfApi, files: Mapping[str, Path | bytes], to: Destinat
     Raises:
         OutputError: if a file with the same name but other contents exists, and ``force`` is not set.
     """
+    # What the repository has under these names.
     entries = api.get_paths_info(to.repo, list(files), revision=to.branch)
     entry_by_name = {entry.path: entry for entry in entries}
+
+    # Upload what is missing or has other contents; the latter would be replaced, which needs --force.
     files_to_upload = {}
     names_with_other_contents = []
     for name, content in files.items():

@@ -50,6 +50,8 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
         shapes: the inputs and outputs of the graph.
     """
     labels = json_list(description.labels)
+
+    # What the graph is, what it takes, and how its outputs are to be read.
     metadata = {
         "schema": EXPORT_SCHEMA,
         "hydractl": __version__,
@@ -65,6 +67,8 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
         "shapes": json.dumps(shapes.to_json()),
         "ood_score": Chosen.of(description.extra).score,
     }
+
+    # What calibrate has chosen, e.g. a threshold; null if it has not.
     for key in _CHOSEN:
         metadata[key] = canonical_json(description.extra.get(key))
 
@@ -281,6 +285,8 @@ def _differences_from_expected(declared: GraphShapes, expected: Shapes) -> list[
         expected_tensor = expected[name]
         if not declared_tensor.like(expected_tensor):
             problems.append(f"{name} as {declared_tensor}, and it would be {expected_tensor}")
+
+    # Outputs must be exactly these, in this order.
     expected_outputs = [name for name in expected if name in OUTPUTS]
     if list(declared.outputs) != expected_outputs:
         declared_names = ", ".join(declared.outputs)
@@ -302,6 +308,9 @@ def _expected_shapes(metadata: Mapping[str, str], shapes: GraphShapes, path: Pat
     members = int(metadata["members"])
     classes = _expected_classes(metadata, shapes, path)
     chosen = chosen_of(metadata)
+
+    # The outputs, in the order of the graph. Three of them exist only if they were chosen for the model, and no score
+    # exists if it would say nothing about a single member.
     expected[PROBABILITIES] = TensorShape("float32", ("batch", classes))
     has_score = not says_nothing(chosen.score, members)
     if has_score:

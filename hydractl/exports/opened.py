@@ -88,6 +88,8 @@ class ExportedModel(nn.Module):
         for sample_slice, block in blocks(logits):
             mi[sample_slice] = block.mi
             member_probabilities[:, sample_slice] = block.member_probs
+
+        # Score, flag and prediction set are outputs of the graph; they are None if it does not have them.
         return Prediction(
             labels=self.labels,
             probabilities=probabilities,

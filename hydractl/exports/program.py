@@ -427,7 +427,9 @@ def _signature(value: Any) -> None:
     """
     _SIGNATURE_FIELDS(value)
 
-    # Inputs: an empty tuple of positional arguments, and a dict of keyword arguments. 1 is the version of the format.
+    # Inputs: an empty tuple of positional arguments, and a dict of keyword arguments. torch stores this structure as a
+    # JSON text, [1, tree], where 1 is the version of the format. A tree names the class of a container, and its
+    # contents.
     input_names = value.get("forward_arg_names") or []
     no_positional = {"type": "builtins.tuple", "context": "null", "children_spec": []}
     keyword_inputs = _tree_of_mapping(input_names)
@@ -560,7 +562,9 @@ def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int
     Raises:
         Refused: if a value in the list has another form, or a tensor has no numbers.
     """
-    # The form of the list. Pickled tensors are not allowed.
+    # First check the form of the list, e.g. {"config": {"fc.bias": {"path_name": "weight_0", "is_param": true,
+    # "use_pickle": false, "tensor_meta": {...}}}}. A form is a function that refuses a value of another form; _record
+    # makes one for objects with these fields, _map_of one for objects with any names. Pickled tensors are not allowed.
     payload = _record(
         path_name=_matching(rf"{stem}_[0-9]{{1,9}}"),
         is_param=_flag,
@@ -570,8 +574,9 @@ def check_payload(document: Any, folder: str, stem: str, sizes: Mapping[str, int
     payloads = _record(config=_map_of(_path, payload))
     payloads(document)
 
-    # Every tensor with at least one number needs an entry that is not empty: for an empty one torch would allocate as
-    # many zeros as the shape says.
+    # Then every tensor with at least one number needs an entry that is not empty: for an empty one torch would allocate
+    # as many zeros as the shape says. Fields may be missing in a record, so each is read with a default: no shape means
+    # a single number, and a size without "as_int" counts as 1.
     for name, entry in document.get("config", {}).items():
         if "path_name" not in entry or "tensor_meta" not in entry:
             raise Refused(f"{shown(name)} without numbers")

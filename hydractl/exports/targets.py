@@ -135,6 +135,8 @@ def _target(kind: str, stem: Path, weights: int, fitted_bytes: int) -> Target:
     export_format = FORMATS[kind]
     name = f"{stem.name}{export_format.ending}"
     path = stem.with_name(name)
+
+    # One file has a limit of size. Larger weights go into a second file, if the format allows one.
     weight_bytes = export_format.bytes_per_weight * weights
     fits = weight_bytes + fitted_bytes <= MOST_IN_ONE_FILE
     if kind == "onnx-int8" and not fits:
@@ -303,6 +305,7 @@ class Claim:
         If the weights have a file of their own, the graph refers to its temporary name, so that the check can run it.
         """
         with contextlib.ExitStack() as stack:
+            # Both files stay open until the graph is written, as it writes to both.
             output = self._outputs[target.path]
             handle = stack.enter_context(output.opened())
             weights_file = None

@@ -70,6 +70,8 @@ def triton_config(model_path: Path, name: str, max_batch: int) -> str:
         f"max_batch_size: {max_batch}",
         f"dynamic_batching {{ max_queue_delay_microseconds: {_MOST_DELAY} }}",
     ]
+
+    # One entry for every input and output; the classes get a file with their names.
     for tensor in inputs:
         lines += _config_lines("input", tensor, [])
     for tensor in outputs:
@@ -125,6 +127,8 @@ def _triton_tensor(value: Any) -> _Tensor:
     tensor = value.type.tensor_type
     if tensor.elem_type not in data_types:
         raise HydraError(f"{value.name} has numbers that Triton has no name for")
+
+    # The sizes after the batch; -1 means any size.
     sizes = []
     dimensions_after_batch = tensor.shape.dim[1:]
     for dimension in dimensions_after_batch:

@@ -243,6 +243,8 @@ class AttentionLayout:
         out_weight, out_bias = _weight_and_bias(site.path, self.out)
         output = self._outputs_first(tensors[out_weight])  # [d_model, heads * head_dim]
         rows = self._read_rows(tensors, site, queries=output.shape[1])
+
+        # Fields that the library does not have in this block are None.
         return HeadWeights(
             q=rows["q"],
             k=rows["k"],
@@ -276,15 +278,17 @@ class AttentionLayout:
             For each field of :class:`HeadWeights` whose tensor exists, that tensor as ``[heads, head_dim, ...]``.
         """
         head_rows = {}
+        # A tensor of the library holds one field of HeadWeights, e.g. fields = ("gate",), or three of them on top of
+        # each other, e.g. fields = ("q", "k", "v") for `attn.qkv.weight`.
         for name, fields in self._fields_by_name(site.path).items():
             if name not in tensors:
-                continue
+                continue  # e.g. a model without biases
             tensor = self._outputs_first(tensors[name])
             tensors_of_fields = [tensor]
             is_stacked = len(fields) > 1
             if is_stacked:
-                # One matrix holds queries, keys and values: [heads * head_dim + 2 * key_heads * head_dim, ...].
-                # Keys and values have equally many rows, but fewer than queries if heads share keys.
+                # Split it into queries, keys and values. Keys and values have equally many rows, but fewer than queries
+                # if heads share keys: [heads * head_dim + 2 * key_heads * head_dim, ...].
                 rows = tensor.shape[0]
                 key_rows = (rows - queries) // 2
                 tensors_of_fields = list(tensor.split([queries, key_rows, key_rows]))
@@ -410,12 +414,16 @@ class AttentionLayout:
         ``{"qkv": ("q", "k", "v")}``, or ``{"query": ("q",), "key": ("k",), "value": ("v",)}``.
         """
         fields_by_module: dict[str, tuple[str, ...]] = {}
+
+        # Queries, keys and values are one layer, or three.
         if len(self.qkv) == 1:
             (stacked_layer,) = self.qkv
             fields_by_module[stacked_layer] = ("q", "k", "v")
         else:
             for module, letter in zip(self.qkv, "qkv", strict=True):
                 fields_by_module[module] = (letter,)
+
+        # What only some models have: gates, and projections of positions to queries and keys.
         if self.gate:
             fields_by_module[self.gate] = ("gate",)
         if self.positions:

@@ -59,6 +59,8 @@ def image_of(sample: Any) -> Image.Image:
     if are_floats and given_pixels.min() >= 0 and given_pixels.max() <= 1:
         levels = np.round(given_pixels * 255)
         pixels = levels.astype(np.uint8)
+
+    # What Pillow can read: bytes, grey or RGB, of at least one pixel.
     is_empty = 0 in pixels.shape
     is_grey = pixels.ndim == 2
     is_rgb = pixels.shape[2:] == (3,)

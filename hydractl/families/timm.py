@@ -217,6 +217,8 @@ class TimmViT(ModelFamily):
         defaults = {} if published is None else published.to_dict()
         with refused_as(f"timm cannot tell how {name} was evaluated in its training"):
             resolved = timm.data.resolve_data_config(dict(arguments), pretrained_cfg=defaults)
+
+        # Mean and deviation may be those of RGB, while the model takes another number of channels.
         channels, _, _ = input_size(preprocess)
         return {
             **preprocess,
@@ -639,23 +641,31 @@ def check_timm_model(model: Any) -> None:
         InputError: with the reason, e.g. the class of its attention.
     """
     kind = type(model).__name__
+
+    # Only these classes have attention that is known.
     if not isinstance(model, (VisionTransformer, timm_eva.Eva, *_RELATIVE)):
         raise InputError(
             f"timm's {kind} is not supported: {_attention_of(model)}",
             hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin v1 and v2",
         )
+
+    # There must be blocks.
     if isinstance(model, _RELATIVE):
         count = len(timm_relative.relative_blocks(model))
     else:
         count = len(model.blocks)
     if count == 0:
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
+
+    # Each kind of model has its own conditions.
     if isinstance(model, timm_eva.Eva):
         timm_eva.check_eva(model)
     elif isinstance(model, _RELATIVE):
         timm_relative.check_relative(model)
     else:
         _check_plain_vit(model, kind)
+
+    # Logits of an image need pooled tokens.
     if not model.global_pool:
         raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
 

@@ -70,11 +70,14 @@ class RotaryStandIn(nn.Module):
     def _with_prefix(self, rope: Tensor) -> Rotary:
         """Add the prefix tokens (class token, registers) to the angles of the patches.
 
+        timm computes angles for patches only, because a prefix token has no position in the image.
+
         Args:
-            rope: sines, then cosines of the patches, ``[..., T - prefix, 2 * head_dim]``; see :meth:`forward`.
+            rope: sines, then cosines of the patches, ``[..., T - prefix, 2 * head_dim]``. The leading dimensions are
+                none if all heads have the same angles, else ``heads``, or ``M, heads`` if members differ.
 
         Returns:
-            Sines and cosines of all tokens, ``[1, 1, T, head_dim]``, or with angles for each head
+            Sines and cosines of all tokens, with a dimension of 1 for the samples: ``[1, 1, T, head_dim]``,
             ``[1, heads, T, head_dim]`` or ``[M, 1, heads, T, head_dim]``.
         """
         patch_sin, patch_cos = rope.chunk(2, dim=-1)  # [..., T - prefix, head_dim] each
@@ -87,14 +90,16 @@ class RotaryStandIn(nn.Module):
         sin = torch.cat((prefix_sin, patch_sin), dim=-2)  # [..., T, head_dim]
         cos = torch.cat((prefix_cos, patch_cos), dim=-2)
 
-        # Add a dimension for the samples, and one for the heads if all heads have the same angles.
-        if rope.dim() == 2:  # [T, head_dim] -> [1, 1, T, head_dim]
-            sin = sin[None, None]
-            cos = cos[None, None]
-        else:  # [(M,) heads, T, head_dim] -> [(M,) 1, heads, T, head_dim]
+        # Queries and keys are [B, heads, T, head_dim], so add a dimension for the samples before that of the heads. If
+        # all heads have the same angles, add one for the heads as well.
+        heads_differ = rope.dim() > 2
+        if heads_differ:  # [heads, T, head_dim] -> [1, heads, T, head_dim], [M, heads, ...] -> [M, 1, heads, ...]
             sin = sin.unsqueeze(-4)
             cos = cos.unsqueeze(-4)
-        return Rotary(cos, sin, self.neighbours, of_heads=rope.dim() > 2)
+        else:  # [T, head_dim] -> [1, 1, T, head_dim]
+            sin = sin[None, None]
+            cos = cos[None, None]
+        return Rotary(cos, sin, self.neighbours, of_heads=heads_differ)
 
 
 def layout_name(attention: Any) -> str:
@@ -164,6 +169,8 @@ def eva_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
             blocks.append(partial(_run_block_by_index, index, block))
         else:
             blocks.append(partial(_run_block, block))
+
+    # The angles belong to the model, so members may have other ones (`per_member`) if they are learned.
     tower = Stages(
         stem=stem,
         blocks=blocks,

@@ -183,8 +183,10 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
     def stem(images: Tensor) -> State:
         """Return the tokens before the first block, ``[B, T, d]``."""
         on_grid = model.patch_embed(images)  # [B, H, W, d]
-        return State(on_grid.flatten(1, 2))
+        return State(on_grid.flatten(1, 2))  # [B, H * W, d]
 
+    # For each block: how it runs, what its attention reads, and its span (its share of the first block's tokens, and
+    # the number of windows). `merging` names the merging module by the index of the block that it belongs to.
     blocks: list[Callable[[State], State]] = []
     attention_inputs: list[Callable[[State], Tensor]] = []
     merging = {}
@@ -209,7 +211,7 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
 
     def readout(state: State) -> Tensor:
         """Return the logits ``[B, classes]``."""
-        on_grid = state.hidden.unflatten(1, last_grid)
+        on_grid = state.hidden.unflatten(1, last_grid)  # [B, T, d] -> [B, H, W, d]
         hidden = model.norm(on_grid)
         return model.forward_head(hidden)
 

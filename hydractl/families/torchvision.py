@@ -68,6 +68,7 @@ class _Sizes:
             InputError: if a size is missing or is not a positive whole number (the problems name all such sizes), if
                 the width is not a multiple of the number of heads, or if there are too many layers.
         """
+        # Every size must be a whole number in range.
         valid_sizes: dict[str, int] = {}
         wrong_names = []
         for name in _SIZE_NAMES:
@@ -79,6 +80,8 @@ class _Sizes:
         problem = "this is no configuration of torchvision's VisionTransformer"
         if wrong_names:
             raise InputError(problem, problems=wrong_names)
+
+        # The sizes must fit each other.
         sizes = cls(**valid_sizes)
         heads_fill_width = sizes.hidden_dim % sizes.num_heads == 0
         if not heads_fill_width or sizes.num_layers > _MOST_LAYERS:
@@ -139,6 +142,8 @@ class TorchvisionViT(ModelFamily):
         """
         if name not in _NAMES:
             raise InputError(f"torchvision has no vision transformer {name!r}", hint=f"one of {', '.join(_NAMES)}")
+
+        # Weights can only be drawn.
         sizes = dict(options)
         pretrained = sizes.pop("pretrained", True)
         if pretrained:
@@ -146,6 +151,8 @@ class TorchvisionViT(ModelFamily):
                 f"torchvision publishes {name} as a pickle only, which hydractl never opens",
                 hint=f"download it and give the file with --arch torchvision:{name}: its numbers are read as data",
             )
+
+        # All other options are sizes.
         unknown_options = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
         if unknown_options:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(unknown_options)}")

@@ -193,6 +193,8 @@ class Description:
         problems = _value_problems(document) + problems_of_masks
         if problems:
             raise InputError(f"{origin} has a broken description", problems=problems)
+
+        # The document is sound: take its fields as they are.
         return cls(
             kind=document["kind"],
             family=document["family"],
@@ -299,16 +301,22 @@ def _read_masks(document: Mapping[str, Any]) -> tuple[list[HeadMask], list[str]]
     heads, problems = _read_heads(document["sites"])
     if heads is None:
         return [], problems
+
+    # Limit the number of members before reading them, as the file may not be trusted.
     members = document["members"]
     if len(members) > _MOST_MEMBERS:
         problems.append(f"{len(members)} members (the limit is {_MOST_MEMBERS})")
         return [], problems
+
+    # Read the mask of each member.
     masks = []
     for index, member in enumerate(members):
         kept, problems_of_member = _read_kept_heads(index, member, heads)
         problems += problems_of_member
         if not problems_of_member:
             masks.append(HeadMask(heads, kept))
+
+    # A dense model is one that has lost nothing.
     are_full = all(mask.is_full for mask in masks)
     if document["kind"] == "dense" and not are_full:
         problems.append("a dense model keeps every head, this one does not")
@@ -328,6 +336,8 @@ def _read_kept_heads(index: int, member: Any, heads: Mapping[str, int]) -> tuple
         kept = member.get("kept")
     if not isinstance(kept, dict) or set(kept) != set(heads):
         return {}, [f"member {index} does not name the kept heads of every site"]
+
+    # The heads of each site must be heads that the site has.
     kept_heads = {}
     problems = []
     for path, count in heads.items():

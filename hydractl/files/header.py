@@ -246,6 +246,8 @@ def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> d
         raise InputError(f"{path} contains no tensors")
     if len(entries) > MAX_TENSORS:
         raise InputError(f"{path} lists {len(entries)} tensors (the limit is {MAX_TENSORS})")
+
+    # Read every entry; those that are malformed are listed together.
     tensors: dict[str, TensorInfo] = {}
     problems = []
     for name, entry in entries.items():

@@ -97,6 +97,8 @@ class Registry(Generic[T]):
             point = self._foreign[name]
             origin = _origin(point)
             declared = load_entry_point(point)
+
+        # A declaration must have the name by which it is found.
         declared_name = getattr(declared, "name", None)
         if declared_name != name:
             raise InputError(f"{origin} declares {name!r} as {declared_name!r} in {self.package}")

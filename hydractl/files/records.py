@@ -246,6 +246,9 @@ class Record:
         """Return the JSON object: exactly as it was read, or with the keys in the order of the fields."""
         if self._origin is not None:
             return dict(self._origin)
+
+        # Inline fields have no key of their own: their entries stand beside the others. Sparse fields are left out if
+        # they are empty, other fields if they are None, unless null has a meaning there.
         document: dict[str, object] = {}
         for field in json_fields(type(self)):
             value = getattr(self, field.name)

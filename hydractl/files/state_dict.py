@@ -52,6 +52,8 @@ class StateDict(MappedTensors):
     def __init__(self, path: Path) -> None:
         """Open the file, find its weights, and check that they are plain tensors."""
         try:
+            # A training script may store the weights as one entry of a dictionary, e.g. "state_dict", beside its own
+            # arguments. `entry` is the name of that entry; None means that the content itself is the weights.
             content = _read_safely(path)
             self.entry = _entry_of_weights(content)
             self.script = None

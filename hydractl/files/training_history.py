@@ -85,7 +85,8 @@ def unfinished(header: Mapping[str, object]) -> TrainingProgress:
     """
     progress = _object_at(header, "progress")
 
-    # Progress within a training; between two trainings of a grid there is none.
+    # Progress within a training; between two trainings of a grid there is none. In the file, "steps" is the number of
+    # steps done, and "total" the number of all steps; here they are `step` and `steps`.
     step = None
     steps = None
     if type(progress.get("steps")) is int:
@@ -149,6 +150,8 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
     """
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
+
+    # A training that can be shown has a history of sound epochs.
     settings = provenance.get("settings")
     if not isinstance(settings, Mapping):
         return None

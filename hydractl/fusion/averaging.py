@@ -104,6 +104,8 @@ def plan_checked(
     answers_move = max(shifts_of_log_p) > MOVED
     is_harmful = members_lie_apart or answers_move
     kept_whole = is_auto and is_harmful
+
+    # The record for the file, whether the average is used or not.
     averaging = AveragingRecord(
         asked="auto" if is_auto else list(merge),
         parts=list(plan.description.merge or ()),

@@ -276,6 +276,8 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
             member["sha256"] = source.sha256
         member["provenance"] = dict(source.description.provenance)
         members.append(member)
+
+    # Everything else is the same in all members, so it comes from the first.
     return Description(
         kind="fused",
         family=first.family,
@@ -321,6 +323,8 @@ def check_members(sources: Sequence[Source]) -> None:
     for source in sources:
         if source.description.kind == "fused":
             problems.append(f"{source.name} is itself a fused model")
+
+    # Compare every other model with the first.
     first = sources[0]
     for other in sources[1:]:
         for difference in _differences_of_members(first, other):
@@ -402,7 +406,8 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:
     """Return the owner of each head of a site, if each head is equal in all members that have it.
 
-    The owner is the first member that has the head, with the position of the head among the member's heads.
+    The owner is the first member that has the head, with the position of the head among the member's heads. E.g. if
+    member 0 has the heads 1 and 4 and member 1 the heads 4 and 7, the owners of 1, 4 and 7 are (0, 0), (0, 1), (1, 1).
 
     Args:
         sources: the members.
@@ -631,6 +636,8 @@ def shared_parts(plan: FusionPlan) -> list[SharedParts]:
         elif start.blocks < len(chain.sites):
             parts_at = chain.block_paths[start.blocks]
             differs, hint = _why_members_part_in_block(plan, model, chain, stages)
+
+        # What runs once: the stem, some leading blocks, and perhaps the attention of the next block.
         tower = SharedParts(
             tower=chain.tower,
             blocks=len(chain.sites),

@@ -273,6 +273,8 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
         "merge_agreement": stays.double().mean(1),
         "merge_log_p": shift_of_log_p.abs().mean((1, 2)),
     }
+
+    # To three digits, so that the file does not depend on the machine.
     rounded = {}
     for key, values in effect.items():
         rounded[key] = [to_three_digits(value) for value in values.tolist()]

@@ -427,7 +427,7 @@ def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadS
     if problems:
         raise InputError(f"scores {origin} do not fit the model", problems=problems)
 
-    # All other entries of the file are kept as they are.
+    # All other entries of the file, e.g. how the scores were made, are kept as they are.
     info = dict(document)
     del info["schema"], info["sites"]
     return HeadScores(scores, info)
@@ -520,6 +520,8 @@ def _read_removed(steps: list[Any], sites: Sequence[Site], origin: str) -> list[
         if isinstance(step, Mapping):
             path = step.get("site")
             head = step.get("head")
+
+        # The site must exist, then the head in it, and it must still be there.
         is_known_site = isinstance(path, str) and path in heads_of_site
         if not is_known_site:
             problems.append(f"step {number}: unknown site {shown(path)}")

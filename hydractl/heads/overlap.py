@@ -66,10 +66,14 @@ def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
     """
     in_both = set(a).intersection(b)
     shared = len(in_both)
+
+    # The overlap coefficient: which share of the smaller set is in the larger one, too.
     smaller_size = min(len(a), len(b))
     overlap: float | None = None
     if smaller_size:
         overlap = shared / smaller_size
+
+    # How differently the two sets are spread over the sites.
     divergence = jensen_shannon(_heads_by_site(a), _heads_by_site(b))
     return {
         "counts": [len(a), len(b)],
@@ -89,7 +93,7 @@ def _heads_by_site(heads: Iterable[Head]) -> Counter[str]:
 
 
 def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
-    """Return the Jensen-Shannon divergence, 0..1 bits, of two distributions given as counts.
+    """Return the Jensen-Shannon divergence of two distributions given as counts: 0 bits if equal, 1 if disjoint.
 
     It is the mean of the divergences of both distributions from their mean; None if the counts of one are all 0.
     """
@@ -120,7 +124,8 @@ def jensen_shannon(a: Mapping[str, int], b: Mapping[str, int]) -> float | None:
 def kendall_tau(a: Sequence[Head], b: Sequence[Head]) -> float | None:
     """Return Kendall's tau-b of two removal orders, over the heads that both contain.
 
-    An order has no ties, so this is (concordant - discordant) / pairs, from -1 to 1.
+    It is 1 for the same order and -1 for the reverse one. An order has no ties, so tau-b is (concordant - discordant) /
+    pairs.
 
     Args:
         a, b: heads in the order of their removal, each head once.

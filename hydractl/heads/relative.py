@@ -94,10 +94,13 @@ class Relative:
         if self.positions is None:
             return numbers[None]
         at_positions = numbers[:, self.positions]  # [n, B, q, T]
-        return at_positions.transpose(0, 1)
+        return at_positions.transpose(0, 1)  # [B, n, q, T]
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
         """Return attention scores from comparing the queries and keys of tokens with those of distances.
+
+        Besides "how well does this query fit that key", two questions are scored: how well a query fits the distance of
+        the other token, and how well a key does.
 
         Args:
             q, k: queries ``[B, n, q, dk]`` and keys ``[B, n, T, dk]`` of tokens.

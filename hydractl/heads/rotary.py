@@ -79,7 +79,7 @@ class Rotary:
             leading_axes = (*members, samples, heads)
             index = positions_by_head.expand(*leading_axes, -1, width)  # [(M,) B, 1 or H, q, width]
             angles_of_samples = angles.expand(*leading_axes, -1, -1)  # [(M,) B, 1 or H, T, width]
-            return angles_of_samples.gather(-2, index)
+            return angles_of_samples.gather(-2, index)  # [(M,) B, 1 or H, q, width]
 
         cos = picked(self.cos)
         sin = picked(self.sin)

@@ -30,6 +30,8 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
             surplus = len(kept) - keep
             budget[path] = max(0, surplus)
         return budget
+
+    # Every site loses the same number, which the smallest one must have.
     fewest = min(present.counts())
     if remove is None or not 0 <= remove <= fewest:
         raise UsageError(f"--remove {remove} is outside 0..{fewest}, the heads present at the smallest site")

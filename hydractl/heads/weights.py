@@ -66,8 +66,9 @@ class HeadWeights:
     def select(self, positions: Sequence[int]) -> HeadWeights:
         """Return a block of only some of its heads.
 
-        With grouped-query attention, several heads share one head of keys and values (a key head). A key head stays as
-        long as some head uses it; the key heads that stay are in the order of first use.
+        With grouped-query attention, several heads share one head of keys and values (a key head): ``key_heads`` of
+        [0, 0, 1, 1] means that heads 0 and 1 share the first. A key head stays as long as some head uses it; the key
+        heads that stay are in the order of first use. Of these four heads, heads 2 and 3 have ``key_heads`` [0, 0].
 
         Args:
             positions: the indices of the heads to keep, among the heads present (not their original numbers).
@@ -112,7 +113,8 @@ class HeadWeights:
     def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None = None) -> HeadWeights:
         """Return a block of more heads, with the heads present at given positions and zeros for all others.
 
-        With grouped-query attention, several heads share one head of keys and values (a key head).
+        This undoes :meth:`select`, but for the numbers of the missing heads. With grouped-query attention, several
+        heads share one head of keys and values (a key head).
 
         Args:
             positions: for each head that is present, its position in the new block.

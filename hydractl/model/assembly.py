@@ -53,7 +53,8 @@ class Assembly:
         streamed: bool = False,
     ) -> None:
         """Build the networks of all members, put one attention for all members into each, and make the chains."""
-        # What members share and what each has for itself.
+        # What members share and what each has for itself. A site is an attention block; a view shows the tensors of one
+        # member under the library's names.
         self._family = family
         self._masks = description.masks
         self._sites = sites
@@ -63,12 +64,13 @@ class Assembly:
         self._parts = parts_by_name(family, self._views[0].stored, sites)
         self._per_member = self._names_kept_per_member()
 
-        # How tensors are read: now, or when a module runs.
+        # How tensors are read: now, or, in a streamed model, each time that a module runs ("late").
         self._reader = _Reader(tensors, device, dtype)
         self._late: LateWeights | None = None
         if streamed:
             self._late = LateWeights(tensors, device)
 
+        # Build a network for each member, without attention, and then one attention for all members at each site.
         self.networks: list[nn.Module] = []
         for view in self._views:
             network = family.build(description.config)

@@ -237,12 +237,15 @@ class HeadAttention(nn.Module):
         if context.attended is not None:
             return context.attended
 
-        # The usual case, without anything special, takes a short path.
+        # The usual case, without anything special, takes a short path. It cannot serve a caller that scales the output
+        # of each head (head gates) or wants to see it (an observer).
         is_watched = self.head_gate is not None or self.observer is not None
         if rotary is None and relative is None and not is_watched:
             output = self._short_path(x, attn_mask, is_causal, context)
             if output is not None:
                 return self._with_dropout(output)
+
+        # How queries meet keys: which pairs may attend, and how positions enter the scores.
         meeting = _Meeting(attn_mask, is_causal, query_rotary=rotary, key_rotary=rotary, relative=relative)
 
         # If only some tokens are queries, `x` holds these, and `memory` holds all tokens.
@@ -427,7 +430,8 @@ class HeadAttention(nn.Module):
         Returns:
             For each member its attended heads ``[B, h, q, head_dim]``, or None if it has no heads.
         """
-        # Project the tokens of each member. A run is a group of n heads that are neighbours in their bank.
+        # Project the tokens of each member. A run is a group of n heads that are neighbours in their bank, so that one
+        # product of matrices computes them: heads 0, 1 and 4 are two runs.
         runs_of_members: list[list[tuple[Tensor, Tensor, Tensor]]] = []
         for member, projections in enumerate(members):
             runs_of_members.append(projections.project(parts[member], memories[member]))

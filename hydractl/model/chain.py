@@ -309,18 +309,24 @@ class Chain:
     def rest(self, site: int, state: State) -> Tensor:
         """Run from the state before the block of a site to the end; return what all members read out, ``[M, B, ...]``.
 
-        Blocks that are the same for all members run once. After them the members run either side by side in the same
-        operations or one after another, whichever is faster. The results are the same.
+        The members have the same blocks up to some site. These common blocks run once. After them the members run
+        either side by side in the same operations or one after another, whichever is faster. The results are the same.
         """
-        # The common part, up to the first block that each member runs for itself. A pooled attention still runs once.
+        # The end of the part that runs for all members together. If the first block in which members differ has a
+        # pooled attention (it computes the heads of all members once, and each member takes its own), that block still
+        # runs for all members together.
         stop = self.sites.stop
-        first_apart = self.start.first_apart
-        first_alone = first_apart + 1 if self.start.pooled(first_apart) else first_apart
+        first_different = self.start.first_apart
+        end_of_joint_part = first_different
+        if self.start.pooled(first_different):
+            end_of_joint_part = first_different + 1
+
+        # Run what is left of that part.
         context = self._context_of_run(state.hidden)
-        if site < first_alone:
+        if site < end_of_joint_part:
             # Reusing the name `state` frees the memory of the previous state.
-            state = self._run_blocks(range(site, first_alone), state, context)
-        next_site = max(site, first_alone)
+            state = self._run_blocks(range(site, end_of_joint_part), state, context)
+        next_site = max(site, end_of_joint_part)
 
         # All members side by side.
         nothing_to_part = self.members == 1 or next_site == stop
@@ -328,7 +334,7 @@ class Chain:
             state = self._run_blocks(range(next_site, stop), state, context)
             return self.readout(state)
 
-        # Or one member after another.
+        # Or one member after another. If the members part only here, they all start from the same tokens.
         is_common = self._members_part_at(next_site)
         hidden_of_members = self._hidden_of_each_member(state.hidden, common=is_common)
         outputs = []
@@ -486,7 +492,7 @@ class Chain:
         else:
             rows = positions.repeat(copies, 1)[:, :, None]  # [copies * B, q, 1]
             index = rows.expand(-1, -1, width)  # [copies * B, q, d]
-            hidden = state.hidden.gather(1, index)
+            hidden = state.hidden.gather(1, index)  # [copies * B, q, d]
         context = {**state.context, "read": positions}
         return State(hidden, context)
 

@@ -73,14 +73,16 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
     Returns:
         The logits ``[M, B, classes]``, and for each member its features ``[B, D]``.
     """
-    # A zero-shot model.
+    # A zero-shot model has two towers, one for samples and one for texts. The features come out of the tower of
+    # samples.
     if len(model.chains) > 1:
         outputs = model.tower_outputs(inputs)
         features_of_samples = outputs[_tower_of_samples(model)]
         means = feature_means(model, features_of_samples)  # [M, B, D]
         return model.logits(outputs), list(means)
 
-    # A classifier: put a hook on each of its last linear layers that stores their input, and run the model.
+    # A classifier: put a hook on each of its last linear layers that stores their input, and run the model. Most
+    # members have one such layer, some have two. The stack removes all hooks when the block ends.
     hooks_of_members: list[list[_InputHook]] = []
     with ExitStack() as stack:
         for heads_of_member in heads_of(model, _ON_LOGITS):
@@ -94,7 +96,7 @@ def read_features(model: Network, inputs: Any) -> tuple[Tensor, list[Tensor]]:
         (chain,) = model.chains
         logits = model.logits([chain(inputs)])
 
-    # Concatenate the inputs of each member's layers.
+    # Concatenate the inputs of each member's layers: one [B, D] for each member.
     features = []
     for hooks in hooks_of_members:
         inputs_of_heads = []
@@ -163,25 +165,30 @@ def _classifier_of_average(heads: Sequence[nn.Linear]) -> FeatureClassifier:
 def _classifier_of_comparison(model: Network, network: nn.Module, classes: Tensor) -> FeatureClassifier:
     """Return a member's comparison of samples with classes as a linear classifier of the samples' features.
 
-    The logits are linear in these features. So the function follows from the logits of all unit vectors and of 0.
+    The logits of a sample with features x are ``weight @ x + bias``, but each family computes them in its own way. So
+    weight and bias are read off from the logits of special samples: x = 0 gives the bias, and the unit vector i gives
+    the bias plus column i of the weight.
 
     Args:
-        model: a zero-shot model.
+        model: a zero-shot model, which has a tower for samples and one for texts.
         network: the network of the member.
         classes: the features of the classes, ``[classes, D]``.
     """
+    # The special samples: D unit vectors, then 0, as the last row of this matrix lies below the diagonal.
     width = classes.shape[1]
-    samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # [D + 1, D]; the last row is 0
+    samples = torch.eye(width + 1, width, device=classes.device, dtype=classes.dtype)  # [D + 1, D]
 
-    # The family expects the outputs in the order of the towers.
+    # The family expects the outputs of the two towers in the order of the towers.
     outputs = [classes, samples]
     if _tower_of_samples(model) == 0:
         outputs = [samples, classes]
     logits = model.family.logits(network, outputs)  # [D + 1, classes]
-    logits_of_zero = logits[-1]
+
+    # Read off the bias, and without it the columns of the weight.
+    bias = logits[-1]
     logits_of_unit_vectors = logits[:-1]  # [D, classes]
-    weight = (logits_of_unit_vectors - logits_of_zero).T  # [classes, D]
-    return _in_float64(weight), _in_float64(logits_of_zero)
+    weight = (logits_of_unit_vectors - bias).T  # [classes, D]
+    return _in_float64(weight), _in_float64(bias)
 
 
 def _bias_or_zeros(head: nn.Linear) -> Tensor:
@@ -450,6 +457,8 @@ def fit_detector(
         features = read.features[member].astype(np.float64)
         highest = read.highest[member]
         texts = texts_of_members[member]
+
+        # Each score takes what it needs of this.
         training = MemberTraining(features, labels_of_rows, highest, weight, bias, neighbours, texts)
         training_of_members.append(training)
     return detector_of(names, training_of_members, fitted_on)

@@ -140,6 +140,8 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
     matches_nothing = "$."
     pattern = model.family.named_parts.get("head", matches_nothing)
     heads_of_members = []
+
+    # Collect the matching linear layers of each member, in the order of the network.
     for network in model.networks:
         heads = []
         for name, module in network.named_modules():
@@ -169,6 +171,8 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
             raise UsageError(
                 f"{model.description.arch} averages {heads_of_each} classifiers, and a Laplace posterior is of one"
             )
+
+        # The only layer of each member.
         tower = model.chains[0].tower
         layers_of_members = []
         for (head,) in heads_of_members:
@@ -234,6 +238,7 @@ def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) 
     Raises:
         InputError: if the part is missing, has another shape, or holds a negative variance.
     """
+    # The part must be there, have the shape that follows from the layer, and hold floating point numbers.
     k, d = layer.weight.shape
     shapes = {"basis": (d, d), "spread": (d, k), "outer": (k, k)}
     broken = InputError(_BROKEN, hint=_AGAIN)
@@ -322,8 +327,9 @@ def with_posterior(stages: Stages, network: nn.Module) -> Stages:
 def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tensor:
     """Return the distribution of a tower's normalised features: their mean and their variances.
 
-    Several prompts of a class are averaged. The mean of their normalised features is a linear function of the mean of
-    their inputs, if each input is divided by the length of its feature. So the mean is Gaussian, too.
+    The weights of the projection are uncertain (Gaussian), so its features are, too. Several prompts of a class are
+    averaged: if each input is divided by the length of its feature, the mean of the normalised features is the
+    projection of the mean input. So the mean is Gaussian as well.
 
     Args:
         posterior: the posterior of the projection.
@@ -378,8 +384,9 @@ def gaussian_logits(
 ) -> Tensor:
     """Return logits ``[B, classes]`` for images and classes with Gaussian features, by the probit approximation.
 
-    A logit is a factor times the cosine of an image feature g and a class feature h, plus a bias. Mean and variance of
-    the cosine follow the closed form at the top of this file.
+    A logit is a factor times the cosine of an image feature g and a class feature h, plus a bias. Here both features
+    are uncertain, and so is the logit: the greater its variance, the closer it is moved to the bias. Mean and variance
+    of the cosine follow the closed form at the top of this file.
 
     Args:
         family, network: compute the factor and the bias of the logits.
@@ -397,8 +404,9 @@ def gaussian_logits(
     image_square = 1 + image_variances.sum(dim=-1, keepdim=True)
     class_square = 1 + class_variances.sum(dim=-1, keepdim=True)
 
-    # The variance [B, classes] of the dot product of g and h. The posteriors of g and h have different axes, so means
-    # and variances of one are expressed along the axes of the other.
+    # The variance [B, classes] of the dot product of g and h, whose means are mg and mh, and whose covariances are Sg
+    # and Sh. The posteriors of g and h have different axes, so means and variances of one are expressed along the axes
+    # of the other.
     squared_axes = (image_axes.T @ class_axes).square()
     squared_images = (image_mean @ class_axes).square()
     squared_classes = (class_mean @ image_axes).square()

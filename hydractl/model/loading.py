@@ -306,7 +306,8 @@ def find_models(texts: Sequence[str], options: ModelOptions | None = None) -> li
         UsageError: if a text cannot be parsed, two models have the same name, or a model does not take an option.
         InputError: listing the problems of all references, and of members that cannot be averaged.
     """
-    # Open each reference once, in the order of their first use.
+    # Open each reference once, in the order of their first use. E.g. "both=a.st+b.st" is the name "both" with the
+    # references "a.st" and "b.st".
     split_texts = [split_model(text) for text in texts]
     all_refs: list[str] = []
     for _, refs in split_texts:
@@ -383,6 +384,7 @@ def _with_class_names_of_first(sources: Sequence[Source], known: Sequence[Source
     Returns:
         The models, in their order; unchanged if no known model has names.
     """
+    # The first model that knows its classes.
     descriptions = [source.description for source in known]
     with_names = [description for description in descriptions if description.labels is not None]
     if not with_names:

@@ -113,7 +113,8 @@ def prediction_of(
     at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
     values = logits.detach().to("cpu", at_least_float32).numpy()
 
-    # The OOD score is either in `fitted_scores`, or computed from logits, or undefined for a single model.
+    # The OOD score is either in `fitted_scores`, or computed from logits, or undefined: a score of the members'
+    # disagreement says nothing about a single model.
     score = fitted_scores.get(chosen.score)
     takes_logits = score is None and not says_nothing(chosen.score, members)
 

@@ -65,7 +65,7 @@ class Packing:
         # Every head has its own keys and values: its three projections follow each other.
         if self.keys is None:
             by_head = rows.unflatten(0, (self.heads, 3, self.head_dim))  # [heads, 3, head_dim, ...]
-            return by_head.unbind(1)
+            return by_head.unbind(1)  # queries, keys and values, each [heads, head_dim, ...]
 
         # Shared keys and values: first all queries, then key and value of each shared head.
         query_rows = self.heads * self.head_dim
@@ -73,7 +73,7 @@ class Packing:
         rows_of_queries, rows_of_pairs = rows.split([query_rows, key_and_value_rows])
         queries = rows_of_queries.unflatten(0, (self.heads, self.head_dim))  # [heads, head_dim, ...]
         pairs = rows_of_pairs.unflatten(0, (self.keys, 2, self.head_dim))  # [keys, 2, head_dim, ...]
-        keys, values = pairs.unbind(1)
+        keys, values = pairs.unbind(1)  # [keys, head_dim, ...] each
         return queries, keys, values
 
     def join(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class HeadBank(nn.Module):
         q, k, v = self.packing.split(self.qkv.detach())
         q_bias, k_bias, v_bias = self._unpacked_biases()
         d_model = self.out.shape[0]
-        out = self.out.detach().reshape(d_model, self.heads, self.head_dim)
+        out = self.out.detach().reshape(d_model, self.heads, self.head_dim)  # [d, heads, head_dim]
 
         # What else a head may have, in its original shape.
         rows = {}
@@ -442,12 +442,12 @@ def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: in
     heads = rows // (3 * head_dim)
 
     # Give the three projections a dimension of their own, select along it, and pack the rows again.
-    weight_by_head = weight.view(*leading, heads, 3, head_dim, width)
+    weight_by_head = weight.view(*leading, heads, 3, head_dim, width)  # [..., n, 3, head_dim, d_model]
     selected_by_head = weight_by_head[..., wanted, :, :]  # [..., n, kinds, head_dim, d_model]
     wanted_weight = selected_by_head.flatten(-4, -2)  # [..., n * kinds * head_dim, d_model]
     if bias is None:
         return wanted_weight, None
-    bias_by_head = bias.view(*leading, heads, 3, head_dim)
+    bias_by_head = bias.view(*leading, heads, 3, head_dim)  # [..., n, 3, head_dim]
     return wanted_weight, bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * head_dim]
 
 
@@ -472,7 +472,7 @@ def split_heads(projected: Tensor, kinds: int, head_dim: int) -> Sequence[Tensor
     """
     batch, tokens, width = projected.shape
     heads = width // (kinds * head_dim)
-    by_head = projected.view(batch, tokens, heads, kinds, head_dim)
+    by_head = projected.view(batch, tokens, heads, kinds, head_dim)  # [B, T, n, kinds, head_dim]
     return by_head.permute(3, 0, 2, 1, 4).unbind(0)  # [kinds, B, n, T, head_dim], then one tensor for each kind
 
 
@@ -502,7 +502,9 @@ class MemberProjections(nn.Module):
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
         """Find the runs of neighbours that the member's heads form in the bank, and the shared keys that they use."""
         super().__init__()
-        # Which heads of the bank the member has.
+        # Which heads of the bank the member has. Runs are groups of neighbours, e.g. heads 0, 1 and 4 form two runs.
+        # The member is plain if it is the whole bank and nothing is done to its heads, so the shortest path can serve
+        # it.
         self.bank = bank
         self._positions = list(range(bank.heads) if positions is None else positions)
         self.heads = len(self._positions)
@@ -519,7 +521,7 @@ class MemberProjections(nn.Module):
         self._shared_runs = runs_of(used_shared_heads)
 
         # For each group of neighbouring heads with the same shared head: its index among the used ones, and their
-        # number.
+        # number. E.g. for the shared heads 2, 2, 5 these are (0, 2) and (1, 1).
         self._shared_uses: list[tuple[int, int]] = []
         for shared_head, group in groupby(shared_head_of_head):
             index = used_shared_heads.index(shared_head)

@@ -131,7 +131,7 @@ class PromptedClasses:
         if next(self._networks.parameters()).is_meta:
             first_class = self.inputs(at_once=1)[0]
             features_of_first_class = self._chain(first_class)  # [M, 1, D]
-            return features_of_first_class.expand(-1, classes, -1)
+            return features_of_first_class.expand(-1, classes, -1)  # [M, classes, D]
 
         # Leave inference mode: a tensor of that mode could not be used with gradients later.
         with torch.inference_mode(False), torch.no_grad(), log.progress(title, classes, "classes") as progress:

@@ -583,6 +583,8 @@ def _arch_hint(tensors: TensorSource) -> str:
     if not isinstance(tensors, StateDict) or tensors.script is None:
         return example
     shapes = {name: tensors.info(name).shape for name in tensors.names()}
+
+    # Only the family of the script can read its arguments.
     arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
     if arch is None:
         return example
@@ -612,6 +614,8 @@ def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Sourc
         masks=[HeadMask.full(sites)],
         origin=loaded.origin,
     )
+
+    # A single file has its own digest.
     tensors = loaded.tensors
     check_tensors(name, tensors, family, description, sites)
     if isinstance(tensors, FileTensors):

@@ -228,7 +228,7 @@ class MembersLinear:
             products = torch.bmm(rows, self._transposed)
         else:
             products = torch.baddbmm(self._bias_row, rows, self._transposed)
-        return products.reshape(*x.shape[:-1], outputs)
+        return products.reshape(*x.shape[:-1], outputs)  # [M, rows per member, m] -> [M * B, ..., m]
 
     def rows(self, rows: slice) -> MembersLinear:
         """Return the layers with only some of their outputs, without a copy."""
@@ -683,7 +683,7 @@ class StackedProjections:
         """
         selected = attended.index_select(1, self._indices_in_bank(attended.device))  # [B, M * heads, q, head_dim]
         by_member = selected.unflatten(1, (-1, self.heads)).transpose(0, 1)  # [M, B, heads, q, head_dim]
-        return by_member.flatten(0, 1)
+        return by_member.flatten(0, 1)  # [M * B, heads, q, head_dim]
 
     def make(self) -> None:
         """Make everything that is cached from call to call."""

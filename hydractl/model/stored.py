@@ -42,7 +42,7 @@ class MemberTensors(MappedTensors):
 
     def __init__(self, tensors: TensorSource, member: int) -> None:
         """Find the stored name of every tensor of the member; nothing is read yet."""
-        # Find the stored name of each tensor.
+        # `stored` is e.g. {"norm.weight": "norm.weight", "head.weight": "members.2.head.weight"}.
         prefix = member_name("", member)
         names = tensors.names()
         self.stored: dict[str, str] = {}
@@ -56,6 +56,7 @@ class MemberTensors(MappedTensors):
                 stock_name = stored_name.removeprefix(prefix)
                 self.stored[stock_name] = stored_name
 
+        # Look like a source of tensors under the library's own (stock) names.
         infos = {}
         for stock_name, stored_name in self.stored.items():
             infos[stock_name] = tensors.info(stored_name)
@@ -380,12 +381,14 @@ def _problems_of_sharing(
 ) -> list[str]:
     """Return messages about tensors under wrong names, at most ten of each kind.
 
-    There are three kinds: tensors that no member reads; sites that are stored once but also have tensors of single
-    members; and names that some members share while others have their own.
+    A tensor that all members share is stored under the library's own (stock) name, e.g. ``norm.weight``; a tensor of
+    member 2 alone has ``members.2.`` before it. There are three kinds of mistakes: tensors that no member reads; sites
+    that are stored once but also have tensors of single members; and names that some members share while others have
+    their own.
 
     Args:
         tensors, description, family, sites: the model and its attention blocks.
-        once: the paths of the sites whose attention is stored under stock names.
+        once: the paths of the sites whose attention is stored once for all members, under stock names.
     """
     # A model with one member must not have tensors of members.
     names = tensors.names()

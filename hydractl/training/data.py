@@ -85,10 +85,14 @@ def training_data(
     workers = options.data.workers
     if batch_size % team.size:
         raise UsageError(f"--batch-size {batch_size} cannot be divided among {team.size} processes")
+
+    # Only training data are augmented.
     augmentation = None
     if options.data.augment:
         preprocess = model.description.preprocess
         augmentation = Augmentation(options.data.augment, model.family, preprocess, options.seed)
+
+    # Each process reads its part of every training batch, and whole batches of its part of the validation set.
     batch_size_of_process = batch_size // team.size
     read_train = Reader(model, train_set, batch_size_of_process, workers, augmentation)
     validation = None
@@ -147,6 +151,8 @@ def _report_cut_captions(model: AnyModel, dataset: CaptionedImages, log: Log) ->
     cut, most = model.family.too_long(description.config, description.preprocess, texts)
     if not cut:
         return
+
+    # Say how many of how many are cut.
     looked_at = f"{len(texts)}"
     if len(texts) < len(dataset):
         looked_at = f"the first {len(texts):,}"
@@ -278,15 +284,21 @@ def _random_changes(values: Mapping[str, str], image_format: ImageFormat) -> Cal
         image_format: the image format of the model.
     """
     changes: list[Any] = []
+
+    # A random part of the image, resized to the size of the model.
     if "crop" in values:
         smallest = float(values["crop"] or SMALLEST_SHARE)
         _, height, width = image_format.size
         interpolation = InterpolationMode(image_format.interpolation)
         crop = v2.RandomResizedCrop((height, width), scale=(smallest, 1.0), interpolation=interpolation)
         changes.append(crop)
+
+    # Mirrored left to right, half of the time.
     if "flip" in values:
         flip = v2.RandomHorizontalFlip()
         changes.append(flip)
+
+    # N random operations of magnitude M, as "N:M".
     if "randaugment" in values:
         strength = values["randaugment"] or _USUAL_STRENGTH
         count, magnitude = strength.split(":")
@@ -399,6 +411,7 @@ class Reader:
                 inputs = preprocess(plain_samples)
             return inputs, self._targets(numbers)
 
+        # The random changes of a sample depend on its index, so each sample comes with it.
         numbered = Numbered(self._samples)
         for batch in batches(numbered, collate, self._size, workers=self._workers, indices=indices):
             yield batch.inputs  # the pair that collate has returned: inputs and targets

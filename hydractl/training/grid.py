@@ -89,23 +89,29 @@ def train_each(
         results = saved.progress["results"]
         weights_of_best = saved.part(_BEST)
         first_index = saved.progress["candidate"]
+
+    # Train with one learning rate after another.
     for index in range(first_index, rates):
         lr = options.lr[index]
         is_last = index == rates - 1
-        # State to save together with this training's own state.
+
+        # State to save together with this training's own state: which rate is tried, and what the others gave.
         context.extra = Saved({"candidate": index, "results": results}, _named_as_saved(weights_of_best))
         if rates > 1:
             context.log.info(f"learning rate {lr:g}, {index + 1} of {rates}")
             context.run_log.event("candidate", lr=lr)
         model, data = make()
         run = Training(model, data, options, lr, context)
+
         # Restore the state of the training that was running; there is none if the run was saved between two trainings.
         if index == first_index and saved is not None and "steps" in saved.progress:
             run.load_state_dict(saved)
+
         # With one learning rate, errors are raised and nothing is compared.
         if rates == 1:
             history = run.run()
             return Trained(history.outcome(), lr, [], run)
+
         # With several, one that fails is left out, and the best weights so far are kept on the CPU.
         try:
             history = run.run()
@@ -119,6 +125,7 @@ def train_each(
                 raise
             context.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
+
         # Save between two trainings: the next one begins anew on a resume.
         if not is_last and context.team.rank == 0:
             progress = {"candidate": index + 1, "results": results, "log": context.run_log.position()}

@@ -197,11 +197,11 @@ class Training:
 
         # The state of the loop: everything below is saved and restored.
         self.history = History()
-        self.position = 0
-        self.order = torch.Generator().manual_seed(options.seed)
-        self.epoch_start = self.order.get_state()
-        self.best: tuple[float, dict[str, Tensor]] | None = None
-        self.waited = 0
+        self.position = 0  # how many samples of the current epoch are done
+        self.order = torch.Generator().manual_seed(options.seed)  # draws the order of the samples
+        self.epoch_start = self.order.get_state()  # its state before the current epoch
+        self.best: tuple[float, dict[str, Tensor]] | None = None  # validation accuracy and weights of the best epoch
+        self.waited = 0  # how many epochs have ended since then
         self._agreement: _Agreement | None = None  # from the last step; None if there is only one process
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -297,6 +297,8 @@ class Training:
         for batches_of_step in _chunks(batches, self.options.data.accumulate):
             samples_of_step = sum(len(batch) for batch in batches_of_step)
             shares = []
+
+            # The share counts all samples of the step, of all processes.
             for batch in batches_of_step:
                 samples_here = self._part_of_process(batch)
                 shares.append(len(samples_here) / samples_of_step)
@@ -431,10 +433,13 @@ class Training:
             epoch["val_accuracy"] = figures["val_accuracy"]
             epoch["val_nll"] = figures["val_nll"]
 
+        # Record the epoch, and go on with the next one from its first sample.
         history.epochs.append(epoch)
         self.position = 0  # the next epoch begins
         self.context.log.info(epoch_text(epoch))
         self.context.run_log.event("epoch", **epoch)
+
+        # Some courses, e.g. of averaged weights, choose no epoch.
         if self.data.validation is not None and self.course.keeps_epoch:
             self._keep_best(epoch["val_accuracy"])
 
@@ -700,6 +705,8 @@ def validate(
         correct = sum(correct_by_process)
         loss = sum(map(float.fromhex, losses_as_text))
         count = sum(counts)
+
+    # The same in all processes, so all of them stop.
     if not math.isfinite(loss):
         raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
     return {"val_accuracy": correct / count, "val_nll": loss / count}

@@ -49,7 +49,7 @@ class Together(nn.Module):
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[M, B, classes]`` of a training batch, and the labels ``[M, B]`` to compare them with."""
         logits = self.member_logits(inputs)
-        labels_of_members = labels.expand(self.members, -1)
+        labels_of_members = labels.expand(self.members, -1)  # [B] -> [M, B]: all members have the same labels
         return logits, labels_of_members
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -136,6 +136,7 @@ class RunFiles:
             about: facts about the training, for the beginning of the log.
             log: receives a warning about what cannot be logged.
         """
+        # A file; on a resume, what it has after the saved position is cut off.
         sinks: list[Sink] = []
         if self.log is not None:
             position = None
@@ -143,6 +144,8 @@ class RunFiles:
                 position = saved.progress["log"]
             lines = FileLog(self.log, position, about, log)
             sinks.append(lines)
+
+        # Trackers cannot be cut off: on a resume they get only the steps that are new to them.
         if self.trackers:
             first_step = first_new_step(saved, about)
             for kind, where in self.trackers.items():

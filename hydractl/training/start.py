@@ -414,6 +414,8 @@ def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: s
             head[name] = tensor
     if head:
         return head
+
+    # There is no classifier; a zero-shot model can get one.
     description = source.description
     hint = None
     is_zero_shot = source.family.classes(description.config) is None
@@ -477,10 +479,13 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
     Raises:
         UsageError: a tower has fewer blocks, the model has no such part, or nothing is left to train.
     """
+    # Members that are trained together: the same weights of each.
     if isinstance(model, Together):
         for member in model.each:
             trainable(member, options)
         return requiring_gradients(model)
+
+    # Begin with all, and freeze by the beginnings of names (towers, blocks) and by names (parts, adapters).
     model.requires_grad_(True)
     frozen_prefixes = _frozen_prefixes(model, options)
     frozen_names = _frozen_names(model, options)
@@ -612,13 +617,19 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
         names: the names of parameters to choose from.
     """
     family = model.family
+
+    # The stem is what comes before the blocks, in each tower.
     if part == "stem":
         prefixes: list[str] = []
         for stages in family.stages(model.networks[0]):
             prefixes += stages.stem_prefixes
         return [name for name in names if name.startswith(tuple(prefixes))]
+
+    # Parts that every model has.
     if part in ("attention", "mlp", "norm"):
         return [name for name in names if _part_of_parameter(model, name) == part]
+
+    # Parts that only the family knows, e.g. the classifier, by patterns of names.
     pattern = family.named_parts.get(part)
     if pattern is None:
         return []

@@ -158,6 +158,8 @@ class Tracked:
         self._part = ""
         self._tracker: Tracker | None = None
         self._failed = False
+
+        # Events of TensorBoard are files, so their folder can be checked now. Other trackers are reached later.
         if kind == "tensorboard":
             folder = Path(where or "runs")
             with storing(folder):

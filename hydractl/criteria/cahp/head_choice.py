@@ -130,9 +130,12 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
     Raises:
         InputError: there is only one class, or a class has too few samples.
     """
+    # E.g. the labels 7, 3, 7 have the classes [3, 7], the numbers [1, 0, 1] and the counts [1, 2].
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("--method cahp compares classes, and the samples drawn are all of one class")
+
+    # LEAST_SAMPLES of a class are needed for the signatures, and at least one more for the accuracy.
     too_few = []
     for label, count in zip(classes.tolist(), counts.tolist(), strict=True):
         if count > LEAST_SAMPLES:
@@ -177,10 +180,14 @@ def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tupl
     start = 0
     for inputs, labels in batches:
         stop = start + len(labels)
+
+        # The part of the mask that belongs to this batch.
         indices_in_batch = np.flatnonzero(chosen[start:stop])
         start = stop
         if not len(indices_in_batch):
             continue
+
+        # Inputs are one tensor (images), or several by name (texts).
         index = torch.from_numpy(indices_in_batch).to(labels.device)
         chosen_inputs: Any
         if isinstance(inputs, Tensor):
@@ -394,7 +401,7 @@ def _gaussians(samples: Floats, labels: Ints, classes: int) -> tuple[Floats, Flo
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
-    """Return the Jeffries-Matusita distance of each pair of Gaussians.
+    """Return the Jeffries-Matusita distance of each pair of Gaussians: 0 if they are equal, 2 if they do not overlap.
 
     With S = (S_a + S_b) / 2 it is 2 (1 - exp(-B)), where B, the Bhattacharyya distance, is
     (m_a - m_b)^T S^-1 (m_a - m_b) / 8 + ln(|S| / sqrt(|S_a| |S_b|)) / 2.
@@ -557,11 +564,11 @@ class Knee:
 
 
 def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> Knee:
-    """Fit a polynomial by least squares, and return its point that is furthest above its chord.
+    """Find the knee of a curve: the number of heads from which on more heads hardly raise the accuracy.
 
-    The chord joins the first and the last point of the fitted curve, with both axes scaled to 0..1. Points below the
-    chord do not count, since accuracy only begins to rise there. Of equally distant points, the one with the fewest
-    heads is returned.
+    A polynomial is fitted by least squares; the knee is its point that is furthest above its chord. The chord joins the
+    first and the last point of the fitted curve, with both axes scaled to 0..1. Points below the chord do not count,
+    since accuracy only begins to rise there. Of equally distant points, the one with the fewest heads is returned.
 
     Args:
         heads: the numbers of heads that were tried, ascending.
@@ -612,6 +619,7 @@ def _knee(
         correct: the number of samples classified right with each.
         total: the number of samples.
     """
+    # Fit a polynomial of each usual degree, to see how much the knee depends on the degree; one degree decides.
     degree = int(calibration.options["degree"])
     accuracy = [count / total for count in correct]
     knees = {}
@@ -623,6 +631,8 @@ def _knee(
 
     knee = knees[degree]
     fitted = knee.fitted.tolist()
+
+    # The measured curve and the fitted one, point by point.
     curve = []
     for index, size in enumerate(sizes):
         point = {

@@ -341,6 +341,7 @@ def drawn_model(config: LibraryConfig) -> Any:
     is_body = labels == 0
     settings["num_labels"] = 2 if is_body else labels
 
+    # Build the model. For a body, the parts of the classifier that it lacks become identities.
     model_class = getattr(transformers, name)
     with refused_as(f"transformers {transformers.__version__} cannot build {name}"), quiet():
         library_config = model_class.config_class.from_dict(settings)

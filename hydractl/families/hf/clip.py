@@ -241,6 +241,8 @@ def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
     Raises:
         InputError: if a CLIP does not find the end of a padded text at the place where it would be without padding.
     """
+    # A SigLIP attends to padding too, and its tokenizer may give a mask of it. A CLIP is causal: its tokens never
+    # attend to the padding, which comes after them.
     config = model.text_model.config
     reads_padding = not is_causal(model)
     preprocess = text_preprocess(
@@ -252,8 +254,10 @@ def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
     )
     if reads_padding:
         return preprocess
-    # A CLIP gets no mask of padding, so it must find the end of a text even if the text is padded to the length of a
-    # longer one.
+
+    # A CLIP reads its features from the end token, which it finds by its id. Some tokenizers pad with a token that it
+    # would take for the end. Check this with a short text: beside a longer one it is padded, and its end must be where
+    # it is without padding, at the last token.
     padded = prompt_tokens(preprocess, ["a", "a photo of a"], full_length=False)["input_ids"]
     unpadded = prompt_tokens(preprocess, ["a"], full_length=False)["input_ids"]
     end = unpadded.shape[1] - 1

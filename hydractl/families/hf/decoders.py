@@ -41,6 +41,7 @@ def unsupported_setting(config: Any) -> str | None:
         can_share = _is_positive(key_heads) and heads % key_heads == 0
         if not can_share:
             return f"{heads} heads cannot share {shown(key_heads)} heads of keys and values"
+    # Attention that is not a plain softmax over the tokens before.
     cap = getattr(config, "attn_logit_softcapping", None)
     if cap is not None:
         return f"it caps the scores of its attention (attn_logit_softcapping {shown(cap)})"
@@ -52,6 +53,7 @@ def unsupported_setting(config: Any) -> str | None:
     if unknown_types:
         names = sorted(map(shown, unknown_types))
         return f"its layers are {', '.join(names)}"
+    # A window of impossible size; norms of single heads; rotations of an unknown kind.
     window = getattr(config, "sliding_window", None)
     if window is not None and not _is_positive(window):
         return f"its tokens see {shown(window)} tokens"
@@ -137,6 +139,7 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     else:
         hidden = base.embed_tokens(ids)
 
+    # A kind of layer (full or sliding attention) has its own mask, and perhaps its own angles.
     kinds = list(dict.fromkeys(kinds_of_layers(config)))  # distinct kinds, in order
     context: dict[str, object] = {}
     for kind in kinds:

@@ -141,7 +141,7 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     """Return the image format that the settings of an image processor describe.
 
     The mean and standard deviation of a format are for pixels from 0 to 1. Those of a processor are for pixels after
-    its own rescaling, so they are converted.
+    its own rescaling, e.g. from 0 to 255, so they are divided by the range of these.
 
     Raises:
         UsageError: if the processor cuts images into patches.
@@ -151,12 +151,13 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     if "max_num_patches" in settings:
         raise UsageError("--augment: the model reads patches that its processor cuts; augment the files instead")
 
-    # The factor between pixels from 0 to 1 and the processor's rescaled pixels. Most processors multiply bytes by
-    # 1 / 255, which makes it 1. Without rescaling, pixels stay bytes.
-    scale = 255.0
+    # What the processor makes of the brightest pixel, the byte 255. Most processors rescale bytes by 1 / 255, which
+    # makes it 1; so do processors that do not mention rescaling. Without rescaling it stays 255.
+    brightest = 255.0
     if settings.get("do_rescale", True):
-        scale = 255 * float(settings.get("rescale_factor", 1 / 255))
+        brightest = 255 * float(settings.get("rescale_factor", 1 / 255))
 
+    # A processor that does not normalise has the mean 0 and the standard deviation 1.
     if settings.get("do_normalize", True):
         mean = settings["image_mean"]
         std = settings["image_std"]
@@ -166,8 +167,8 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     resize, shorter_side = _way_of_resizing(settings, height, width)
     return ImageFormat(
         size=(channels, height, width),
-        mean=tuple(number / scale for number in mean),
-        std=tuple(number / scale for number in std),
+        mean=tuple(number / brightest for number in mean),
+        std=tuple(number / brightest for number in std),
         interpolation=_INTERPOLATION[settings.get("resample", 2)],
         resize=resize,
         shorter_side=shorter_side,

@@ -270,6 +270,8 @@ def _preprocess_of_texts(folder: Path, model: Any) -> Preprocessing:
         unused_positions = (config.pad_token_id or 0) + 1
     elif architecture == "mpnet":
         unused_positions = 2
+
+    # Only some models tell the two texts of a pair apart by token types.
     has_token_types = getattr(config, "type_vocab_size", 1) > 1
     return text_preprocess(
         folder,

@@ -186,6 +186,8 @@ def stand_in(attention: nn.Module, layer: Any) -> nn.Module | None:
         attention: the :class:`hydractl.model.attention.HeadAttention` to use.
         layer: transformers' layer.
     """
+    # Where transformers keeps the index of distances (which row of the table belongs to which pair of tokens) differs
+    # by class: in the layer, in its attention, or nowhere.
     kind = type(layer).__name__
     if kind == "BeitLayer":
         return BeitInPlace(attention, _take_index(layer))
@@ -234,11 +236,12 @@ def relative_context(base: Any, hidden: Tensor, pixels: Any, mask: Tensor | None
         if table is not None:
             context["shared_position_bias"] = table(table.window_size)[0]  # [1, heads, T, T] -> [heads, T, T]
         return context
-    # MPNet: the biases that all layers share.
+    # MPNet: the biases that all layers share, computed once for texts of this length.
     if kind == "MPNetModel":
         tokens = hidden.new_empty((1, hidden.shape[1], 0))  # only the number of tokens is used
         bias = base.encoder.compute_position_bias(tokens)
         return {"position_bias": bias[0]}  # [1, heads, T, T] -> [heads, T, T]
+    # DeBERTa: embeddings of distances, which each layer compares with its queries and keys.
     if kind == "DebertaV2Model":
         return _disentangled_context(base.encoder, hidden, mask)
     return {}
@@ -442,20 +445,24 @@ def swin_layers(base: Any) -> list[SwinLayer]:
     """List the layers of a Swin in order, with the rows and columns of their tokens.
 
     In transformers a stage ends with a module that merges 2 x 2 tokens into one. Here this module is listed with the
-    first layer of the next stage.
+    first layer of the next stage. E.g. with 56 x 56 tokens and two layers in each stage, the third layer has
+    ``merging="encoder.layers.0.downsample"``, ``grid_before=(56, 56)`` and ``grid=(28, 28)``.
     """
     layers: list[SwinLayer] = []
     grid = tuple(base.embeddings.patch_grid)
     merging: str | None = None  # the module at the end of the previous stage, until a layer is listed with it
     for number, stage in enumerate(base.encoder.layers):
         for index, layer in enumerate(stage.blocks):
+            # The first layer of a stage comes after the merging, which halves the grid. Odd sizes are rounded up.
             grid_before = grid
             if merging is not None:
                 rows, columns = grid
                 grid = ((rows + 1) // 2, (columns + 1) // 2)
             path = f"encoder.layers.{number}.blocks.{index}"
             layers.append(SwinLayer(path, layer, merging, grid_before, grid))
-            merging = None  # only the first layer of a stage has it
+            merging = None  # the other layers of the stage have none
+
+        # Remember the module at the end of this stage for the first layer of the next one. The last stage has none.
         if stage.downsample is None:
             merging = None
         else:

@@ -127,6 +127,8 @@ def text_preprocess(
     rust_tokenizer = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     _keep_lengths(rust_tokenizer)
 
+    # What a checkpoint stores: the tokenizer itself as a text, and the settings that are not part of this text. A
+    # special token may be an object with settings of its own, so take its text; lists of extra tokens are left out.
     longest = int(min(tokenizer.model_max_length, positions))
     special_tokens = {}
     for name, token in tokenizer.special_tokens_map.items():

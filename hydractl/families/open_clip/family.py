@@ -202,6 +202,7 @@ class OpenClip(ModelFamily):
             InputError: if the name is unknown, or the model needs a tokenizer that only a published folder has.
             UsageError: if the model has no such setting.
         """
+        # The configuration: that of the architecture, with the activation of the tag and with the settings asked for.
         arch, _, tag = name.partition("/")
         config_of_arch = _known_config(arch)
         published: Mapping[str, object] = {}
@@ -210,6 +211,8 @@ class OpenClip(ModelFamily):
         if published.get("quick_gelu"):  # the weights of this tag were trained with this activation
             config_of_arch["quick_gelu"] = True
         config = _with_settings(config_of_arch, options, name)
+
+        # Texts need a tokenizer, and only open_clip's own comes with the library.
         if not own_tokenizer(config):
             raise InputError(
                 f"open_clip:{name} reads texts by a tokenizer of transformers, which random weights do not come with: "
@@ -297,7 +300,7 @@ class OpenClip(ModelFamily):
                 ends = pooled_at(tokens, tower.pool, tower.eos)  # [classes * templates]
                 longest = int(ends.max()) + 1
                 tokens = tokens[:, :longest]
-        by_class = tokens.reshape(len(labels), len(templates), -1)
+        by_class = tokens.reshape(len(labels), len(templates), -1)  # prompts of a class follow each other
         return {"text": by_class}
 
     def layout(self, site: Site) -> AttentionLayout:

@@ -332,6 +332,9 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
     """
     attention: Any = getattr(block, "attn", None)
     description = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
+
+    # First the block with torch's attention. Then every block must be the custom one, and only after that its attention
+    # can be asked for extra settings.
     if type(block) is ResidualAttentionBlock:
         if type(attention) is not nn.MultiheadAttention:
             yield f"{description}, expected nn.MultiheadAttention"

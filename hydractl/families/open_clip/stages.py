@@ -37,7 +37,7 @@ def _mask_for(attention: Any, mask: Tensor) -> Tensor:
     if not isinstance(attention, nn.MultiheadAttention | Attention):
         return mask
     mask_by_head = mask.expand(-1, attention.num_heads, -1, -1)  # [B, heads, T, T]
-    return mask_by_head.flatten(0, 1)
+    return mask_by_head.flatten(0, 1)  # [B * heads, T, T]
 
 
 def _attention_input(block: Any, state: State) -> Tensor:
@@ -68,6 +68,8 @@ def visual_stages(model: Any) -> Stages:
         inputs=lambda state: pooled(state)[:, None],
         parameters=lambda: (visual.proj.T, None),
     )
+
+    # If the pooled feature is that of the class token, the last block need not compute the other tokens (`reads`).
     blocks = visual.transformer.resblocks
     reads_class_token = visual.attn_pool is None and visual.pool_type == "tok"
     return Stages(
@@ -129,6 +131,8 @@ def text_stages(model: Any) -> Stages:
     else:
         prefixes = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
 
+    # What the readout uses of each prompt is one token, whose position depends on the prompt (`reads`). Entries of the
+    # context with one row for each prompt are `per_sample`.
     return Stages(
         stem=partial(_text_stem, tower.module),
         blocks=for_each(_run_block, blocks),
@@ -160,20 +164,25 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
         a class token at the end. The context has ``text`` (the ids unchanged) and ``attn_mask`` (a mask that is added
         to scores, or None).
     """
+    # The embeddings of the tokens, with a class token at the end if the tower has one, plus those of their positions.
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [N, T]
     embedded = holder.token_embedding(text)  # [N, T, d_model]
     class_token = getattr(holder, "cls_emb", None)
     if class_token is not None:
-        class_tokens = class_token.expand(len(text), 1, -1)
+        class_tokens = class_token.expand(len(text), 1, -1)  # the same one for every text: [N, 1, d_model]
         embedded = torch.cat([embedded, class_tokens], dim=1)  # [N, T + 1, d_model]
     tokens = embedded.shape[1]
     hidden = embedded + holder.positional_embedding[:tokens]
 
-    # The causal mask is the same for all texts, [tokens, tokens].
+    # Masks are added to the attention scores [N, heads, tokens, tokens]: 0 for a pair that may attend, -inf for one
+    # that may not. So two masks are combined by adding them. The causal mask is the same for all texts, [tokens,
+    # tokens].
     mask = None
     if holder.attn_mask is not None:
         mask = holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
-    # With a class token, the padding of each text is masked as well.
+
+    # With a class token, the padding of each text is masked as well. Added to it, the causal mask is repeated for every
+    # text, and the sum is [N, 1, tokens, tokens].
     if class_token is not None:
         mask_by_head = holder._build_additive_mask(text, tokens, hidden.dtype)  # [N * heads, tokens, tokens]
         mask_by_text = mask_by_head.unflatten(0, (len(text), -1))  # [N, heads, tokens, tokens]
@@ -218,7 +227,7 @@ def _text_projection(tower: TextTower) -> Projection | None:
         """Return the inputs of the projection, ``[classes, prompts, d_model]``."""
         _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
         features = _pooled_texts(tower, state)
-        return features.unflatten(0, (-1, prompts))
+        return features.unflatten(0, (-1, prompts))  # [classes * prompts, d_model] -> [classes, prompts, d_model]
 
     def parameters() -> tuple[Tensor, Tensor | None]:
         """Return the weight ``[D, d_model]`` and the bias, or None, of the projection."""

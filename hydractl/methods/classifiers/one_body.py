@@ -43,7 +43,7 @@ class OneBody(Together):
         body = self.each[0]
         logits = body.member_logits(inputs)[0]  # [B, M * classes]
         by_member = logits.unflatten(-1, (self.members, -1))  # [B, M, classes]
-        return by_member.transpose(0, 1)
+        return by_member.transpose(0, 1)  # [M, B, classes]
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return the mean loss over members and batch."""
@@ -54,7 +54,7 @@ class OneBody(Together):
         """Return the weights of an ordinary model: the body with the classifier of one member."""
         tensors = dict(super().stock_tensors(0))
         for name in self._heads:
-            of_members = tensors[name].chunk(self.members)
+            of_members = tensors[name].chunk(self.members)  # [M * classes, ...] -> M times [classes, ...]
             tensors[name] = of_members[member].clone()
         return tensors
 

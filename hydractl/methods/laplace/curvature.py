@@ -195,7 +195,10 @@ _LogitsAndFeatures = tuple[Tensor, list[Tensor]]
 
 @torch.no_grad()
 def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOthers | None) -> list[LaplaceFit]:
-    """Compute the curvature of each member's classifier.
+    """Compute the curvature of each member's classifier: how much its loss bends if the weights change.
+
+    The curvature of a layer is approximated by two small matrices (a Kronecker product): A, the mean of x x' over the
+    inputs x of the layer, and B, the mean curvature of the loss in its outputs.
 
     Args:
         model: the model.
@@ -330,7 +333,8 @@ def _curvatures_of_towers(
         layers: its projections of images and of texts.
         inputs: the inputs of these projections, ``[N, d]`` each.
     """
-    # The features of both towers before they are normalised.
+    # The features of both towers before they are normalised. If a projection has a bias, its inputs get a column of
+    # ones and its weight the bias as another column.
     network = model.networks[member]
     image_layer, text_layer = layers
     images, texts = inputs
@@ -359,6 +363,9 @@ def _curvatures_of_towers(
 
 def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float, each_alone: bool) -> Tensor:
     """Compute the factor B of the projection of one tower, ``[D, D]``, float64.
+
+    B says how much the loss bends if the features of this tower move. Only their direction matters, as features are
+    normalised: J below leads from a change of a feature to the change of its logits, and L from there to the loss.
 
     Args:
         features: the features of the tower before they are normalised, ``[N, D]``.

@@ -64,11 +64,16 @@ def draw_masks(members: int, neurons: int, scale: float, generator: torch.Genera
         scale: a mask draws its neurons among about this many times as many.
         generator: draws the masks.
     """
+    # How many neurons each mask keeps, so that together they are expected to draw as many as the layer has.
     kept = int(neurons / _expected_union(1.0, scale, members))
     kept = max(kept, math.ceil(neurons / members))  # fewer could not have all neurons
+
+    # Rounding has changed this number, so find how many candidates to draw them among. More candidates overlap less.
     candidates = neurons
     while _expected_union(kept, candidates / kept, members) < neurons - 0.5:
         candidates += 1
+
+    # Draw until together they have exactly as many, and leave out the candidates that no mask has drawn.
     while True:
         masks = torch.zeros(members, candidates, dtype=torch.bool)
         for mask in masks:

@@ -45,19 +45,30 @@ class Mimo:
         return self.repeats
 
     def deal(self, samples: int) -> Tensor:
-        """Draw the samples of each input, as indices in the batch: int64 ``[M, samples * repeats]``.
+        """Choose which samples of a batch the network gets at each of its M inputs, one input for each member.
 
-        Each sample occurs ``repeats`` times, in an order that torch's generator shuffles. In the first part of the
-        rows, 1 - ``equal`` of them, the inputs differ: these rows are shuffled again for each input. In the other rows
-        all inputs are the same sample.
+        A row is one run of the network: it reads M samples at once. In most rows they are different samples. In the
+        share ``equal`` of the rows all inputs get the same sample, as in tests.
+
+        Args:
+            samples: the number of samples in the batch.
+
+        Returns:
+            Indices of samples in the batch, int64 ``[M, rows]`` with rows = samples * repeats. Every input gets each
+            sample ``repeats`` times. E.g. for 4 samples, M = 2, repeats = 1 and equal = 0.5:
+            ``[[2, 0, 3, 1], [0, 2, 3, 1]]``, which differ in the first two rows only.
         """
-        # One row of samples for all inputs, then the rows in which they differ and those in which they are equal.
+        # Shuffle the rows. The remainder turns the row numbers 0, ..., rows - 1 into indices of samples, each of which
+        # occurs `repeats` times.
         rows = samples * self.repeats
         shuffled = torch.randperm(rows) % samples
+
+        # In the first part of the rows the inputs differ, in the rest they are equal.
         differing_rows = int(rows * (1 - self.equal))
         differing_samples = shuffled[:differing_rows]
         equal_samples = shuffled[differing_rows:]
 
+        # Each input gets the first part in another order, and the rest as it is.
         inputs = []
         for _ in range(self.members):
             shuffled_again = differing_samples[torch.randperm(differing_rows)]
@@ -94,7 +105,9 @@ class ManyInputs(OneBody):
         self.options = options
         self._stem = f"{_stem_path(model)}.weight"
 
-        # Draw the embedding weights of all inputs; shift their mean to one Mth of the pretrained weights, if any.
+        # Draw the embedding weights of all inputs. Divided by the root of M, the sum of M embeddings varies as much as
+        # a single one. Shift their mean to one Mth of the pretrained weights, if there are any: for M equal inputs the
+        # sum is then the pretrained embedding.
         drawn_weights = [tensors[self._stem] for tensors in drawn]
         weights = torch.stack(drawn_weights) / self.members**0.5  # [M, d, C, p, p] or [M, words, d]
         if not scratch:

@@ -187,7 +187,7 @@ def part_of(
     Args:
         wide: the tensors of the wide model, by name.
         source: the wide model.
-        shapes: tensors of the narrow model, of which only the shapes are used.
+        shapes: the tensors of a narrow model, by name. Only their shapes are used.
         sites: the sites (attention blocks) of the narrow model.
         start: the share of each size where the cut begins, at least 0 and below 1.
 
@@ -202,15 +202,18 @@ def part_of(
         if family.part(name, sites) != "attention":
             tensors[name] = _cut_to(wide[name], like, start)
 
-    # In attention: read the heads of each site, cut each kind of weights, and write them in the library's layout.
-    for wide_site, site in zip(source.sites, sites, strict=True):
+    # In attention, a tensor may hold queries, keys and values on top of each other, so it cannot be cut as a whole.
+    # Read the weights of the heads from it (queries, keys, ... as separate fields), and cut each field to its narrow
+    # shape.
+    for wide_site, narrow_site in zip(source.sites, sites, strict=True):
         wide_heads = family.read(wide, wide_site)
-        heads_like = family.read(shapes, site)
-        cut_heads: dict[str, Tensor] = {}
+        narrow_shapes = family.read(shapes, narrow_site)
+        cut_fields: dict[str, Tensor] = {}
         for field, tensor in _tensor_fields(wide_heads).items():
-            like = getattr(heads_like, field)
-            cut_heads[field] = _cut_to(tensor, like, start)
-        family.write(tensors, site, _with_fields(wide_heads, cut_heads))
+            like = getattr(narrow_shapes, field)
+            cut_fields[field] = _cut_to(tensor, like, start)
+        narrow_heads = _with_fields(wide_heads, cut_fields)
+        family.write(tensors, narrow_site, narrow_heads)  # adds the library's tensors of this site to `tensors`
     return tensors
 
 

@@ -198,7 +198,11 @@ class Moments:
         self.deviations: list[Weights] = []
 
     def add(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Add the weights of one step, given by name, to the moments. Source: Maddox et al., algorithm 1."""
+        """Add the weights of one step, given by name, to the moments. Source: Maddox et al., algorithm 1.
+
+        The moments are the mean of the weights over the steps and, if a Gaussian is wanted (``rank`` is not 0), the sum
+        of squared deviations from it and the last ``rank`` deviations. Both are updated without keeping older weights.
+        """
         self.count += 1
         deviation: Weights = {}  # from the new mean, by name
         for name, weight in weights:
