@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.spread import marked_release
 from tests.test_numbers import check_command
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,7 +148,7 @@ GROUPS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", ["analyses", "texts", "openood", *marked_release(["images", "clip"])])
 def test_small_runs_fill_the_tables(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     scripts, tables = (text.split(", ") if text else [] for text in GROUPS[group])

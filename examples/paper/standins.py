@@ -64,10 +64,10 @@ def make_images(folder: Path) -> None:
         for label in range(CLASSES):
             some = images[first : first + size][labels[first : first + size] == label]
             _save(some, folder / "imagenet" / split / f"n{label:08}")
-    np.savez(folder / "cifar100.npz", x=images[:size], y=labels[:size])
-    np.savez(folder / "cifar100-test.npz", x=images[size : 2 * size], y=labels[size : 2 * size])
+    for name, part in (("cifar100", slice(size)), ("cifar100-test", slice(size, 2 * size))):
+        np.savez(folder / f"{name}.npz", x=images[part], y=labels[part], classes=np.array(NAMES))
     for name in ("imagenet", "cifar100", "pets"):
-        (folder / f"{name}.txt").write_text("".join(f"{name} {number}\n" for number in NAMES))
+        (folder / f"{name}.txt").write_text("".join(f"{number}\n" for number in NAMES))
     for number, benchmark in enumerate(OOD_LISTS):
         _make_openood(folder / "openood", benchmark, images[2 * size :], labels[2 * size :], number)
 

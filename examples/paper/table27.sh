@@ -18,7 +18,7 @@ step "$OUT/both-30.st" hydractl fuse "$OUT/acc.30.st" "$OUT/ood.30.st" "$OUT/avg
 # The search in the visual tower has two ID sets of different classes, so the names of the classes come with the data.
 named=$OUT/imagenet-val.txt
 step "$named" "$PYTHON" "$HERE/name_classes.py" "$CLIP_VAL" --labels "$CLIP_LABELS" -o "$named"
-if [ "$SMALL" ]; then named_val=$CLIP_VAL; else named_val="$named?root=$IMAGENET/val"; fi
+if [ "$SMALL" ]; then named_val="$MADE/cifar100.npz?from=60&take=60"; else named_val="$named?root=$IMAGENET/val"; fi
 step "$OUT/visual.avg.json" hydractl extract-circuit "$CLIP" --tower visual --val "$CIFAR_VAL" --val "$named_val" \
   --ood-val "openood:cifar100/ood-val?root=$OPENOOD" --ood-val "openood:imagenet/ood-val?root=$OPENOOD" --paired \
   --objective acc,ood,avg --budget $REMOVED_FROM_CLIP $SEARCH $RESUME -o "$OUT/visual.json"
