@@ -11,8 +11,10 @@ stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`
 ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
 bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
 ``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
-``docs/results/methods.json``, which ``examples/methods.py`` writes; between ``<!-- bench: NAME -->`` and
-``<!-- end -->`` the measurement of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
+``docs/results/methods.json``, which ``examples/methods.py`` writes, and between ``<!-- effort: NAME [PART] -->`` and
+``<!-- end -->`` studies of several seeds that ``examples/effort.py`` adds to it: the rows, ``rates`` that they kept, or
+``verdicts``; between ``<!-- bench: NAME -->`` and ``<!-- end -->`` the measurement of
+``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
@@ -298,6 +300,63 @@ def methods(name: str) -> str:
             cells += [bold(row[key][other]) if row[key][other] else "" for other in minus]
         made.append(cells)
     return markdown(columns, made)
+
+
+def effort(name: str, part: str = "rows") -> str:
+    """Studies of ``methods.json`` whose rows each have the best of the same learning rates; means over their seeds."""
+    document = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))["equal effort"][name]
+    make = {"rows": rows_of_effort, "rates": rates_of_effort, "verdicts": verdicts_of_effort}[part]
+    return make(document)
+
+
+_OF_EFFORT = {
+    "id.accuracy": ("accuracy", 2),
+    "id.nll": ("NLL", 2),
+    "msp": ("AUROC by MSP", 2),
+    "common": ("AUROC by the study's score", 2),
+}
+"""Title of each figure, and against how many of the other rows it stands."""
+
+
+def rows_of_effort(document: dict[str, Any]) -> str:
+    """Every row, and its differences, in bold where not 0."""
+    rows = document["rows"]
+    others = [key for key in rows[0]["id.accuracy"] if key != "value"]
+    columns = ["", "mult-adds"]
+    for title, count in _OF_EFFORT.values():
+        columns += [title, *others[:count]]
+    made = []
+    for row in rows:
+        cells = [row["name"], f"{row['mac_ratio']:.2f}"]
+        for key, (_, count) in _OF_EFFORT.items():
+            figure = row.get(key)
+            if figure is None:  # a row without features
+                cells += [""] * (1 + len(others[:count]))
+                continue
+            cells.append(f"{figure['value']:.3f}")
+            cells += [bold(figure[other]) if figure[other] else "" for other in others[:count]]
+        made.append(cells)
+    return markdown(columns, made)
+
+
+def rates_of_effort(document: dict[str, Any]) -> str:
+    """How many trainings of each row, of all seeds, kept which learning rate."""
+    rates = document["lr"]
+    made = []
+    for row in document["rows"]:
+        kept = [rate for of_seed in row["lr"] for rate in of_seed or ()]
+        if kept:
+            made.append([row["name"], str(len(kept)), *(str(kept.count(rate)) for rate in rates)])
+    return markdown(["", "trainings", *(f"{rate:g}" for rate in rates)], made)
+
+
+def verdicts_of_effort(document: dict[str, Any]) -> str:
+    """What the study of each seed chose, and what it says to use."""
+    made = []
+    for verdict in document["verdicts"]:
+        pairs = [f"{verdict[part]['row']}, {verdict[part]['score']}" for part in ("choice", "use")]
+        made.append([str(verdict["seed"]), *pairs, verdict["answer"]])
+    return markdown(["seed", "chosen", "to be used", "answer"], made)
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------
@@ -856,6 +915,7 @@ KINDS = {
     "cascade": cascade,
     "curve": curve,
     "methods": methods,
+    "effort": effort,
     "bench": bench,
     "memory": memory,
     "making": making,
