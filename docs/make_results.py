@@ -12,9 +12,9 @@ stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`
 bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
 ``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
 ``docs/results/methods.json``, which ``examples/methods.py`` writes, and between ``<!-- effort: NAME [PART] -->`` and
-``<!-- end -->`` studies of several seeds that ``examples/effort.py`` adds to it: the rows, ``rates`` that they kept, or
-``verdicts``; between ``<!-- bench: NAME -->`` and ``<!-- end -->`` the measurement of
-``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
+``<!-- end -->`` studies of several seeds that ``examples/effort.py`` adds to it: the rows, the ``rates`` that they
+kept, ``verdicts``, or what is ``said`` of them; between ``<!-- bench: NAME -->`` and ``<!-- end -->`` the measurement
+of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
@@ -305,6 +305,8 @@ def methods(name: str) -> str:
 def effort(name: str, part: str = "rows") -> str:
     """Studies of ``methods.json`` whose rows each have the best of the same learning rates; means over their seeds."""
     document = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))["equal effort"][name]
+    if part == "said":
+        return said_of_effort(name, document)
     make = {"rows": rows_of_effort, "rates": rates_of_effort, "verdicts": verdicts_of_effort}[part]
     return make(document)
 
@@ -337,6 +339,59 @@ def rows_of_effort(document: dict[str, Any]) -> str:
             cells += [bold(figure[other]) if figure[other] else "" for other in others[:count]]
         made.append(cells)
     return markdown(columns, made)
+
+
+_EFFORT_FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\w+))?\}")
+_EFFORT_KEYS = {"accuracy": "id.accuracy", "nll": "id.nll", "msp": "msp", "auroc": "common"}
+
+
+def said_of_effort(name: str, document: dict[str, Any]) -> str:
+    """What is said of a study, ``SAID_OF_EFFORT``, with its figures.
+
+    ``{ROW FIGURE}`` is a figure of a row, ``{ROW FIGURE - ROW}`` a difference with its interval.
+    """
+    rows = {row["name"]: row for row in document["rows"]}
+
+    def measured(match: re.Match[str]) -> str:
+        row, figure, other = match.groups()
+        found = rows[row][_EFFORT_KEYS[figure]]
+        if other is None:
+            return f"{found['value']:.3f}"
+        return interval(found[f"minus {other}"])
+
+    paragraphs = []
+    for paragraph in SAID_OF_EFFORT[name].split("\n\n"):
+        text = _EFFORT_FIGURE.sub(measured, " ".join(paragraph.split()))
+        paragraphs.append(textwrap.fill(text, 120, break_on_hyphens=False))
+    return "\n\n".join(paragraphs)
+
+
+SAID_OF_EFFORT = {
+    "fashion-mnist": """
+        **With the same effort for every row, none is shown to be better than the control.** On the ViT, trained on with
+        2,000 images, each row with the best of three learning rates and three seeds, no row gains significantly beside
+        `trained` in accuracy, NLL or AUROC. Taylor members, fine-tuned, come nearest: AUROC {taylor-tuned auroc -
+        trained} beside the control and {taylor-tuned auroc - single} beside the single model, with {taylor-tuned nll
+        - trained} of NLL.
+
+        **Adapters keep higher learning rates than all weights**: eight of nine trainings of LoRA and seven of nine of
+        ABNN kept 0.001 or 0.003, while every training of all weights with the old classifier kept 0.0003, the lowest of
+        the three, so a lower one may be better still. A single rate for all rows, as below, suits some of them and not
+        the others. With its own rate no such row is told from the training alone: AUROC {lora auroc - trained} (LoRA),
+        {abnn auroc - trained} (ABNN) and {masksembles auroc - trained} (Masksembles).
+
+        **A deep ensemble has to be trained long enough.** With the 63 steps that every row has here, members with new
+        classifiers lose accuracy, {deep accuracy - trained} beside the control, and gain no AUROC that could be told
+        from nothing ({deep auroc - trained}); from random weights they are at {deep-random accuracy} of accuracy.
+    """,
+    "sst2": """
+        **On MiniLM, trained on with 256 phrases, one seed, the rival does not win either**: `deep` has {deep accuracy -
+        trained} of accuracy beside the control and {deep auroc - trained} of AUROC. The control itself loses beside the
+        single model, NLL {trained nll - single} and AUROC {trained auroc - single}: a model that was fine-tuned on
+        SST-2 learns nothing new from so few phrases.
+    """,
+}
+"""What the page says of studies with equal effort, by name."""
 
 
 def rates_of_effort(document: dict[str, Any]) -> str:
