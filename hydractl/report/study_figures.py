@@ -70,7 +70,7 @@ def _table_under_own_scores(study: StudyAnswer) -> StudyTable:
         on_test = _ood_cells(row.test.detection)
         cells = [_marked_name(row), row.score, auroc_text, *on_test]
         if has_trainings:
-            cells.append(learning_rates_text(row.lr))
+            cells.append(_learning_rates_text(row.lr))
         rows.append(cells)
     titles = ["", "score", "validation AUROC", *_OF_OOD]
     if has_trainings:
@@ -78,7 +78,7 @@ def _table_under_own_scores(study: StudyAnswer) -> StudyTable:
     return StudyTable("test data, each row under its own score", titles, rows)
 
 
-def learning_rates_text(rates: Sequence[float] | None) -> str:
+def _learning_rates_text(rates: Sequence[float] | None) -> str:
     """Return the learning rates of the trainings of a row, one where all are the same; a dash without trainings."""
     if not rates:
         return "-"
