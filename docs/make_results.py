@@ -393,11 +393,11 @@ SAID_OF_EFFORT = {
         SST-2 learns nothing new from so few phrases.
     """,
     "digits": """
-        **On the digits of `make demo` the rival is the best row, and the verdict does not take it.** Trained long enough,
-        five epochs of all images, `deep` has {deep accuracy - single} of accuracy, {deep nll - single} of NLL and {deep
-        auroc - single} of AUROC beside the single model on the test data, more than any pruned row: the whole model with
-        three circuits has {whole-three@6 accuracy - single}, {whole-three@6 nll - single} and {whole-three@6 auroc -
-        single}, at {whole-three@6 mults} times the mult-adds.
+        **On the digits of `make demo` the rival is the best row, and the verdict does not take it.** Trained long
+        enough, five epochs of all images, `deep` has {deep accuracy - single} of accuracy, {deep nll - single} of NLL
+        and {deep auroc - single} of AUROC beside the single model on the test data, in each more than any pruned row;
+        the whole model with three circuits, say, has {whole-three@6 accuracy - single}, {whole-three@6 nll - single}
+        and {whole-three@6 auroc - single}, at {whole-three@6 mults} times the mult-adds.
     """,
 }
 """What the page says of studies with equal effort, by name."""
