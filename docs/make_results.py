@@ -383,8 +383,9 @@ SAID_OF_EFFORT = {
         {abnn auroc - trained} (ABNN) and {masksembles auroc - trained} (Masksembles).
 
         **A deep ensemble has to be trained long enough.** With the 63 steps that every row has here, members with new
-        classifiers lose accuracy, {deep accuracy - trained} beside the control, and gain no AUROC that could be told
-        from nothing ({deep auroc - trained}); from random weights they are at {deep-random accuracy} of accuracy.
+        classifiers have a worse NLL than the control, {deep nll - trained}, and accuracy ({deep accuracy - trained}) and
+        AUROC ({deep auroc - trained}) that are not told from its own; from random weights they are at {deep-random
+        accuracy} of accuracy.
     """,
     "sst2": """
         **On MiniLM, trained on with 256 phrases, one seed, the rival does not win either**: `deep` has {deep accuracy -

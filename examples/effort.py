@@ -6,22 +6,24 @@ Each folder is that of a finished ``hydractl study``, from whose predictions eve
 have the same rows and the same data, and seeds of their own. The answer stands under ``equal effort`` in the file, of
 which everything else stays; from it ``docs/make_results.py`` makes tables of docs/numbers/methods.md.
 
-An interval is for another training and other test samples at once: Student's t of the mean of the differences, whose
-variance is that between the seeds over their number plus that of the mean on 1,000 resamples of the test samples, the
-same ones for all rows and seeds; degrees of freedom by Welch and Satterthwaite. Of one seed it is the 95 % interval of
-the resamples, as everywhere else.
+An interval is for another training and other test samples at once: half of it is the root of the sum of two squares,
+half of that over the seeds (Student's t of the differences) and half of that over the test samples (normal, with the
+deviation of the mean difference on 1,000 resamples, the same ones for all rows and seeds). Of one seed it is the 95 %
+interval of the resamples, as everywhere else.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets
@@ -91,14 +93,10 @@ def difference(rows: list[Figures], others: list[Figures], key: str) -> dict[str
     if seeds == 1:
         low, high = np.quantile(mean_of_rounds, [0.025, 0.975])
         return {"value": mean, "ci": [float(low), float(high)]}
-    of_seeds = statistics.variance(differences) / seeds
-    of_samples = float(np.var(mean_of_rounds))
-    both = of_seeds + of_samples
-    if both == 0:  # equal predictions
-        return {"value": mean, "ci": [mean, mean], "by_seed": differences}
-    # The variance by resamples counts as known, that of so few seeds does not.
-    freedom = (seeds - 1) * (both / of_seeds) ** 2 if of_seeds else np.inf
-    half = float(student.ppf(0.975, freedom)) * both**0.5
+    # Of three seeds the deviation is hardly known, which Student's t allows for; that of the samples is.
+    half_of_seeds = float(student.ppf(0.975, seeds - 1)) * statistics.stdev(differences) / seeds**0.5
+    half_of_samples = float(norm.ppf(0.975) * np.std(mean_of_rounds))
+    half = math.hypot(half_of_seeds, half_of_samples)
     return {"value": mean, "ci": [mean - half, mean + half], "by_seed": differences}
 
 
