@@ -383,8 +383,8 @@ SAID_OF_EFFORT = {
         {abnn auroc - trained} (ABNN) and {masksembles auroc - trained} (Masksembles).
 
         **A deep ensemble has to be trained long enough.** With the 63 steps that every row has here, members with new
-        classifiers have a worse NLL than the control, {deep nll - trained}, and accuracy ({deep accuracy - trained}) and
-        AUROC ({deep auroc - trained}) that are not told from its own; from random weights they are at {deep-random
+        classifiers have a worse NLL than the control, {deep nll - trained}, and accuracy ({deep accuracy - trained})
+        and AUROC ({deep auroc - trained}) that are not told from its own; from random weights they are at {deep-random
         accuracy} of accuracy.
     """,
     "sst2": """
