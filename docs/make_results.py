@@ -11,8 +11,10 @@ stand the parts of ``docs/results/recipe.json``, which ``examples/late_sites.py`
 ``<!-- end -->`` an ensemble of ``docs/results/cascade.json``, which ``examples/cascade.py`` writes, or ``time``, its
 bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/results/cost-curve.json``, which
 ``examples/cost_curve.py`` writes; between ``<!-- methods: NAME -->`` and ``<!-- end -->`` a study of
-``docs/results/methods.json``, which ``examples/methods.py`` writes; between ``<!-- bench: NAME -->`` and
-``<!-- end -->`` the measurement of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
+``docs/results/methods.json``, which ``examples/methods.py`` writes, and between ``<!-- effort: NAME [PART] -->`` and
+``<!-- end -->`` studies of several seeds that ``examples/effort.py`` adds to it: the rows, the ``rates`` that they
+kept, ``verdicts``, or what is ``said`` of them; between ``<!-- bench: NAME -->`` and ``<!-- end -->`` the measurement
+of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
@@ -298,6 +300,128 @@ def methods(name: str) -> str:
             cells += [bold(row[key][other]) if row[key][other] else "" for other in minus]
         made.append(cells)
     return markdown(columns, made)
+
+
+def effort(name: str, part: str = "rows") -> str:
+    """Studies of ``methods.json`` whose rows each have the best of the same learning rates; means over their seeds."""
+    document = json.loads((DOCS / "results/methods.json").read_text(encoding="utf-8"))["equal effort"][name]
+    if part == "said":
+        return said_of_effort(name, document)
+    make = {"rows": rows_of_effort, "rates": rates_of_effort, "verdicts": verdicts_of_effort}[part]
+    return make(document)
+
+
+_OF_EFFORT = {
+    "id.accuracy": ("accuracy", 2),
+    "id.nll": ("NLL", 2),
+    "msp": ("AUROC by MSP", 2),
+    "common": ("AUROC by the study's score", 2),
+}
+"""Title of each figure, and against how many of the other rows it stands."""
+
+
+def rows_of_effort(document: dict[str, Any]) -> str:
+    """Every row, and its differences, in bold where not 0."""
+    rows = document["rows"]
+    others = [key for key in rows[0]["id.accuracy"] if key != "value"]
+    columns = ["", "mult-adds"]
+    for title, count in _OF_EFFORT.values():
+        columns += [title, *others[:count]]
+    made = []
+    for row in rows:
+        cells = [row["name"], f"{row['mac_ratio']:.2f}"]
+        for key, (_, count) in _OF_EFFORT.items():
+            figure = row.get(key)
+            if figure is None:  # a row without features
+                cells += [""] * (1 + len(others[:count]))
+                continue
+            cells.append(f"{figure['value']:.3f}")
+            cells += [bold(figure[other]) if figure[other] else "" for other in others[:count]]
+        made.append(cells)
+    return markdown(columns, made)
+
+
+_EFFORT_FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\w+))?\}")
+_EFFORT_KEYS = {"accuracy": "id.accuracy", "nll": "id.nll", "msp": "msp", "auroc": "common"}
+
+
+def said_of_effort(name: str, document: dict[str, Any]) -> str:
+    """What is said of a study, ``SAID_OF_EFFORT``, with its figures.
+
+    ``{ROW FIGURE}`` is a figure of a row, ``{ROW FIGURE - ROW}`` a difference with its interval.
+    """
+    rows = {row["name"]: row for row in document["rows"]}
+
+    def measured(match: re.Match[str]) -> str:
+        row, figure, other = match.groups()
+        if figure == "mults":
+            return f"{rows[row]['mac_ratio']:.2f}"
+        found = rows[row][_EFFORT_KEYS[figure]]
+        if other is None:
+            return f"{found['value']:.3f}"
+        return interval(found[f"minus {other}"])
+
+    paragraphs = []
+    for paragraph in SAID_OF_EFFORT[name].split("\n\n"):
+        text = _EFFORT_FIGURE.sub(measured, " ".join(paragraph.split()))
+        paragraphs.append(textwrap.fill(text, 120, break_on_hyphens=False))
+    return "\n\n".join(paragraphs)
+
+
+SAID_OF_EFFORT = {
+    "fashion-mnist": """
+        **With the same effort for every row, none is shown to be better than the control.** On the ViT, trained on with
+        2,000 images, each row with the best of three learning rates and three seeds, no row gains significantly beside
+        `trained` in accuracy, NLL or AUROC. Taylor members, fine-tuned, come nearest: AUROC {taylor-tuned auroc -
+        trained} beside the control and {taylor-tuned auroc - single} beside the single model, with {taylor-tuned nll
+        - trained} of NLL.
+
+        **Adapters keep higher learning rates than all weights**: eight of nine trainings of LoRA and seven of nine of
+        ABNN kept 0.001 or 0.003, while every training of all weights with the old classifier kept 0.0003, the lowest of
+        the three, so a lower one may be better still. A single rate for all rows, as below, suits some of them and not
+        the others. With its own rate no such row is told from the training alone: AUROC {lora auroc - trained} (LoRA),
+        {abnn auroc - trained} (ABNN) and {masksembles auroc - trained} (Masksembles).
+
+        **A deep ensemble has to be trained long enough.** With the 63 steps that every row has here, members with new
+        classifiers have a worse NLL than the control, {deep nll - trained}, and accuracy ({deep accuracy - trained})
+        and AUROC ({deep auroc - trained}) that are not told from its own; from random weights they are at {deep-random
+        accuracy} of accuracy.
+    """,
+    "sst2": """
+        **On MiniLM, trained on with 256 phrases, one seed, the rival does not win either**: `deep` has {deep accuracy -
+        trained} of accuracy beside the control and {deep auroc - trained} of AUROC. The control itself loses beside the
+        single model, NLL {trained nll - single} and AUROC {trained auroc - single}: a model that was fine-tuned on
+        SST-2 learns nothing new from so few phrases.
+    """,
+    "digits": """
+        **On the digits of `make demo` the rival is the best row, and the verdict does not take it.** Trained long
+        enough, five epochs of all images, `deep` has {deep accuracy - single} of accuracy, {deep nll - single} of NLL
+        and {deep auroc - single} of AUROC beside the single model on the test data, in each more than any pruned row;
+        the whole model with three circuits, say, has {whole-three@6 accuracy - single}, {whole-three@6 nll - single}
+        and {whole-three@6 auroc - single}, at {whole-three@6 mults} times the mult-adds.
+    """,
+}
+"""What the page says of studies with equal effort, by name."""
+
+
+def rates_of_effort(document: dict[str, Any]) -> str:
+    """How many trainings of each row, of all seeds, kept which learning rate."""
+    rates = document["lr"]
+    made = []
+    for row in document["rows"]:
+        kept = [rate for of_seed in row["lr"] for rate in of_seed or ()]
+        if kept:
+            made.append([row["name"], str(len(kept)), *(str(kept.count(rate)) for rate in rates)])
+    return markdown(["", "trainings", *(f"{rate:g}" for rate in rates)], made)
+
+
+def verdicts_of_effort(document: dict[str, Any]) -> str:
+    """What the study of each seed chose, and what it says to use."""
+    made = []
+    for verdict in document["verdicts"]:
+        pairs = [f"{verdict[part]['row']}, {verdict[part]['score']}" for part in ("choice", "use")]
+        made.append([str(verdict["seed"]), *pairs, verdict["answer"]])
+    return markdown(["seed", "chosen", "to be used", "answer"], made)
 
 
 # --- cost -------------------------------------------------------------------------------------------------------------
@@ -856,6 +980,7 @@ KINDS = {
     "cascade": cascade,
     "curve": curve,
     "methods": methods,
+    "effort": effort,
     "bench": bench,
     "memory": memory,
     "making": making,

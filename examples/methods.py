@@ -4,7 +4,7 @@
 
 A folder is that of a finished ``hydractl study``, from whose predictions everything is measured; a file is the answer
 of ``hydractl eval --bootstrap 1000``. Writes ``methods.json``, from which ``docs/make_results.py`` makes the tables of
-docs/numbers/methods.md.
+docs/numbers/methods.md; what the file has of other studies stays.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def measured(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure every study and write the answer."""
     studies = dict(word.split("=", 1) for word in sys.argv[1:])
-    found = {name: measured(Path(folder)) for name, folder in studies.items()}
-    Path("methods.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    output = Path("methods.json")
+    found = json.loads(output.read_text("utf-8")) if output.exists() else {}
+    found |= {name: measured(Path(folder)) for name, folder in studies.items()}
+    output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -215,3 +215,31 @@ def test_cifar10_is_cut_from_folders_of_images(tmp_path: Path, monkeypatch: pyte
     assert labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert classes.tolist() == ["bird", "cat"]
     assert seeds.in_colour(np.full((2, 28, 28), 7, dtype=np.uint8)).shape == (2, 32, 32, 3)
+
+
+def test_an_interval_over_seeds_covers_seeds_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, "effort", raising=False)
+    effort = importlib.import_module("effort")
+    monkeypatch.delitem(sys.modules, "effort")
+    rounds = np.random.default_rng(0).normal(size=1000)
+
+    def figures(values: list[float], spread: float) -> list[object]:
+        """One row by seed, whose resamples lie around its value."""
+        return [
+            effort.Figures({}, {"msp": effort.Resampled({"msp": value}, {"msp": value + spread * rounds})})
+            for value in values
+        ]
+
+    base = figures([0.0, 0.0, 0.0], 0.0)
+    of_seeds = effort.difference(figures([0.1, 0.2, 0.3], 0.0), base, "msp")
+    half = 4.302653 * 0.1 / 3**0.5  # Student's t of two degrees of freedom
+    assert of_seeds["value"] == pytest.approx(0.2) and of_seeds["ci"] == pytest.approx([0.2 - half, 0.2 + half])
+    of_samples = effort.difference(figures([0.2, 0.2, 0.2], 0.01), base, "msp")
+    assert of_samples["ci"][1] - 0.2 == pytest.approx(1.959964 * 0.01 * rounds.std())
+    both = effort.difference(figures([0.1, 0.2, 0.3], 0.01), base, "msp")
+    assert both["ci"][1] - 0.2 == pytest.approx(np.hypot(half, 1.959964 * 0.01 * rounds.std()))
+    (row,) = figures([0.2], 0.01)
+    alone = effort.difference([row], base[:1], "msp")
+    assert alone["ci"] == pytest.approx([0.2 + 0.01 * np.quantile(rounds, share) for share in (0.025, 0.975)])
+    assert effort.difference([row], [row], "msp") is None

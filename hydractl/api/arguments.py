@@ -390,7 +390,7 @@ class StudyArguments(SideBySide, total=False):
     ood_score: str | Sequence[str]
     negative_words: Path | None
     epochs: int
-    lr: float
+    lr: float | Sequence[float]
     threshold: str
     bootstrap: int
     timed: bool

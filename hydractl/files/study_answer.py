@@ -160,6 +160,9 @@ class StudyRowRecord(Record, form="StudyRow"):
     temperature: float = needed("The temperature that validation data gave it.")
     score: str = needed("The OOD score that validation data gave it.")
     search: SearchGainRecord | None = described("The search that it comes from, where there was one.", null=True)
+    lr: Sequence[float] | None = described(
+        "The learning rate that each of its trainings kept, in their order; where there was one."
+    )
     validation: ValidationRecord = needed("On validation data.")
     test: TestedRecord = needed("On the test data, under its own score.")
     common: DetectedRecord | None = described("The same under the score of the single model, if it has it.", null=True)

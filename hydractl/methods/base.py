@@ -296,13 +296,6 @@ class SeededOptions(MethodOptions):
 class CourseMethodOptions(MethodOptions):
     """Options of a method that does not keep the weights of one epoch."""
 
-    def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """Return a sentence if there are several learning rates: without a best epoch, they cannot be compared."""
-        rates = len(request.lr)
-        if rates == 1:
-            return []
-        return [f"--ensemble {self.kind} takes one value of --lr, not {rates}{request.where('lr')}"]
-
     def sets_aside(self, request: FinetuneRequest) -> list[str]:
         """Return the names of the options that would choose an epoch."""
         return ["patience", "min_delta"]

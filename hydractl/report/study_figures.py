@@ -61,15 +61,31 @@ def _table_under_one_score(study: StudyAnswer) -> StudyTable:
 
 
 def _table_under_own_scores(study: StudyAnswer) -> StudyTable:
-    """Return the table of each row under its own score, which was chosen on validation data."""
+    """Return the table of each row under its own score, chosen on validation data, with the rates of its trainings."""
+    has_trainings = any(row.lr for row in study.rows)
     rows = []
     for row in study.rows:
         auroc = _validation_auroc(row, study.choice.telling)
         auroc_text = number(auroc, DIGITS)
         on_test = _ood_cells(row.test.detection)
-        rows.append([_marked_name(row), row.score, auroc_text, *on_test])
+        cells = [_marked_name(row), row.score, auroc_text, *on_test]
+        if has_trainings:
+            cells.append(_learning_rates_text(row.lr))
+        rows.append(cells)
     titles = ["", "score", "validation AUROC", *_OF_OOD]
+    if has_trainings:
+        titles.append("learning rate")
     return StudyTable("test data, each row under its own score", titles, rows)
+
+
+def _learning_rates_text(rates: Sequence[float] | None) -> str:
+    """Return the learning rates of the trainings of a row, one where all are the same; a dash without trainings."""
+    if not rates:
+        return "-"
+    texts = [f"{rate:g}" for rate in rates]
+    if len(set(texts)) == 1:
+        texts = texts[:1]
+    return ", ".join(texts)
 
 
 def _validation_auroc(row: StudyRowRecord, sets: Sequence[str]) -> float | None:

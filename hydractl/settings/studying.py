@@ -138,7 +138,14 @@ class StudySettings(SideBySide):
         "Words that name no class, one a line, for --ood-score neglabel of zero-shot models", metavar="FILE"
     )
     epochs: int = study_option("Epochs of rows that are trained [epochs]", 3, at_least=1)
-    lr: float = study_option("Learning rate of rows that are trained", 1e-4, above=0)
+    lr: list[float] = study_option(
+        "Learning rate of rows that are trained; of several, each training is made with each and the best on the first "
+        "half of --val is kept",
+        [1e-4],
+        metavar="X[,X...]",
+        above=0,
+        split=True,
+    )
     threshold: str = study_option(
         "Share of in-distribution samples that best.st flags as OOD",
         "id:0.05",

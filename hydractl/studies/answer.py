@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydractl.files.header import read_header
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.files.study_answer import (
     ChoiceRecord,
@@ -51,6 +52,7 @@ from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.mistakes import Mistakes, mistakes_of
 from hydractl.studies.rows import Row
+from hydractl.studies.steps import in_order
 from hydractl.studies.verdict import Facts, Price, Use, verdict
 from hydractl.studies.words import AUROC, AUROC_MARGIN, Finding, judge, judge_all
 
@@ -741,6 +743,7 @@ class Study:
             temperature=self.temperature(name),
             score=candidate.score,
             search=_search_gain(validated.row),
+            lr=_kept_learning_rates(validated.row),
             validation=validation,
             test=TestedRecord.from_json(measured.block(candidate.score)),
             common=detection_under_common_score,
@@ -787,6 +790,18 @@ def _search_gain(row: Row) -> SearchGainRecord | None:
     before = document["base"]
     after = document["removed"][removed_heads - 1]  # the step that removed the last of these heads
     return SearchGainRecord(removed=removed_heads, before=_search_state(before), after=_search_state(after))
+
+
+def _kept_learning_rates(row: Row) -> list[float] | None:
+    """Return the learning rate that each training of a row kept, in their order; None for a row without any."""
+    rates = []
+    for step in in_order(row.steps):
+        if step.verb != "finetune":
+            continue
+        header = read_header(step.outputs[-1])  # models of one training say the same
+        assert header.description is not None  # a model that hydractl wrote
+        rates.append(float(header.description["provenance"]["settings"]["lr"]))
+    return rates or None
 
 
 def _search_state(step: Mapping[str, Any]) -> SearchStateRecord:

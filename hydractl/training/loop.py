@@ -470,6 +470,23 @@ class Training:
         if patience is not None and self.waited >= patience:
             history.stopped_early = history.steps < self.total
 
+    def validate_result(self) -> ValidationFigures:
+        """Return what the weights that a finished training ends with reach on the validation set, which there is.
+
+        Those of an epoch were measured after it; others, such as an average, are measured now.
+
+        Raises:
+            NonFiniteError: the loss of these weights is not finite.
+            Interrupted: by a signal, after saving.
+        """
+        kept_epoch = self.history.kept_epoch
+        if kept_epoch is not None:
+            figures = self.history.epochs[kept_epoch - 1]
+            return {"val_accuracy": figures["val_accuracy"], "val_nll": figures["val_nll"]}
+        assert self.data.validation is not None  # several learning rates need it
+        with self.context.signals, self._stopping_if_workers_are_ended():
+            return validate(self.model, self.data.validation, self.context.team, self._stop_alone)
+
     def put(self, weights: Mapping[str, Tensor]) -> None:
         """Copy these weights into the trained parameters, in place."""
         with torch.no_grad():

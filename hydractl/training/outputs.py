@@ -202,7 +202,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
     common_details = {**decisive, "lr": trained.lr, "parent": parent}
 
     # Case 1: the training has collected the weights of several steps.
-    if run.course.left_models():
+    if trained.models:
         return _write_left_models(outputs, opened, common_details, trained)
 
     # Case 2: one model.
@@ -223,6 +223,17 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
 def _results_of_one_model(trained: Trained) -> dict[str, object]:
     """Return provenance entries on how a training went, if it leaves one set of final weights, not e.g. snapshots."""
     outcome = trained.outcome
+    return {
+        "history": outcome["epochs"],
+        "kept_epoch": outcome["kept_epoch"],
+        "stopped_early": outcome["stopped_early"],
+        "grid": _short_grid(trained),
+        **trained.facts,
+    }
+
+
+def _short_grid(trained: Trained) -> list[dict[str, object]] | None:
+    """Return what the provenance says of each of several learning rates; None where there was one."""
     grid = []
 
     # Leave out the loss curve of each learning rate, which is long.
@@ -230,13 +241,7 @@ def _results_of_one_model(trained: Trained) -> dict[str, object]:
         short_result = dict(result)
         short_result.pop("loss_curve", None)
         grid.append(short_result)
-    return {
-        "history": outcome["epochs"],
-        "kept_epoch": outcome["kept_epoch"],
-        "stopped_early": outcome["stopped_early"],
-        "grid": grid or None,
-        **trained.run.course.facts(),
-    }
+    return grid or None
 
 
 def _write_left_models(
@@ -259,7 +264,7 @@ def _write_left_models(
     model = run.model
     assert not isinstance(model, Together)  # members trained together are not collected over several steps
     digests = []
-    for output, left in zip(outputs, run.course.left_models(), strict=True):
+    for output, left in zip(outputs, trained.models, strict=True):
         run.put(left.weights)
         # The history of this model ends with the step at which its weights were taken.
         history = [epoch for epoch in trained.outcome["epochs"] if epoch["steps"] <= left.steps]
@@ -267,6 +272,7 @@ def _write_left_models(
             **details,
             "history": history,
             "stopped_early": False,
+            "grid": _short_grid(trained),
             **left.facts,
         }
         digest = _write_output(output, opened, run, model.stock_tensors(), details_of_left)

@@ -490,7 +490,7 @@ def _workshop(settings: StudySettings, source: Source, folder: Path, scale: Scal
         folder=folder,
         search=search_options,
         common=common,
-        training={"epochs": str(settings.epochs), "lr": repr(settings.lr)},
+        training={"epochs": str(settings.epochs), "lr": ",".join(map(repr, settings.lr))},
         objectives=objectives,
         max_drop=settings.max_drop,
         seed=settings.seed,
@@ -623,6 +623,8 @@ def _claim_folder(asked: StudySettings, sets: StudySets, source: Source, folder:
     decisive: dict[str, object] = {"model": source.sha256}
     for name in _DECISIVE:
         decisive[name] = getattr(asked, name)
+    if len(asked.lr) == 1:
+        decisive["lr"] = asked.lr[0]
     _make_folder(folder, plan_file)
     if plan_file.exists():
         scale = _read_scale(plan_file, decisive, sets)
@@ -823,9 +825,11 @@ def _passes_of_training(step: Step) -> int:
     """Return how many forward passes of one sample take as long as the training of a step."""
     options = step.options
     epochs = int(str(options["epochs"]))
+    learning_rates = str(options["lr"]).split(",")
     train_samples = _count_samples(str(options["train"]))
     val_samples = _count_samples(str(options["val"]))
-    return epochs * (_TRAINING_PASSES * train_samples + val_samples)
+    passes_of_epoch = _TRAINING_PASSES * train_samples + val_samples
+    return len(learning_rates) * epochs * passes_of_epoch
 
 
 def _probe_search(step: Step, device: str) -> SearchPlan:

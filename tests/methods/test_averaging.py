@@ -87,7 +87,6 @@ def test_what_an_average_has_no_use_for_is_refused() -> None:
         ({}, "--ensemble swa needs the learning rate while it averages"),
         ({"schedule": "linear"}, "--schedule has no effect with --ensemble swa:0.5"),
         ({"schedule": "constant", "patience": 2}, "--patience has no effect with --ensemble swa:0.5"),
-        ({"lr_floor": 0.5, "lr": [0.1, 0.2]}, "--ensemble swa takes one value of --lr, not 2"),
     ):
         with pytest.raises(UsageError, match=complaint):
             settings(**{"ensemble": "swa:0.5", "val": "v.npz", **more})  # type: ignore[arg-type]
@@ -155,3 +154,36 @@ def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int) -> None:
         for part, whole in outputs.items():
             assert Path(part).read_bytes() == Path(whole).read_bytes()
             Path(part).unlink()
+
+
+@pytest.mark.parametrize(("method", "files"), [("swa:0.5,4", [""]), ("swag:2,3,0.5,4", [".1", ".2"])])
+def test_of_several_learning_rates_the_average_that_validates_best_is_written(
+    method: str, files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file is the one of a training with the kept rate alone, also where the grid was interrupted."""
+    rates = ["0.01", "0.1", "1e-12"]
+    command = [word for word in TRAIN if word != "0.01"]
+    place = command.index("--lr") + 1
+    command = [*command, "--ensemble", method]
+    several = [*command[:place], ",".join(rates), *command[place:]]
+    found = answer(capsys, *several, "-o", "of-grid.st")
+    accuracies = [trial["val_accuracy"] for trial in found["grid"]]
+    kept = found["lr"]
+    assert kept == [0.01, 0.1, 1e-12][accuracies.index(max(accuracies))] and found["kept_epoch"] is None
+    run(*command[:place], repr(kept), *command[place:], "-o", "alone.st", "-q")
+    for mark in files:
+        alone, of_grid = tensors(f"alone{mark}.st"), tensors(f"of-grid{mark}.st")
+        assert all(torch.equal(tensor, alone[name]) for name, tensor in of_grid.items())
+    saving = loop.Training._save_or_stop
+
+    def signalled(self: Any) -> None:
+        if self.lr == 1e-12 and self.history.steps == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        saving(self)
+
+    monkeypatch.setattr(loop.Training, "_save_or_stop", signalled)
+    run(*several, "-o", "broken.st", "-q", code=130)
+    monkeypatch.setattr(loop.Training, "_save_or_stop", saving)
+    run(*several, "-o", "broken.st", "-q", "--resume")
+    for mark in files:
+        assert Path(f"broken{mark}.st").read_bytes() == Path(f"of-grid{mark}.st").read_bytes()

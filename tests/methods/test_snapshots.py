@@ -278,7 +278,6 @@ def test_what_chooses_among_weights_is_refused() -> None:
         ({"patience": 2}, "--patience has no effect with --ensemble snapshots:3"),
         ({"min_delta": 0.1}, "min_delta has no effect with --ensemble snapshots:3"),
         ({"schedule": "linear"}, "--schedule has no effect with --ensemble snapshots:3"),
-        ({"lr": [0.1, 0.2]}, "--ensemble snapshots takes one value of --lr, not 2"),
     ):
         with pytest.raises(UsageError, match=complaint):
             settings(ensemble="snapshots:3", val="v.npz", **more)

@@ -64,6 +64,16 @@ def test_studies_of_two_seeds_have_no_member_in_common(row: str) -> None:
     assert files[0] == files[1]
 
 
+def test_every_training_of_every_row_tries_the_same_learning_rates() -> None:
+    training = {"epochs": "2", "lr": "0.001,0.01"}
+    workshop = Workshop(*("vit.st", {0: 4}, [0], "train", "val", "ood", Path("out")), training=training)
+    tried = []
+    for make in MAKERS.values():
+        for made in make(workshop):
+            tried += [step.options["lr"] for step in in_order(made.steps) if step.verb == "finetune"]
+    assert len(tried) > 20 and set(tried) == {"0.001,0.01"}
+
+
 def test_a_deep_ensemble_starts_from_the_checkpoint_with_new_classifiers_where_there_are_any() -> None:
     def starts(row: str, has_classifier: bool) -> set[object]:
         return {step.options.get("init") for step in trainings(row, 0, has_classifier)}

@@ -42,8 +42,8 @@ from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step
 from hydractl.studies.words import WORDS
 from hydractl.verbs.children import Ended
-from hydractl.verbs.study import _run_side_by_side
-from tests.forked import ForkedPopen, server
+from hydractl.verbs.study import _passes_of_training, _run_side_by_side
+from tests.forked import Forked, ForkedPopen, server
 from tests.pico import published
 
 TINY = (
@@ -532,6 +532,54 @@ def test_words_that_have_changed_since_are_noticed(copy: Path) -> None:
 
 def test_the_names_of_rows_are_those_there_are() -> None:
     assert ("default", *MAKERS) == ROWS
+
+
+GRID = ["--train", "train.npz", "--epochs", "3", "--batch-size", "2", "--lr", "0.0001,0.01"]
+
+
+@pytest.mark.long
+def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kill(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"--rows": "trained,snapshots,swa,masksembles"}
+    assert study(*GRID, **options, **{"-o": "whole"}) == 0
+    document = json.loads(Path("whole/study.json").read_text())
+    rates = {row["name"]: row.get("lr") for row in document["rows"]}
+    assert rates.pop("single") is None and list(rates) == ["trained", "snapshots", "swa", "masksembles"]
+    files = {"trained": "trained0", "snapshots": "snapshots.3", "swa": "swa", "masksembles": "masksembles.1"}
+    for row, kept in rates.items():
+        results = open_source(f"whole/{files[row]}.st").description.provenance["settings"]["grid"]
+        best = max(results, key=lambda result: result["val_accuracy"])  # the first of equals
+        assert [result["lr"] for result in results] == [0.0001, 0.01] and kept == [best["lr"]]
+    table = shown(document, 200)
+    assert "learning" in table and all(f"{kept[0]:g}" in table.split() for kept in rates.values())
+
+    # Killed between the trainings with the one and the other rate, and given again.
+    words = [word for pair in {**OPTIONS, **options, "-o": "runs"}.items() for word in pair]
+    shutil.rmtree("runs")
+    child = Forked(["study", "vit.st", *words, "--no-timed", "-q", *GRID])
+    while child.poll() is None and not Path("runs/trained0.st.state").exists():
+        time.sleep(0.005)
+    child.kill()
+    child.wait()
+    assert not Path("runs/choice.json").exists()
+    assert study(*GRID, **options) == 0
+    made = [*(f"{file}.st" for file in files.values()), "choice.json"]
+    assert contents(copy, made) == {name: Path("whole", name).read_bytes() for name in made}
+    verdict = json.loads(Path("runs/study.json").read_text())["verdict"]
+    assert verdict == document["verdict"]
+
+    # The rates are part of what a folder is of.
+    assert study(*GRID[:-1], "0.0001", **options) == 5
+    assert "lr: [0.0001, 0.01] in the folder, 0.0001 now" in capsys.readouterr().err
+
+
+def test_an_estimate_counts_every_learning_rate(copy: Path) -> None:
+    def passes(rates: str) -> int:
+        options = {"epochs": "2", "lr": rates, "train": "train.npz", "val": "val.npz"}
+        return _passes_of_training(Step("finetune", (), options, ()))
+
+    assert passes("0.1,0.01,0.001") == 3 * passes("0.1") > 0
 
 
 @pytest.mark.release
