@@ -16,6 +16,9 @@ JOBS := 2
 WAYS := 1 2 3 4 5
 PYTEST = $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
+# Many tests start Python: without compiled files each start would compile the whole package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Asked alone, and before all else: of two indexes pip takes the higher version, whoever put it there.
 # $(1): a Python; $(2): versions.
 torch_first = $(if $(TORCH_INDEX),$(1) -m pip --disable-pip-version-check install --index-url "$(TORCH_INDEX)" -c $(2) torch torchvision)
