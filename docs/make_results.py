@@ -16,6 +16,7 @@ bench; between ``<!-- curve: NAME -->`` and ``<!-- end -->`` a model of ``docs/r
 kept, ``verdicts``, or what is ``said`` of them; between ``<!-- bench: NAME -->`` and ``<!-- end -->`` the measurement
 of ``benchmarks/results/NAME.json``, a ``bench.json`` as ``hydractl bench`` writes it.
 Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``benchmarks/big_models.py`` there, between
+``<!-- starting: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/start_up.py``, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
 ``benchmarks/verdict_rules.py`` writes, between ``<!-- serving: cpu -->`` and ``<!-- end -->`` the figures of
@@ -464,6 +465,21 @@ def memory(name: str) -> str:
         written, over = ("", "") if size < MIB else (f"{size / MIB:,.0f}", f"{max(0, ratio):.2f}")
         made.append([row["name"], written, f"{max(0, ratio) * size / MIB:,.0f}", over, f"{max(0, over_block):.2f}"])
     return markdown(["", "output, MiB", "peak, MiB", "over output", "over shard + block"], made)
+
+
+def start_up(name: str) -> str:
+    """Processor time of each verb over that of an import of torch, of two versions of the source."""
+    document = json.loads((DOCS.parent / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+    ratios = document["ratios"]
+    verbs = [row.removesuffix(", now") for row in ratios if row.endswith(", now")]
+    made = []
+    for verb in verbs:
+        cells = [f"`{verb}`"]
+        for version in ("before", "now"):
+            figures = ratios[f"{verb}, {version}"]
+            cells.append(f"{figures['median']:.2f} ({figures['smallest']:.2f} to {figures['largest']:.2f})")
+        made.append(cells)
+    return markdown(["", "before", "now"], made)
 
 
 def making(name: str) -> str:
@@ -983,6 +999,7 @@ KINDS = {
     "effort": effort,
     "bench": bench,
     "memory": memory,
+    "starting": start_up,
     "making": making,
     "rules": rules,
     "serving": serving,

@@ -21,7 +21,6 @@ import torch
 from torch.nn import functional
 
 from tests import rounding
-from tests.spread import marked_release
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 100  # seconds, for every wait
@@ -271,8 +270,8 @@ def test_what_moves_and_what_stays(way: str) -> None:
     assert bool(not_a_number.isnan().all())
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["1", *marked_release(way for way in rounding.WAYS if way != "1")])
+@pytest.mark.release
+@pytest.mark.parametrize("way", rounding.WAYS)
 def test_the_canaries_of_each_way(way: str) -> None:
     """None is skipped, and without the kernels all fail."""
     command = [

@@ -72,7 +72,7 @@ def test_what_rounding_does_on_data_is_what_the_file_does(made: tuple[Path, dict
     assert 0 < checks["onnx-int8"]["probabilities_max_abs"] < 0.1
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_every_constant_product_is_rounded_to_seven_bits(made: tuple[Path, dict[str, Any]]) -> None:
     """Queries, keys and values too, whose weights are behind a transposition in the exact file."""
     graph = onnx.load(made[0] / "h.int8.onnx").graph
@@ -89,7 +89,7 @@ def test_every_constant_product_is_rounded_to_seven_bits(made: tuple[Path, dict[
     assert rounded_products >= 2 * 4 + 1  # of two blocks; attention's own two products are of no constant
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_exported_files_are_rows_of_a_bench(made: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = made
     files = [str(folder / f"h{ending}") for ending in (".st", ".onnx", ".int8.onnx", ".pt2")]
