@@ -385,7 +385,8 @@ SAID_OF_EFFORT = {
         **Adapters keep higher learning rates than all weights**: {lora higher} trainings of LoRA and {abnn higher} of
         ABNN kept more than the lowest of the three, {trained higher} of `trained`, {taylor-tuned higher} of Taylor
         members and {masksembles higher} of Masksembles, for which a lower one may be better still. A single
-        rate for all rows, as below, suits some of them and not the others. With rates of their own none of these ensembles is told from
+        rate for all rows, as below, suits some of them and not the others. With rates of their own none
+        of these ensembles is told from
         the training alone: AUROC {lora auroc - trained} (LoRA), {abnn auroc - trained} (ABNN) and {masksembles auroc -
         trained} (Masksembles).
 
