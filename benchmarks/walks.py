@@ -6,7 +6,8 @@ Runs ``prune``, ``fuse``, ``eval`` and ``study`` on a model of random weights an
 the package's functions, from the verb's own first one on. Printed are the number of different files, and of steps into
 a file that was entered before and lies in a room above the one that is left (rooms in the order of
 ``tests/test_layers.py``): within the first 400 steps from one file into another, and from the start to the first time
-that an attention runs. The second figure is of the same piece of work however long the way to it is; within 400 steps
+that an attention runs. What runs while a module is imported is no step, nor is a generator that goes on: it was entered
+when it was made. The second figure is of the same piece of work however long the way to it is; within 400 steps
 a shorter way gets further, into more files. Both are figures of the code, not of the machine; they are for comparing
 two versions of it.
 """
@@ -62,6 +63,8 @@ class Walk:
         self.files: list[str] = []
         self._start = f"verbs/{verb}.py"
         self._has_run = False
+        # Kept, so that no later frame gets the place of an earlier one in memory.
+        self._generators: dict[int, FrameType] = {}
         self.to_forward = 0
 
     def follow(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -75,11 +78,33 @@ class Walk:
         file = path.removeprefix(PACKAGE)
         if not self.files and file != self._start:
             return
+        if self._goes_on(frame) or is_importing(frame):
+            return
         if not self.files or self.files[-1] != file:
             self.files.append(file)
         if (file, frame.f_code.co_name) == FORWARD and not self._has_run:
             self._has_run = True
             self.to_forward = len(self.files)
+
+
+    def _goes_on(self, frame: FrameType) -> bool:
+        """Whether a generator was entered before."""
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return False
+        if id(frame) in self._generators:
+            return True
+        self._generators[id(frame)] = frame
+        return False
+
+
+def is_importing(frame: FrameType) -> bool:
+    """Whether a function was called because a module is imported."""
+    caller = frame.f_back
+    while caller is not None:
+        if caller.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def climbs(files: Sequence[str]) -> int:
