@@ -86,7 +86,6 @@ class Walk:
             self._has_run = True
             self.to_forward = len(self.files)
 
-
     def _goes_on(self, frame: FrameType) -> bool:
         """Whether a generator was entered before."""
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:
