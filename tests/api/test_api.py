@@ -286,4 +286,4 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, Any] = {}
     for block in blocks:
         exec(block, scope)
-    assert len(blocks) == 7 and scope["logits"].shape == (3, 24, 5)
+    assert len(blocks) == 8 and scope["logits"].shape == (3, 24, 5)
