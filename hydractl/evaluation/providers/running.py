@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from hydractl.data.batching import Batch
+from hydractl.data.batching import Batch, TimedBatches
 from hydractl.evaluation.features import FeaturesFile
 from hydractl.evaluation.inputs import read_batches
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
@@ -269,12 +269,14 @@ class RunningModel(LogitsProvider):
         if self.options.dtype == "float64":
             dtype_of_logits = torch.float64
         with torch.inference_mode():
-            for batch in self._batches_as_read(dataset, rows):
+            timed_batches = TimedBatches(self._batches_as_read(dataset, rows))
+            for batch in timed_batches:
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 batch_place = BatchPlace(dataset.fingerprint, batch.indices[0])
                 logits, scores = self._answering.outputs(inputs, batch_place, self.detector)
                 logits_on_cpu = logits.to("cpu", dtype_of_logits)
                 yield LogitsBatch(batch.indices, logits_on_cpu.numpy(), scores)
+        self._log.detail(f"{self.name} on {dataset.name}: {timed_batches}")
 
     def _batches_as_read(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
         """Return the batches of a data set, preprocessed for this model.
