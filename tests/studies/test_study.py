@@ -593,7 +593,7 @@ def test_the_script_makes_the_same_bytes_elsewhere(copy: Path, with_hydractl: di
     assert all((again / name).read_bytes() == (copy / "runs" / name).read_bytes() for name in names)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_every_row_is_made(copy: Path) -> None:
     shutil.rmtree(copy / "runs")
     rows = ",".join(ROWS)

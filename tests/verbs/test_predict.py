@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from PIL import Image
 
 import hydractl
 from hydractl.errors import RequirementError, UsageError
+from tests.forked import Forked
 from tests.pico import published
 from tests.running import main, run
 
@@ -361,17 +360,17 @@ def test_killed_again_and_again_it_gives_the_same_bytes() -> None:
     run("predict", *words)
     whole = Path("p.jsonl").read_bytes()
     os.remove("p.jsonl")
-    command = [sys.executable, "-m", "hydractl", "predict", *words, "--resume"]
     kills = 0
     while not Path("p.jsonl").exists():
-        child = subprocess.Popen(command)
+        child = Forked(["predict", *words, "--resume"])
         size = os.path.getsize("p.jsonl.part") if os.path.exists("p.jsonl.part") else 0
         deadline = time.monotonic() + 120
         while child.poll() is None and kills < 3 and time.monotonic() < deadline:
             if os.path.exists("p.jsonl.part") and os.path.getsize("p.jsonl.part") > size + 2000:
-                child.send_signal(signal.SIGKILL)
+                child.kill()
                 kills += 1
                 break
             time.sleep(0.002)
-        child.wait(timeout=120)
+        child.wait()
+    assert kills
     assert Path("p.jsonl").read_bytes() == whole
