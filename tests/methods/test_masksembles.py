@@ -56,6 +56,28 @@ def test_each_member_is_an_ordinary_model_without_its_neurons(variant: str) -> N
     assert len(changed) == len(masks_of(model)) and all(name.endswith("weight") for name in changed)
 
 
+def test_a_model_with_prompts_masks_the_tower_that_reads_samples() -> None:
+    source = source_of(shared_stock("clip"), "clip")
+    model = together(source, f"masksembles:{MEMBERS},2")
+    blocks = len(model.each[0].chain_of_samples.block_paths)
+    assert len(masks_of(model)) == blocks and all(path.startswith("visual.") for path in model._masks)
+    batch = images(7)  # not as many as there are prompts
+    labels = torch.zeros(7, dtype=torch.int64)
+    with torch.no_grad():
+        (found,), _ = model.answers(batch, labels)
+        of_members = model.eval().member_logits(batch)
+        model.train()
+    for row in range(7):
+        assert near(found[row], of_members[row % MEMBERS][row])
+    loss = model.loss(*model.answers(batch, labels), 0.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    before = shared_stock("clip").state_dict()
+    for member, weights in enumerate(state_of(model)):
+        for name, weight in weights.items():
+            masked = name.endswith("mlp.c_proj.weight") and name.startswith("visual.")
+            assert torch.equal(weight, before[name]) is not masked, (member, name)
+
+
 def test_each_sample_trains_the_neurons_of_one_member() -> None:
     reference = stock("class-token")
     model = together(source_of(reference, "class-token"), f"masksembles:{MEMBERS},2")

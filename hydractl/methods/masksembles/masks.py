@@ -91,9 +91,13 @@ def _expected_union(kept: float, scale: float, members: int) -> float:
 
 
 def last_layers_of_mlps(model: HydraModel) -> dict[str, Any]:
-    """Return the last linear layer of the MLP of each block, whose inputs are the MLP's neurons, by path."""
+    """Return the last linear layer of the MLP of each block, whose inputs are the MLP's neurons, by path.
+
+    In a model with two towers only the tower that reads samples counts: the other one reads the prompts of the classes,
+    which are not divided among the members.
+    """
     layers = {}
-    for block in model.block_paths:
+    for block in model.chain_of_samples.block_paths:
         for path, module in model.networks[0].get_submodule(block).named_modules():
             full_path = f"{block}.{path}"
             if is_linear(module) and model.family.part(f"{full_path}.weight", model.sites) == "mlp":
