@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,26 @@ import pytest
 from tests.mutations import MUTATIONS, ROOT, Mutation, mutated
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_defect_can_be_made_and_its_tests_are_there(mutation: Mutation, tmp_path: Path) -> None:
-    copy = tmp_path / mutation.file
-    copy.parent.mkdir(parents=True)
+def problems(mutation: Mutation, folder: Path) -> Iterator[str]:
+    """Yield what keeps a defect from being made in a copy of its file, and from being tried."""
+    copy = folder / mutation.file
+    copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text((ROOT / mutation.file).read_text(encoding="utf-8"), encoding="utf-8")
-    mutated(mutation, tmp_path)
-    compile(copy.read_text(encoding="utf-8"), mutation.file, "exec")
+    try:
+        mutated(mutation, folder)
+        compile(copy.read_text(encoding="utf-8"), mutation.file, "exec")
+    except (ValueError, SyntaxError) as error:
+        yield f"{mutation.name}: {error}"
     files = [word for word in shlex.split(mutation.tests) if word.endswith(".py")]
-    assert files and all((ROOT / file).is_file() for file in files)
+    if not files:
+        yield f"{mutation.name}: it names no tests"
+    for file in files:
+        if not (ROOT / file).is_file():
+            yield f"{mutation.name}: {file} is not there"
+
+
+def test_every_defect_can_be_made_and_its_tests_are_there(tmp_path: Path) -> None:
+    assert [problem for mutation in MUTATIONS for problem in problems(mutation, tmp_path)] == []
 
 
 def test_a_text_that_is_gone_is_told(tmp_path: Path) -> None:
