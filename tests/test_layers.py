@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # From the top down. A folder (or a module at the root) may import from itself and from those below it.
@@ -87,16 +89,10 @@ class Import:
     kind: str  # "runtime", "typing" or "string"
 
 
-def trees(package: Path) -> dict[str, ast.Module]:
-    """The parsed files of a package, by path relative to it."""
-    files = sorted(package.rglob("*.py"))
-    return {file.relative_to(package).as_posix(): ast.parse(file.read_text(encoding="utf-8")) for file in files}
-
-
 @pytest.fixture(scope="module")
 def house() -> dict[str, ast.Module]:
     """The files of hydractl."""
-    return trees(ROOT / "hydractl")
+    return parsed(ROOT / "hydractl")
 
 
 def module_name(file: str) -> str:
@@ -105,25 +101,21 @@ def module_name(file: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def walk(node: ast.AST, kind: str = "runtime") -> Iterator[tuple[ast.AST, str]]:
-    """All nodes below, each with whether only a type checker sees it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for inner in child.body:
-                yield inner, "typing"
-                yield from walk(inner, "typing")
-            for inner in child.orelse:
-                yield inner, kind
-                yield from walk(inner, kind)
-        else:
-            yield child, kind
-            yield from walk(child, kind)
-
-
 @cache
-def walked(tree: ast.Module) -> list[tuple[ast.AST, str]]:
-    """All nodes of a file, walked once for all rules."""
-    return list(walk(tree))
+def naming(tree: ast.Module) -> list[tuple[ast.AST, str]]:
+    """The nodes that may name a module, each with whether only a type checker sees it; found once for all rules."""
+    found: list[tuple[ast.AST, str]] = []
+    rest: list[tuple[ast.AST, str]] = [(tree, "runtime")]
+    while rest:
+        node, kind = rest.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Constant):
+            found.append((node, kind))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            rest += [(child, "typing") for child in node.body]
+            rest += [(child, kind) for child in node.orelse]
+        else:
+            rest += [(child, kind) for child in ast.iter_child_nodes(node)]
+    return found
 
 
 def imports(files: dict[str, ast.Module]) -> list[Import]:
@@ -131,7 +123,7 @@ def imports(files: dict[str, ast.Module]) -> list[Import]:
     modules = {f"hydractl.{module_name(file)}" for file in files if module_name(file)}
     found = []
     for file, tree in files.items():
-        for node, kind in walked(tree):
+        for node, kind in naming(tree):
             targets: list[str] = []
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
@@ -310,8 +302,8 @@ def test_a_bad_tree_is_found(bad: tuple[str, str], complaint: str, tmp_path: Pat
     for file, text in good.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
-    assert [problem for rule in RULES for problem in rule(trees(tmp_path))] == []
+    assert [problem for rule in RULES for problem in rule(parsed(tmp_path))] == []
 
     (tmp_path / bad[0]).parent.mkdir(exist_ok=True)
     (tmp_path / bad[0]).write_text(bad[1], encoding="utf-8")
-    assert complaint in "\n".join(problem for rule in RULES for problem in rule(trees(tmp_path)))
+    assert complaint in "\n".join(problem for rule in RULES for problem in rule(parsed(tmp_path)))
