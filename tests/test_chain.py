@@ -18,6 +18,8 @@ from tests.forked import Forked
 from tests.pico import removed_heads
 from tests.running import run
 
+pytestmark = pytest.mark.long
+
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
     "&embed_dim=48&depth=3&num_heads=3&mlp_ratio=2&num_classes=10"
@@ -113,7 +115,6 @@ sys.exit(max(main(words) for words in json.loads(sys.argv[1])))
 """
 
 
-@pytest.mark.long
 def test_the_same_commands_give_the_same_bytes_under_another_hash_seed() -> None:
     data = ["--data", "builtin:digits/train", "--limit", "80"]
     commands = {

@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -30,27 +31,35 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the README speaks of: vit.st and small data sets of three classes."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the README speaks of: vit.st and small data sets of three classes."""
+    place = tmp_path_factory.mktemp("readme")
     random = np.random.default_rng(0)
     for folder in ("train", "val", "test"):
         for label in ("ant", "bee", "cat"):
-            (tmp_path / folder / label).mkdir(parents=True)
+            (place / folder / label).mkdir(parents=True)
             for number in range(34 if folder == "val" else 4):  # a cascade needs 100 samples
                 pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / folder / label / f"{number}.png")
+                Image.fromarray(pixels).save(place / folder / label / f"{number}.png")
     for folder in ("ood-val", "textures"):
-        (tmp_path / folder).mkdir()
+        (place / folder).mkdir()
         for number in range(100 if folder == "ood-val" else 4):
             pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
+            Image.fromarray(pixels).save(place / folder / f"{number}.png")
     for name in ("cal", "test", "mnist"):
         pixels = random.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(12) % 3)
-    assert main(["finetune", BASE, "--train", "train/", "--steps", "1", "-o", "vit.st", "-q"]) == 0
-    return tmp_path
+        np.savez(place / f"{name}.npz", x=pixels, y=np.arange(12) % 3)
+    train = ["--train", str(place / "train"), "--steps", "1", "-o", str(place / "vit.st"), "-q"]
+    assert main(["finetune", BASE, *train]) == 0
+    return place
+
+
+@pytest.fixture
+def workplace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with these files, the current one."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.fixture

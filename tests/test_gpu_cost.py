@@ -85,6 +85,7 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(
     assert "at most 1.07" in printed
 
 
+@pytest.mark.long
 def test_a_second_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "g.json"
     few = ["--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--modes", "eager", "--shared", "2"]
@@ -103,6 +104,7 @@ def test_a_second_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path
         run(*few, "--batched", "on", "-o", file)
 
 
+@pytest.mark.long
 def test_what_the_time_does_not_allow_is_said(tmp_path: Path) -> None:
     words = ["--device", "cpu", "--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--shared", "0"]
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_cost.py"), *words, "--seconds", "0"]
@@ -180,6 +182,7 @@ print("ends", flush=True)
 """The loop and the file of the script, with a device that sleeps: what it needs starts in a tenth of a second."""
 
 
+@pytest.mark.long
 def test_cut_off_at_any_moment_it_leaves_a_valid_file_and_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     moments = random.Random(7)
@@ -238,6 +241,18 @@ def test_a_row_that_cannot_be_measured_is_no_end(script: ModuleType) -> None:
     script.measure_all(places, record, script.Clock(1e6, time.perf_counter()), measure)
     assert [row["model"] for row in record.rows] == ["a", "c"]
     assert record.document()["missing"] == [f"{places[1]}: does not compile"]
+
+
+def test_what_is_there_is_not_measured_again(script: ModuleType, tmp_path: Path) -> None:
+    file, clock = tmp_path / "g.json", script.Clock(1e6, time.perf_counter())
+    places = [script.Place("vit", "bfloat16", 4, "compiled", name) for name in "abc"]
+    script.measure_all(places[:2], script.Record(file, {"rounds": 2}), clock, lambda place: {"ratio": 1.0})
+    again = script.Record(file, {"rounds": 2})
+    script.measure_all(places, again, clock, lambda place: {"ratio": 2.0})
+    assert [(row["model"], row["ratio"]) for row in again.rows] == [("a", 1.0), ("b", 1.0), ("c", 2.0)]
+    assert json.loads(file.read_text(encoding="utf-8"))["rows"] == again.rows
+    with pytest.raises(SystemExit, match=r"other settings \(rounds\)"):
+        script.Record(file, {"rounds": 3})
 
 
 @pytest.mark.parametrize("off", [0.0, 1.0])

@@ -132,6 +132,7 @@ def undescribed(form: type[Form], document: Any) -> list[tuple[Any, ...]]:
     return []
 
 
+@pytest.mark.long
 def test_what_the_verbs_write_is_described(documents: Documents) -> None:
     assert {document["schema"] for _, document in documents} == FORMS.keys()
     for name, document in documents:
@@ -160,6 +161,7 @@ BROKEN: dict[str, list[Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.long
 def test_broken_documents_are_refused(documents: Documents) -> None:
     for name, document in documents:
         for damage in [_drop("schema"), *BROKEN[document["schema"]]]:
@@ -170,6 +172,7 @@ def test_broken_documents_are_refused(documents: Documents) -> None:
                 raise AssertionError(name)
 
 
+@pytest.mark.long
 def test_another_reader_of_json_schemas_finds_the_same(documents: Documents) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     for name, document in documents:

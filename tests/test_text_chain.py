@@ -23,6 +23,7 @@ import hydractl
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import HF, TIMM, WORDS, close, images, logits, publish, removed_heads, stock, zero_columns
 from tests.running import quiet as run
+from tests.spread import marked_long
 
 declare_operators()
 
@@ -178,7 +179,8 @@ def known() -> dict[frozenset[tuple[str, int]], tuple[int, int]]:
     return {}
 
 
-@pytest.mark.parametrize("batch_size", [pytest.param("5", marks=pytest.mark.long), "64"])
+@pytest.mark.long
+@pytest.mark.parametrize("batch_size", ["5", "64"])
 def test_circuits_equal_the_naive_algorithm(
     batch_size: str, known: dict[frozenset[tuple[str, int]], tuple[int, int]]
 ) -> None:
@@ -218,7 +220,7 @@ PAIRS = [("a fine film", "not so dull"), ("so", "fine " * 30), ("dull", "a")]
 
 @pytest.mark.parametrize(
     ("variant", "dtype"),
-    [("bert", torch.float32), ("roberta", torch.float16), ("hf-vit", torch.float16)],
+    [("bert", torch.float32), *marked_long([("roberta", torch.float16), ("hf-vit", torch.float16)])],
 )
 @torch.no_grad()
 def test_zeroed_folder_sliced_file_and_library_agree(variant: str, dtype: torch.dtype) -> None:
@@ -256,9 +258,7 @@ def test_zeroed_folder_sliced_file_and_library_agree(variant: str, dtype: torch.
     _check_stored(published.to(dtype).state_dict(), removed, dtype)
 
 
-@pytest.mark.parametrize(
-    "variant", ["hf-vit", *(pytest.param(v, marks=pytest.mark.long) for v in ("hf-deit", "hf-dinov2-registers"))]
-)
+@pytest.mark.parametrize("variant", ["hf-vit", *marked_long(["hf-deit", "hf-dinov2-registers"])])
 @torch.no_grad()
 def test_a_small_folder_is_the_library_s_own_model_of_fewer_heads(variant: str, capsys: Any) -> None:
     published = stock(variant)
@@ -290,6 +290,7 @@ def test_a_small_folder_is_the_library_s_own_model_of_fewer_heads(variant: str, 
     assert "a folder has one number of heads, and sites keep 2, 3" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_small_folder_of_a_swin_is_timm_s_own_model() -> None:
     import timm
