@@ -44,7 +44,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
-def test_a_function_does_what_its_command_does() -> None:
+def test_a_function_does_what_its_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])  # drawing takes long
     model = hydractl.open("vit.st")
     made = hydractl.prune(model, method="taylor", keep=2, seed=1, data=(X, Y))
     assert sha256_file(made.refs[0]) == sha256_file("a.st")  # though the data were in memory, and the model was open
@@ -278,6 +279,7 @@ def test_texts_in_memory() -> None:
             open_data(data_argument(wrong, "data"))
 
 
+@pytest.mark.long
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vit = Path("vit.st").read_bytes()
     monkeypatch.chdir(tmp_path)

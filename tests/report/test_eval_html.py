@@ -252,6 +252,7 @@ def test_null_everywhere_is_a_dash(document: dict[str, Any]) -> None:
     assert not page.all("td", "best") and not re.search(r"\b(None|nan|inf)\b", page.text())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_pictures")
 def test_twenty_models() -> None:
     names = {f"model-{n}": 1 + n % 3 for n in range(20)}
