@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 PUT_OFF = """
 import sys
@@ -70,7 +72,6 @@ def test_a_function_that_was_kept_out_of_what_is_compiled_before_there_was_a_com
     run(COMPILED)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("asked", ASKED)
 def test_it_comes_when_it_is_asked(asked: str) -> None:
     prepared = "from hydractl.families.torchvision_operators import declare_operators\ndeclare_operators()\n"

@@ -107,6 +107,7 @@ assert len(os.listdir("/proc/self/task")) >= 4
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the threads of a process are counted on Linux")
 def test_workers_may_start_once_operators_have_run_on_several_threads(tmp_path: Path) -> None:
     """Those of each epoch, too; they enlarge images and stacked them, on one thread each."""

@@ -90,6 +90,7 @@ def test_no_character_is_there_twice_or_like_a_digit() -> None:
     assert not set(LETTERS + SYMBOLS) & set("0123456789OoDQIlZzSsBGbgq|!/")
 
 
+@pytest.mark.long
 def test_docstrings_are_a_thousand_sentences() -> None:
     data = open_data("builtin:docstrings", reads={"bert": "text"})
     texts = [data[index] for index in range(len(data))]

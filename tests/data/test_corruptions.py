@@ -17,7 +17,7 @@ from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.corruptions import TABLE, to_image, to_pixels
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import CORRUPTIONS, FROST
-from tests.spread import spread
+from tests.spread import marked_long, spread
 
 Array = npt.NDArray[np.float64]
 
@@ -259,7 +259,7 @@ def pixels(data: CorruptedImages, workers: int = 0) -> torch.Tensor:
 
 
 # One draws a number for each pixel, one a place for each, one a direction, one a photograph, and one nothing.
-@pytest.mark.parametrize("name", ["gaussian_noise", "glass_blur", "motion_blur", FROST, "contrast"])
+@pytest.mark.parametrize("name", ["gaussian_noise", FROST, *marked_long(["glass_blur", "motion_blur", "contrast"])])
 def test_the_same_whatever_the_workers_and_the_order(name: str, photographs: str) -> None:
     clean, frost = open_data("builtin:digits/test", limit=7), photographs if name == FROST else None
     data = CorruptedImages(clean, name, 3, frost)

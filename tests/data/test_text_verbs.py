@@ -22,6 +22,7 @@ from hydractl.settings.studying import StudySettings
 from hydractl.studies.sets import MADE_TEXTS, study_sets
 from tests.pico import WORDS, publish, stock
 from tests.running import quiet as run
+from tests.spread import marked_long
 
 LABELS = ["awful", "bad", "fair", "good", "great"]
 IMAGES = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1&embed_dim=24&depth=2&num_heads=3"
@@ -85,7 +86,7 @@ def alone(model: Any, opened: Any) -> np.ndarray:
     return torch.cat(found, dim=1).numpy()
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 64])
+@pytest.mark.parametrize("batch_size", [4, *marked_long([1, 64])])
 def test_predictions_stand_where_their_samples_stand(bert: str, data: Path, batch_size: int) -> None:
     model, opened = build_model(open_source(bert)), open_data(str(data), labels=LABELS)
     run("eval", bert, "--test", str(data), "--batch-size", str(batch_size), "--predictions", "p.st", "-o", "e.json")
@@ -128,6 +129,7 @@ def test_the_search_counts_the_same_for_any_grouping(bert: str, data: Path) -> N
     assert found[0] == found[1] and found[0][0] == expected
 
 
+@pytest.mark.long
 def test_every_verb_on_texts(bert: str, data: Path) -> None:
     run("score", bert, "--data", "data.jsonl", "--method", "taylor", "-o", "s.json")
     run("extract-circuit", bert, "--val", "data.jsonl", "--ood-val", "ood.tsv", "--budget", "2", "-o", "c.json")
@@ -158,6 +160,7 @@ def max_length(path: str) -> Any:
     return open_source(path).description.preprocess["max_length"]
 
 
+@pytest.mark.long
 def test_max_length_travels_into_what_is_trained_or_fused(
     bert: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +194,7 @@ def test_max_length_of_calibration_changes_no_model(bert: str, data: Path, capsy
         assert f"--max-length has no effect with {which[0]}" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_bench_runs_all_rows_on_one_length(bert: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("finetune", bert, "--train", "data.jsonl", "--steps", "1", "--max-length", "6", "-o", "short.st")
     few = ["--rounds", "1", "--warmup", "0", "--batch-size", "2", "--force"]
@@ -268,7 +272,7 @@ def test_the_other_data_of_the_wrong_kind(bert: str, data: Path, capsys: pytest.
     assert "data.jsonl holds texts, and pixels reads images" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("outside", "warned"), [(["auto"], True), (["builtin:docstrings"], False)])
+@pytest.mark.parametrize(("outside", "warned"), [(["auto"], True), *marked_long([(["builtin:docstrings"], False)])])
 def test_a_study_by_made_texts_alone_says_what_they_may_not_tell(
     bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: list[str], warned: bool
 ) -> None:

@@ -295,6 +295,11 @@ def test_an_existing_file_is_refused_before_any_work(members: list[str]) -> None
         code, _, err = run("export", "a.st", "-o", "h.pt2", *more)
         assert code == 5 and "the output exists: h.pt2" in err
     assert files() == {"h.pt2"} and Path("h.pt2").read_text() == "mine"
+
+
+@pytest.mark.long
+def test_an_existing_file_is_replaced_where_that_is_asked_for(members: list[str]) -> None:
+    Path("h.pt2").write_text("mine")
     assert run("export", "a.st", "-o", "h", "--format", "pt2", "--force")[0] == 0
     assert files() == {"h.pt2"} and Path("h.pt2").read_bytes()[:2] == b"PK"
 

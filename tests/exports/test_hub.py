@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +21,22 @@ from hydractl.families.reading import checkpoint_on_hub
 from hydractl.files.checkpoint import sha256_file
 from tests.fake_hub import Hub, serving
 from tests.pico import SMALL
+from tests.spread import marked_long
 
 REPO = "me/hydra-vit"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # between two libraries
 
 
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a whole model, made once."""
+    file = tmp_path_factory.mktemp("vit") / "vit.st"
+    hydractl.save(hydractl.open(f"timm:vit_tiny_patch16_224?{SMALL}"), file)
+    return file
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with serving() as (hub, address):
         settings = {"ENDPOINT": address, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": True}
         settings["HUGGINGFACE_CO_URL_TEMPLATE"] = address + "/{repo_id}/resolve/{revision}/{filename}"
@@ -35,7 +45,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
         huggingface_hub.close_session()
         monkeypatch.chdir(tmp_path)
-        hydractl.save(hydractl.open(f"timm:vit_tiny_patch16_224?{SMALL}"), "vit.st")
+        shutil.copy(vit, "vit.st")
         yield hub
     huggingface_hub.close_session()
 
@@ -110,7 +120,7 @@ def test_what_is_there_already_is_not_uploaded_again_nor_replaced(hub: Hub) -> N
         assert hydractl.open(pinned).source.sha256 == sha256_file(file)
 
 
-@pytest.mark.parametrize("step", ["create", "preupload", "batch", "large", "commit"])
+@pytest.mark.parametrize("step", ["create", "large", "commit", *marked_long(["preupload", "batch"])])
 def test_a_broken_upload_leaves_nothing(hub: Hub, step: str) -> None:
     hydractl.push("vit.st", REPO)
     before = list(hub.commits[REPO])

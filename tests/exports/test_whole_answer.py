@@ -37,6 +37,7 @@ from hydractl.model.prediction import Chosen, prediction_of
 from hydractl.model.runtime import HydraModel
 from tests.exports.test_export import plan_of
 from tests.pico import images
+from tests.spread import spread
 
 ALL_SCORES = [*SCORES, *FEATURE_SCORES]
 MEMBERS, CLASSES, WIDTH = 2, 5, 12
@@ -123,9 +124,12 @@ def check(answer: Mapping[str, Any], wanted: Mapping[str, Tensor], chosen: Chose
         assert bool((torch.as_tensor(answer["conformal_set"]) == wanted["conformal_set"]).all())
 
 
-@pytest.mark.parametrize("name", ALL_SCORES)
 @pytest.mark.parametrize(
-    ("calibration", "method"), [(None, "lac"), (Calibration.of_temperature(1.7), "aps"), (VECTOR, "aps")]
+    ("name", "calibration", "method"),
+    [
+        (name, *rest)
+        for name, rest in spread(ALL_SCORES, [(None, "lac"), (Calibration.of_temperature(1.7), "aps"), (VECTOR, "aps")])
+    ],
 )
 def test_a_score_is_the_same_on_tensors(name: str, calibration: Calibration | None, method: Any) -> None:
     logits, features = drawn(40)

@@ -30,6 +30,7 @@ from hydractl.files.header import read_header
 from tests.forked import ROOT, Forked
 from tests.fuzz.readers import CORPUS
 from tests.running import control_characters
+from tests.spread import marked_long
 
 SECONDS, MEMORY = 15, 1 << 30
 Attack = Callable[..., tuple[int, str, str]]
@@ -102,7 +103,7 @@ def dump(name: str, document: Any) -> str:
 
 
 @pytest.mark.fault(43)
-@pytest.mark.parametrize("sites", [1, 3000])
+@pytest.mark.parametrize("sites", [*marked_long([1]), 3000])
 def test_a_mask_of_heads_without_end(sites: int, attack: Attack) -> None:
     heads = list(range(60_000 // sites))
     entries = {f"blocks.{i}.attn": {"heads": 2**31, "kept": heads} for i in range(sites)}
@@ -113,7 +114,11 @@ def test_a_mask_of_heads_without_end(sites: int, attack: Attack) -> None:
 
 @pytest.mark.fault(43)
 @pytest.mark.parametrize(
-    "arguments", [{"depth": 10**6}, {"num_heads": 10**6}, {"img_size": 1 << 14}, {"embed_dim": 10**7}, {"depth": "2"}]
+    "arguments",
+    [
+        *({"depth": 10**6}, {"img_size": 1 << 14}, {"depth": "2"}),
+        *marked_long([{"num_heads": 10**6}, {"embed_dim": 10**7}]),
+    ],
 )
 def test_a_configuration_without_bounds(arguments: dict[str, Any], attack: Attack) -> None:
     described("x.st", lambda document: document["config"]["model_args"].update(arguments))
@@ -122,7 +127,9 @@ def test_a_configuration_without_bounds(arguments: dict[str, Any], attack: Attac
 
 
 @pytest.mark.fault(43)
-@pytest.mark.parametrize("key", ["num_hidden_layers", "vocab_size", "max_position_embeddings", "num_attention_heads"])
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "vocab_size", *marked_long(["max_position_embeddings", "num_attention_heads"])]
+)
 def test_a_folder_without_bounds(key: str, attack: Attack) -> None:
     config = json.loads(Path("bert/config.json").read_text())
     dump("bert/config.json", {**config, key: 10**6})
@@ -220,15 +227,17 @@ def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
     [
         {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "a"}},
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a*)*b"}, "behavior": "Isolated", "invert": False}},
-        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
-                            "pair": [], "special_tokens": {}}},
         {"model": {"type": "Unigram", "unk_id": 7, "vocab": []}},
-        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
-        {"model": {"type": "WordPiece", "vocab": {}, "unk_token": "x", "continuing_subword_prefix": "",
-                   "max_input_chars_per_word": 2**62}},
         {"added_tokens": [{"id": 2**31, "content": "", "special": True}]},
-        {"model": {"type": "WordPiece", "vocab": {"[UNK]": 2**31 - 1}, "unk_token": "[UNK]",
-                   "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}},
+        *marked_long([
+            {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                                "pair": [], "special_tokens": {}}},
+            {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
+            {"model": {"type": "WordPiece", "vocab": {}, "unk_token": "x", "continuing_subword_prefix": "",
+                       "max_input_chars_per_word": 2**62}},
+            {"model": {"type": "WordPiece", "vocab": {"[UNK]": 2**31 - 1}, "unk_token": "[UNK]",
+                       "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}},
+        ]),
     ],
     ids=lambda part: json.dumps(part)[:30],
 )  # fmt: skip
@@ -250,7 +259,7 @@ def test_images_of_any_mode(attack: Attack) -> None:
 
 
 @pytest.mark.fault(48)
-@pytest.mark.parametrize("how", ["sparse", "size", "sparse size"])
+@pytest.mark.parametrize("how", ["sparse", *marked_long(["size", "sparse size"])])
 def test_a_tar_of_odd_members(how: str, attack: Attack) -> None:
     with tarfile.open("s.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in (("a.png", Path("i.png").read_bytes()), ("a.cls", b"1")):
@@ -265,7 +274,7 @@ def test_a_tar_of_odd_members(how: str, attack: Attack) -> None:
 
 
 @pytest.mark.fault(48)
-@pytest.mark.parametrize("labels", [[b"\xff", b"a"], [2**63, 1], [[1], [2]], [1.5, 2.0], [None, None]])
+@pytest.mark.parametrize("labels", [[b"\xff", b"a"], [2**63, 1], *marked_long([[[1], [2]], [1.5, 2.0], [None, None]])])
 def test_a_parquet_of_odd_labels(labels: list[Any], attack: Attack) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -278,6 +287,7 @@ def test_a_parquet_of_odd_labels(labels: list[Any], attack: Attack) -> None:
 # --- results that must not be lost ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.fault(35, 45)
 def test_names_that_are_no_utf8(attack: Attack) -> None:
     data, model = os.fsdecode(b"im\xe9ges.npz"), os.fsdecode(b"v\xfft.st")
@@ -316,6 +326,7 @@ def test_a_mask_beside_other_weights(attack: Attack) -> None:
     assert "a.mask.json is not the mask of a.st beside it" in said
 
 
+@pytest.mark.long
 @pytest.mark.fault(55)
 def test_a_finished_eval_is_finished(attack: Attack) -> None:
     words = [*EVAL, "images.npz", "-o", "e.json", "--predictions", "p.st", "--resume", "-q"]
@@ -389,6 +400,7 @@ def test_standard_input_that_is_closed(here: Path) -> None:
     assert done.returncode in (2, 3) and "internal" not in done.stderr, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.fault(57)
 def test_a_name_of_five_hundred_characters(attack: Attack) -> None:
     name = "n" * 500
@@ -441,7 +453,12 @@ MUCH = {
 
 @pytest.mark.fault(66)
 @pytest.mark.parametrize(
-    ("change", "flags"), [*((change, []) for change in MUCH.values()), (MUCH["pairs"], ["--json"])], ids=[*MUCH, "json"]
+    ("change", "flags"),
+    [
+        *((MUCH[name], []) for name in ("sites", "pairs", "values", "depth")),
+        *marked_long([*((MUCH[name], []) for name in ("heads", "members", "name")), (MUCH["pairs"], ["--json"])]),
+    ],
+    ids=["sites", "pairs", "values", "depth", "heads", "members", "name", "json"],
 )
 def test_a_header_that_describes_much(
     change: Callable[[dict[str, Any]], None], flags: list[str], attack: Attack
@@ -453,7 +470,7 @@ def test_a_header_that_describes_much(
 
 
 @pytest.mark.fault(66)
-@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize("flags", [[], *marked_long([["--json"]])], ids=["table", "json"])
 def test_masks_and_circuits_of_much(flags: list[str], attack: Attack) -> None:
     mask = {f"b{index}": {"heads": 4096, "kept": []} for index in range(12_000)}
     steps = [{"site": f"b{index % 4000}", "head": index % 16} for index in range(8000)]

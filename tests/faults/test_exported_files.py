@@ -5,6 +5,7 @@ Each attack is a file of ``export`` of which one thing is another.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -23,7 +24,9 @@ from packaging.version import Version
 
 import hydractl
 from hydractl.cli.app import main
+from hydractl.errors import InputError
 from hydractl.exports import archive, targets
+from hydractl.exports.metadata import _check_weights_beside
 from hydractl.exports.program import Refused, check_expression
 from tests.pico import SMALL
 
@@ -425,6 +428,20 @@ def refusals_of_metadata(path: Path, capsys: pytest.CaptureFixture[str]) -> set[
     return said
 
 
+@pytest.mark.fault(58, 84)
+def test_weights_beside_a_file_are_known_by_their_digest(here: Path) -> None:
+    weights = Path("vit.onnx.data")
+    weights.write_bytes(b"weights")
+    known = {"data_sha256": hashlib.sha256(b"weights").hexdigest()}
+    _check_weights_beside(known, [weights], Path("vit.onnx"))
+    weights.write_bytes(b"others")
+    with pytest.raises(InputError, match="vit.onnx.data does not hold the weights that vit.onnx was written with"):
+        _check_weights_beside(known, [weights], Path("vit.onnx"))
+    with pytest.raises(InputError, match="has weights in 1 files beside it"):
+        _check_weights_beside({}, [weights], Path("vit.onnx"))
+
+
+@pytest.mark.long
 @pytest.mark.fault(58, 84)
 def test_weights_beside_a_file_that_are_not_its_own(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

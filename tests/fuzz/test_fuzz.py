@@ -8,8 +8,11 @@ import pytest
 
 from tests.fuzz.campaign import Finding, Watch, check, prepare, search
 from tests.fuzz.readers import CORPUS, READERS, ways
+from tests.spread import marked_long
 
 FILES = 8
+SLOW = ("state-dict", "hf-weights")
+"""A command builds a whole ViT-B; the weights stand unbroken beside the other parts of a BERT."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.fault(15, 57)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", [*marked_long(SLOW), *(name for name in READERS if name not in SLOW)])
 def test_its_corpus(name: str, folder: Path, watch: Watch) -> None:
     for data in prepare(name, folder):
         for way in range(ways(READERS[name])):

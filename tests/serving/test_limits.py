@@ -22,6 +22,7 @@ from hydractl.model.runtime import HydraModel
 from hydractl.serving.server import MOST_CONNECTIONS
 from hydractl.settings.serving import ServeSettings
 from tests.served import JSON, PNG, Reply, Served, form, picture, served
+from tests.spread import marked_long
 
 SECRET = "a-secret-of-the-input"
 
@@ -305,8 +306,8 @@ def test_a_slow_body_is_given_up(hasty: Served) -> None:
 @pytest.mark.fault(79)
 @pytest.mark.parametrize(
     "start",
-    [b"", b"POST /pre", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"],
-    ids=["nothing", "half a head", "half a head behind an answer"],
+    [b"POST /pre", *marked_long([b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"])],
+    ids=["half a head", "nothing", "half a head behind an answer"],
 )
 def test_half_a_request_is_given_up(hasty: Served, start: bytes) -> None:
     with hasty.raw() as connection:
@@ -317,6 +318,7 @@ def test_half_a_request_is_given_up(hasty: Served, start: bytes) -> None:
             raise ConnectionResetError  # closed without a reset
 
 
+@pytest.mark.long
 @pytest.mark.fault(79)
 def test_a_client_that_does_not_read_is_given_up(image_model: Path) -> None:
     """Its answers fill every buffer on the way, which are small here; then it has as long as any request."""
