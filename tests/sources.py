@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -15,3 +16,13 @@ def parsed(package: Path) -> dict[str, ast.Module]:
         return {file.relative_to(package).as_posix(): ast.parse(file.read_text(encoding="utf-8")) for file in files}
     finally:
         gc.enable()
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a file or a statement, and all statements inside it; most nodes are expressions, which are left out."""
+    rest = [tree]
+    while rest:
+        node = rest.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            rest += getattr(node, part, ())

@@ -69,8 +69,7 @@ def interrupted(group):
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     group.gather(None)
 
-# How many processes, and seconds that they wait for each other; an interrupted one is gone from the system only then.
-CASES = {"gather": (3, 20), "killed": (2, 30), "failed": (2, 30), "silent": (2, 2), "interrupted": (2, 3)}
+CASES = {"gather": (3, 20), "killed": (2, 30), "failed": (2, 30), "silent": (2, 2), "interrupted": (2, 30)}
 
 def run(settings, log):
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -179,7 +178,7 @@ def test_one_that_has_gone_ends_the_others(case: str, ended: dict[str, Ended]) -
 def test_an_interrupt_is_heard_while_waiting_for_the_others(ended: dict[str, Ended]) -> None:
     code, out, err, waited = ended["interrupted.0"]
     assert (code, out, err) == (130, "", ["error: interrupted"])
-    assert waited < 3, "which is the time-out"
+    assert waited < 10
 
 
 SEARCH = """

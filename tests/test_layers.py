@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources import parsed
+from tests.sources import parsed, statements
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -108,9 +108,12 @@ def naming(tree: ast.Module) -> list[tuple[ast.AST, str]]:
     rest: list[tuple[ast.AST, str]] = [(tree, "runtime")]
     while rest:
         node, kind = rest.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Constant):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             found.append((node, kind))
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and node.value.startswith("hydractl."):
+                found.append((node, kind))
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             rest += [(child, "typing") for child in node.body]
             rest += [(child, kind) for child in node.orelse]
         else:
@@ -194,9 +197,9 @@ def inner_imports(files: dict[str, ast.Module]) -> list[str]:
     found = [
         f"{file}:{node.lineno}"
         for file, tree in files.items()
-        for function in ast.walk(tree)
+        for function in statements(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
+        for node in statements(function)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hydractl")
     ]
     return [f"{len(set(found))} imports inside functions"] if len(set(found)) > MOST_IMPORTS_INSIDE_FUNCTIONS else []

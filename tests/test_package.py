@@ -20,7 +20,7 @@ from hydractl.criteria.cahp import CAHP
 from hydractl.data import open_data
 from hydractl.errors import EXTRAS as EXTRA_OF
 from hydractl.errors import UsageError, distribution_of
-from tests.sources import parsed
+from tests.sources import parsed, statements
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def imported() -> frozenset[str]:
     """The packages that any module of hydractl imports."""
     found = set()
     for tree in parsed(ROOT / "hydractl").values():
-        for node in ast.walk(tree):
+        for node in statements(tree):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found |= {module.partition(".")[0] for module in modules}
