@@ -244,6 +244,7 @@ def test_the_same_numbers_give_the_same_bytes(place: str) -> None:
     assert results_in(place) == results()
 
 
+@pytest.mark.long
 def test_every_operation_has_a_kernel_to_replace() -> None:
     assert [name for name in rounding.OPERATIONS if not rounding.forms(name)] == []
 

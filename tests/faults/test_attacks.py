@@ -358,11 +358,15 @@ def test_logits_that_overflow(attack: Attack) -> None:
         ["--info", "unreadable.st"],
         ["--info", "deep.json"],
         [*EVAL, "~nosuchuser/x"],
-        [*EVAL, "images.npz", "--labels", "~nosuchuser/x"],
         ["prune", "timm:vit_tiny_patch16_224?pretrained=0&depth=2020-13-45", *PRUNE],
-        ["prune", "timm:vit_tiny_patch16_224?pretrained=0&depth=1000000", *PRUNE],
         ["eval", "vit.st", "--test", "images.npz", "--seed", "x" * 5000],
         ["prune", "vit.st", "--config", "long.yaml", "--dry-run"],
+        *marked_long(
+            [
+                [*EVAL, "images.npz", "--labels", "~nosuchuser/x"],
+                ["prune", "timm:vit_tiny_patch16_224?pretrained=0&depth=1000000", *PRUNE],
+            ]
+        ),
     ],
     ids=lambda words: " ".join(words)[:40],
 )
@@ -382,6 +386,7 @@ def test_preprocessing_of_another_model(attack: Attack) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.fault(57)
 def test_a_folder_that_names_another_on_the_hub(attack: Attack) -> None:
     pytest.importorskip("datasets", reason="pip install 'hydractl[hub]'")
