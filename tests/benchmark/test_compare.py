@@ -30,7 +30,7 @@ from tests.pico import (
     stock,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH
+from tests.spread import ONE_OF_EACH, marked_long, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1]]]
 
@@ -127,7 +127,12 @@ def test_comparisons_that_cannot_be_made_are_refused_together() -> None:
 # --- what runs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", [*ONE_OF_EACH, "hybrid", "swin", "deberta-v3", "gpt2"])
+# One of each library, with statistics of batches, windows, relative terms, and two towers.
+FEW = ["class-token", "hybrid", "swin", "torchvision", "bert", "deberta-v3", "clip", "hf-siglip"]
+REST = [variant for variant in (*ONE_OF_EACH, "gpt2") if variant not in FEW]
+
+
+@pytest.mark.parametrize("variant", [*FEW, *marked_long(REST)])
 def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as the library's model, by its own attention and not by hydractl's."""
     monkeypatch.setattr("hydractl.model.attention.HeadAttention.forward", None)
@@ -177,8 +182,7 @@ def test_stock_of_a_zeroed_checkpoint_has_its_removed_heads_as_zeros() -> None:
     assert unsliced(prune_source(source, mask)) is None
 
 
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
-@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
+@pytest.mark.parametrize(("variant", "merge"), spread(["class-token", "bert", "clip"], [["mlp", "norm", "embed"], []]))
 def test_members_taken_apart_are_the_members_of_the_fused_model(variant: str, merge: list[str]) -> None:
     _, source = fused(variant, merge)
     whole = HydraModel(source.description, source.tensors).with_classes()

@@ -53,7 +53,7 @@ def photos() -> list[Image.Image]:
     return [Image.fromarray(one) for one in pixels]
 
 
-@pytest.mark.parametrize("variant", HF_CLIP)
+@pytest.mark.parametrize("variant", ["hf-clip", "hf-siglip", *marked_long(["hf-siglip2", "hf-metaclip2"])])
 @torch.no_grad()
 def test_a_folder_and_its_export_are_what_the_library_makes_of_them(variant: str, tmp_path: Path) -> None:
     source = with_labels(open_source(str(published(variant, tmp_path / "one"))), LABELS, TEMPLATES)
@@ -173,6 +173,7 @@ SIZES: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", SIZES)
 def test_sizes_of_published_models(variant: str) -> None:
     settings, count, text_heads = SIZES[variant]

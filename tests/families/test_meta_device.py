@@ -62,6 +62,7 @@ assert torch.fx.experimental.symbolic_shapes.ShapeEnv
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [CHAIN, PASSED_ON], ids=["verbs import no sympy", "symbols are passed on"])
 def test_in_a_new_process(code: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path)]

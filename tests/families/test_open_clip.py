@@ -39,7 +39,6 @@ from tests.pico_clip import (
     zero_clip_columns,
     zero_shot_logits,
 )
-from tests.spread import spread
 
 declare_operators()
 
@@ -60,11 +59,7 @@ TINY = {
 
 # One of each kind of tower, for what depends on no more; test_contract.py has others, too.
 FEW = ["clip", "clip-attentional-pool", "custom-text-own-attention", "siglip", "eva-tower"]
-
-
-@pytest.fixture(params=CLIP)
-def variant(request: pytest.FixtureRequest) -> str:
-    return request.param
+TWO = ["clip", "siglip"]
 
 
 def assembled(reference: Any, variant: str, kept: Mapping[str, Sequence[int]] | None = None) -> Any:
@@ -107,7 +102,7 @@ def prompts(variant: str, templates: Sequence[str] = THREE) -> Mapping[str, torc
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("variant", TWO)
 def test_towers_equal_the_librarys_encoders(variant: str) -> None:
     reference = pico_clip(variant)
     texts = clip_tokenizer(variant)(["a cat", "a great white shark", "", "a dog " * 30])
@@ -119,6 +114,7 @@ def test_towers_equal_the_librarys_encoders(variant: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("variant", CLIP)
 def test_classes_and_logits_equal_the_librarys_zero_shot_classifier(variant: str) -> None:
     reference = pico_clip(variant)
     model = assembled(reference, variant)
@@ -132,7 +128,7 @@ def test_classes_and_logits_equal_the_librarys_zero_shot_classifier(variant: str
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("variant", TWO)
 def test_logits_of_one_prompt_equal_the_librarys_own(variant: str) -> None:
     reference = pico_clip(variant)
     model = assembled(reference, variant)
@@ -143,7 +139,8 @@ def test_logits_of_one_prompt_equal_the_librarys_own(variant: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("variant", "drop"), spread([*FEW, "clip-own-attention"], ["unequal", "one-site-empty", "all-empty"])
+    ("variant", "drop"),
+    [("clip-own-attention", "unequal"), ("siglip", "one-site-empty"), ("clip-attentional-pool", "all-empty")],
 )
 def test_slicing_equals_the_stock_model_with_zeroed_columns(variant: str, drop: str) -> None:
     reference = pico_clip(variant)
@@ -205,7 +202,7 @@ def test_stages_name_their_parameters(variant: str) -> None:
         assert used < starting(stages.prefixes)
 
 
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("variant", TWO)
 def test_gradients_reach_both_towers(variant: str) -> None:
     model = assembled(pico_clip(variant), variant)
     logits = FAMILY.logits(model, read_out(model, [clip_images(variant), prompts(variant)]))
@@ -217,7 +214,7 @@ def test_gradients_reach_both_towers(variant: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("variant", "dtype"), spread(FEW, [torch.float64, torch.bfloat16]))
+@pytest.mark.parametrize(("variant", "dtype"), [("clip", torch.float64), ("siglip", torch.bfloat16)])
 def test_towers_run_in_another_dtype(variant: str, dtype: torch.dtype) -> None:
     reference = pico_clip(variant).to(dtype)
     model = assembled(reference, variant).to(dtype)
@@ -246,7 +243,7 @@ def test_sites_are_in_model_order() -> None:
     assert custom[2:] == ["text.transformer.resblocks.0.attn", "text.transformer.resblocks.1.attn"]
 
 
-@pytest.mark.parametrize("variant", [*FEW, "clip-own-attention"])
+@pytest.mark.parametrize("variant", ["clip", "clip-own-attention", "siglip"])
 def test_write_is_the_inverse_of_read(variant: str) -> None:
     tensors = pico_clip(variant).state_dict()
     of_heads = [name for name in tensors if ".attn." in name and "attn_pool" not in name]
@@ -257,7 +254,7 @@ def test_write_is_the_inverse_of_read(variant: str) -> None:
     assert same_tensors(written, tensors)
 
 
-@pytest.mark.parametrize("kept", [[0, 2], [1], []])
+@pytest.mark.parametrize("kept", [[0, 2], []])
 def test_shapes_of_any_number_of_heads_on_meta_tensors(kept: list[int]) -> None:
     config = clip_config("clip-own-attention")
     tensors = dict(FAMILY.build(config).state_dict())
@@ -279,6 +276,7 @@ def test_shapes_of_any_number_of_heads_on_meta_tensors(kept: list[int]) -> None:
     assert again.heads == len(kept) and again.q.is_meta
 
 
+@pytest.mark.parametrize("variant", [*FEW, "clip-both-ways"])
 def test_skeletons_have_the_buffers_of_the_library(variant: str) -> None:
     reference = dict(pico_clip(variant).named_buffers())
     skeleton = FAMILY.build(clip_config(variant))
@@ -301,8 +299,22 @@ def test_skeletons_do_not_share_their_modules() -> None:
         assert len(model.visual.transformer.resblocks) == 2
 
 
+# Name -> what is a member's own in its model, beside what every model has.
+OWN: dict[str, set[str]] = {
+    "clip-bias": {"text_projection.weight", "text_projection.bias", "logit_bias"},
+    "clip-layer-scale": {"text_projection", "ls_1", "ls_2"},
+    "clip-own-attention": {"text_projection", "ls_1", "ls_2"},
+    "clip-last": set(),
+    "clip-attentional-pool": {"text_projection", "attn_pool"},
+    CUSTOM_BOTH_WAYS: {"text_projection", "logit_bias"},
+    "siglip": {"text_projection.weight", "text_projection.bias", "logit_bias", "attn_pool"},
+    "eva-tower": {"text_projection", "visual.trunk.head.weight", "visual.trunk.head.bias"},
+    "timm-projected": {"text_projection", *(f"visual.head.mlp.fc{n}" for n in ("1.bias", "1.weight", "2.weight"))},
+}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("variant", TWO)
 def test_towers_run_on_meta_tensors(variant: str) -> None:
     model = FAMILY.build(clip_config(variant)).to("meta")
     texts = {"text": prompts(variant)["text"].to("meta")}
@@ -310,6 +322,7 @@ def test_towers_run_on_meta_tensors(variant: str) -> None:
     assert FAMILY.logits(model, outputs).shape == (3, len(LABELS))
 
 
+@pytest.mark.parametrize("variant", ["clip", "custom-text", *OWN])
 def test_every_parameter_belongs_to_a_part(variant: str) -> None:
     model = pico_clip(variant)
     sites = FAMILY.sites(clip_config(variant))
@@ -320,19 +333,8 @@ def test_every_parameter_belongs_to_a_part(variant: str) -> None:
         names = {name for name, part_of_name in parts.items() if part_of_name == part}
         assert names == set(merged_clip_names(model, [part])) != set()
     own = {re.sub(r".*(ls_\d|attn_pool).*", r"\1", n).removeprefix("text.") for n, p in parts.items() if p == "own"}
-    expected = {
-        "clip-bias": {"text_projection.weight", "text_projection.bias", "logit_bias"},
-        "clip-layer-scale": {"text_projection", "ls_1", "ls_2"},
-        "clip-own-attention": {"text_projection", "ls_1", "ls_2"},
-        "clip-last": set(),
-        "clip-attentional-pool": {"text_projection", "attn_pool"},
-        CUSTOM_BOTH_WAYS: {"text_projection", "logit_bias"},
-        "siglip": {"text_projection.weight", "text_projection.bias", "logit_bias", "attn_pool"},
-        "eva-tower": {"text_projection", "visual.trunk.head.weight", "visual.trunk.head.bias"},
-        "timm-projected": {"text_projection", *(f"visual.head.mlp.fc{n}" for n in ("1.bias", "1.weight", "2.weight"))},
-    }
     proj = set() if "timm_model_name" in clip_config(variant)["vision_cfg"] else {"visual.proj"}
-    assert own == {"logit_scale"} | proj | expected.get(variant, {"text_projection"})
+    assert own == {"logit_scale"} | proj | OWN.get(variant, {"text_projection"})
 
 
 def test_there_is_no_classifier() -> None:
@@ -344,7 +346,7 @@ def test_there_is_no_classifier() -> None:
 
 
 # Of each tokenizer, and of each place where a text is read.
-@pytest.mark.parametrize("variant", [*FEW, "clip-quick-gelu", "clip-unlike", "clip-eos", "clip-last", "clip-both-ways"])
+@pytest.mark.parametrize("variant", ["clip", "siglip", "clip-unlike", "clip-eos", "clip-last", "clip-both-ways"])
 def test_prompts_are_the_librarys_tokens(variant: str) -> None:
     found = prompts(variant)["text"]
     expected = clip_tokenizer(variant)([template.replace("{}", label) for label in LABELS for template in THREE])
@@ -381,7 +383,6 @@ def test_templates_name_the_place_of_the_label() -> None:
     ("templates", "message"),
     [
         (["a photo"], "prompt 'a photo' has no place for the class name"),
-        (["a {name}"], "prompt 'a {name}' has no place for the class name"),
         (["a {} in {place}"], "prompt 'a {} in {place}' has braces that are no place for the class name"),
         (["{{}}"], "prompt '{{}}' has braces that are no place for the class name"),
         (["{label"], "prompt '{label' has no place for the class name"),
@@ -450,10 +451,8 @@ def test_images_of_16_bits_keep_their_upper_byte() -> None:
     ("changes", "message"),
     [
         ({"kind": "text"}, "it is not of images but of 'text'"),
-        ({"size": 16}, "its size is 16, not [height, width]"),
         ({"size": [16, 1 << 20]}, "its size is [16, 1048576], not [height, width]"),
         ({"mode": "L"}, "its mode is 'L', not one of RGB"),
-        ({"mean": [0.5, 0.5]}, "its mean is [0.5, 0.5], not three numbers"),
         ({"std": [0.5, 0.5, 0]}, "its std is [0.5, 0.5, 0], which cannot be divided by"),
         ({"std": [0.5, float("nan"), 1]}, "its std is [0.5, nan, 1], not three numbers"),
         ({"interpolation": "nearest"}, "its interpolation is 'nearest', not one of bicubic, bilinear, random"),
@@ -486,7 +485,7 @@ def test_example_inputs_are_drawn_by_the_seed() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("variant", "dtype"), spread(FEW, [torch.float32, torch.float16]))
+@pytest.mark.parametrize(("variant", "dtype"), [("clip", torch.float32), ("custom-text-own-attention", torch.float16)])
 def test_a_published_folder_holds_the_model(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     reference = pico_clip(variant).to(dtype)
     loaded = FAMILY.load_folder(publish_clip(reference, variant, tmp_path))
@@ -500,7 +499,7 @@ def test_a_published_folder_holds_the_model(variant: str, dtype: torch.dtype, tm
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("variant", ["clip", "custom-text-own-attention", "siglip"])
 def test_an_exported_folder_loads_in_the_library(variant: str, tmp_path: Path) -> None:
     reference = pico_clip(variant)
     (tmp_path / "one").mkdir()

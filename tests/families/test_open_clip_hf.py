@@ -28,6 +28,7 @@ from hydractl.model.source import Source, open_source, with_labels
 from hydractl.model.stored import zeroed
 from tests.pico import WORDS, close, images, mask_of, prune_source, write_tokenizer
 from tests.pico_clip import clip_config, publish_clip
+from tests.spread import marked_long
 
 import open_clip  # isort: skip - behind the families, which make it importable
 import transformers  # isort: skip
@@ -122,7 +123,7 @@ def test_long_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
     assert FAMILY.too_long(config, preprocess, ["film", long]) == (1, 12)
 
 
-@pytest.mark.parametrize("name", ["xlm-roberta", "bert"])
+@pytest.mark.parametrize("name", ["xlm-roberta", *marked_long(["bert"])])
 @torch.no_grad()
 def test_a_fused_member_is_the_member_alone(name: str, tmp_path: Path) -> None:
     source = opened(published(name, tmp_path)[1])
@@ -180,7 +181,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", ["coca_ViT-B-32", *marked_long(["ViT-B-16-SigLIP", "roberta-ViT-B-32"])])
 def test_sizes_of_published_models(name: str, tmp_path: Path) -> None:
     count, heads = PUBLISHED[name]
     config = towers_of_coca(open_clip.get_model_config(name))

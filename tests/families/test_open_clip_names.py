@@ -135,7 +135,6 @@ def test_what_cannot_be_taken_apart_is_refused_by_name(name: str, tmp_path: Path
         ({"text_cfg": {"context_length": 10**9}}, "text_cfg has a context of 1000000000 tokens"),
         ({"text_cfg": {"heads": 5}}, "cannot build this model: embed_dim must be divisible by num_heads"),
         ({"vision_cfg": {"colour": "red"}}, "cannot build this model: "),
-        ({"cast_dtype": "float16"}, "cannot build this model: "),
         ({"embed_dim": "wide"}, "cannot build this model: "),
     ],
 )
@@ -195,7 +194,6 @@ def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
     ("name", "options", "kind", "message", "hint"),
     [
         ("ViT-B-23", {}, InputError, "has no architecture 'ViT-B-23'", "near names: ViT-B-32"),
-        ("vit-b-32", {}, InputError, "has no architecture 'vit-b-32'", "near names: ViT-B-32"),
         ("zzz", {"pretrained": False}, InputError, "has no architecture 'zzz'", "list them with: "),
         ("ViT-B-32", {}, InputError, "open_clip:ViT-B-32 does not say which weights", "laion2b_s34b_b79k"),
         ("ViT-B-32/laion", {}, InputError, "open_clip:ViT-B-32 has no weights 'laion'", "laion2b_s34b_b79k"),
@@ -204,8 +202,6 @@ def test_a_tag_gives_random_weights_its_preprocessing_and_activation() -> None:
         ("ViT-B-32/openai", {"embed_dim": 8}, UsageError, "takes no options (embed_dim)", "pretrained=0"),
         ("ViT-B-32", {"pretrained": False, "x": 1, "text_cfg.y": 2}, UsageError, "no setting text_cfg.y, x", "_cfg."),
         ("RN50/openai", {}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
-        ("RN50", {"pretrained": False}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
-        ("MobileCLIP-S1", {"pretrained": False}, InputError, "timm's FastVit is not supported", "ViT-B-32"),
         ("EVA02-B-16", {"pretrained": False}, InputError, "its EvaAttention normalises across heads", "ViT-B-32"),
         ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "a tokenizer of transformers", "open a folder"),
         ("roberta-ViT-B-32", {"pretrained": False}, InputError, "do not come with: roberta-base", "open a folder"),

@@ -182,7 +182,7 @@ def test_a_header_over_16_mib_is_refused_though_it_is_there(tmp_path: Path) -> N
     assert "claims a header of 16777217 bytes (the limit is 16777216)" in refusal(tmp_path, raw(text + " ")).message
 
 
-@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 640 + 65536])
+@pytest.mark.parametrize("length", [640, 640 + 65536])
 def test_a_header_length_that_looks_like_a_pickle_is_none(length: int, tmp_path: Path) -> None:
     path = tmp_path / "a.st"
     path.write_bytes(raw(json.dumps({"a": entry()}).ljust(length)))

@@ -46,19 +46,19 @@ def test_the_error_has_the_message_and_the_hint() -> None:
     assert (caught.value.message, caught.value.hint) == ("message", "hint")
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), True, "1", [], {}])
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), True, "1", []])
 def test_what_is_no_number(value: Any) -> None:
     (problem,) = problems({"leaf": {"value": value}})
     assert problem.startswith("leaf.value is ") and problem.endswith(", not a number") and len(problem) < 100
 
 
-@pytest.mark.parametrize("value", [None, 0, -1.5e300, 10**300, 2**63])
+@pytest.mark.parametrize("value", [None, 0, -1.5e300, 10**300])
 def test_what_is_a_number(value: Any) -> None:
     document = {"leaf": {"value": value}}
     assert problems(document) == [] and document["leaf"]["value"] is value
 
 
-@pytest.mark.parametrize("value", [-1, 0.0, 1.0, True, "1", 2**63, 10**400])
+@pytest.mark.parametrize("value", [-1, 1.0, True, "1", 2**63])
 def test_what_is_no_count(value: Any) -> None:
     (problem,) = problems({"leaf": {"count": value}})
     assert problem.startswith("leaf.count is ") and ", not a count" in problem

@@ -87,7 +87,6 @@ GOOD = {"by": "finetune", "as": "train", "data": "ab", "n": 1, "hashes": "AAAAAA
     [
         {},
         [1],
-        [{**GOOD, "n": "1"}],
         [{**GOOD, "n": True}],
         [{**GOOD, "by": None}],
         [{**GOOD, "hashes": "AAAA"}],

@@ -59,14 +59,13 @@ def loud(seed: int) -> Any:
     [
         (lambda _: apart(0), 0, 0, True),
         (tuned, 0.05, 0.15, True),
-        (apart, 0.6, 0.9, False),
         (silent, 0.6, 0.9, False),
         (loud, 0.05, 0.15, False),
     ],
-    ids=["equal", "tuned", "apart", "silent", "loud"],
+    ids=["equal", "tuned", "silent", "loud"],
 )
 def test_auto_averages_what_survives_it(make: Callable[[int], Any], least: float, most: float, averaged: bool) -> None:
-    sources = [source_of(make(seed), "class-token", f"m{seed}") for seed in range(3)]
+    sources = [source_of(make(seed), "class-token", f"m{seed}") for seed in range(2)]
     sources[0] = prune_source(sources[0], mask_of(sources[0], [[0, 2], [1], [0, 1, 2]]))
     decided = plan_checked(sources, AUTO, torch.device("cpu"), 0, Log())
     told = decided.averaging

@@ -28,10 +28,9 @@ from tests.pico import (
     stock,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH, spread
+from tests.spread import ONE_OF_EACH, marked_long, spread
 
-KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]
-
+KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []]]
 
 SEED = 5
 
@@ -51,7 +50,7 @@ def check(sources: list[Source], merge: list[str]) -> SelfCheckRecord:
     return self_check(plan_fusion(sources, merge), sources, torch.device("cpu"), SEED, Log())
 
 
-@pytest.mark.parametrize("seeds", [[0, 1, 2], [0, 0, 0], [0, 0, 1]])
+@pytest.mark.parametrize("seeds", [[0, 1], [0, 0]])
 @torch.no_grad()
 def test_the_effect_of_averaging(seeds: list[int]) -> None:
     variant, merge = "class-token", ["mlp", "norm", "embed"]
@@ -67,13 +66,12 @@ def test_the_effect_of_averaging(seeds: list[int]) -> None:
     assert found.merge_max_abs == pytest.approx(effect, rel=1e-2, abs=1e-5)
     assert (max(effect) < 1e-5) == (len(set(seeds)) == 1)
     assert max(found.member_max_abs) <= 1e-5 and found.pool_max_abs <= 1e-5
-    assert check(sources, []).merge_max_abs == [0.0] * 3
+    assert check(sources, []).merge_max_abs == [0.0] * 2
 
 
-@pytest.mark.parametrize("wrong", [0.5, math.nan])
-@pytest.mark.parametrize("merge", [["mlp", "norm", "embed"], []])
+@pytest.mark.parametrize(("wrong", "merge"), [(0.5, ["mlp", "norm", "embed"]), (math.nan, [])])
 def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    sources, _ = members("class-token", [0, 1, 2])
+    sources, _ = members("class-token", [0, 1])
     read = FusedTensors.read
 
     def tampered(self: FusedTensors, name: str) -> torch.Tensor:
@@ -84,7 +82,7 @@ def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], m
         check(sources, merge)
 
 
-@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+@pytest.mark.parametrize("variant", ["class-token", *marked_long(["bert", "clip"])])
 def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
     found = []
     for widened in (False, True):
@@ -105,16 +103,19 @@ def test_members_in_16_bits_are_checked_in_float32(variant: str) -> None:
 def narrowed(variant: str, dtype: torch.dtype, merge: list[str]) -> tuple[object, DictTensors]:
     """Description and 16-bit tensors of a fused model."""
     sources = []
-    for index, heads in enumerate(KEPT[:2]):
+    for index, heads in enumerate(KEPT):
         source = source_of(shared_stock(variant, index), variant, name=f"member{index}")
         sources.append(prune_source(source, mask_of(source, heads)))
     plan = plan_fusion(sources, merge)
     return plan.description, DictTensors({n: plan.tensors.read(n).to(dtype) for n in plan.tensors.names()})
 
 
-@pytest.mark.parametrize(
-    ("variant", "dtype", "merge"), spread(ONE_OF_EACH, [torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
-)
+FEW = ["class-token", "bert", "llama", "clip"]
+REST = [variant for variant in ONE_OF_EACH if variant not in FEW]
+WAYS = ([torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
+
+
+@pytest.mark.parametrize(("variant", "dtype", "merge"), spread(FEW, *WAYS) + marked_long(spread(REST, *WAYS)))
 @torch.no_grad()
 def test_the_same_numbers_as_float32(variant: str, dtype: torch.dtype, merge: list[str]) -> None:
     description, tensors = narrowed(variant, dtype, merge)

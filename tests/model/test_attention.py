@@ -159,7 +159,7 @@ def test_shapes_can_be_planned_without_weights() -> None:
 
 @pytest.mark.parametrize(
     ("heads", "dtype", "bias", "gated"),
-    spread([0, 1, 4], [torch.float32, torch.bfloat16, torch.float64], [True, False], [True, False], each=4),
+    spread([0, 1, 4], [torch.float32, torch.bfloat16, torch.float64], [True, False], [True, False], each=2),
 )
 def test_projections_give_their_weights_back_bitwise(heads: int, bias: bool, gated: bool, dtype: torch.dtype) -> None:
     given = weights(heads, bias=bias, gated=gated, dtype=dtype)
@@ -276,7 +276,7 @@ def padding() -> Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", list(COUNTS))
+@pytest.mark.parametrize("case", ["one", "unequal", "gap", "ends"])
 def test_a_boolean_mask_of_one_batch_serves_every_member(case: str) -> None:
     members = [weights(n, seed) for seed, n in enumerate(COUNTS[case])]
     bias = torch.zeros(BATCH, 1, 1, TOKENS).masked_fill(~padding(), -math.inf)
@@ -292,7 +292,7 @@ def test_a_boolean_mask_of_one_batch_serves_every_member(case: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", list(COUNTS))
+@pytest.mark.parametrize("case", ["one", "unequal", "ends"])
 def test_causal_attention_sees_no_later_token(case: str) -> None:
     members = [weights(n, seed) for seed, n in enumerate(COUNTS[case])]
     x = tokens(len(members))
@@ -318,8 +318,10 @@ def sharing(seed: int = 0, *, bias: bool = True) -> HeadWeights:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept", [[[0, 1, 2, 3, 4, 5]], [[1, 3, 4], [], [4, 5]], [[0, 5], [2, 3], [1, 4]]])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kept", "bias"),
+    [([[0, 1, 2, 3, 4, 5]], False), ([[1, 3, 4], [], [4, 5]], True), ([[0, 5], [2, 3], [1, 4]], False)],
+)
 def test_heads_share_keys_and_values(kept: list[list[int]], bias: bool) -> None:
     whole = [sharing(seed, bias=bias) for seed in range(len(kept))]
     members = [one.select(heads) for one, heads in zip(whole, kept, strict=True)]
@@ -355,8 +357,7 @@ def test_a_bank_of_heads_that_share_keys() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("counts", [[3], [2, 0, 3]])
+@pytest.mark.parametrize(("counts", "bias"), [([3], False), ([2, 0, 3], True)])
 def test_gated_output(counts: list[int], bias: bool) -> None:
     members = [weights(n, seed, gated=True, bias=bias) for seed, n in enumerate(counts)]
     close(attention(members)(tokens(len(counts))), reference(tokens(len(counts)), members))
@@ -439,8 +440,15 @@ def test_members_never_see_each_other() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"qk_norm": True}, {"gated": True}, {"qkv_bias": False, "proj_bias": False}])
-@pytest.mark.parametrize("call", [{}, {"is_causal": True}])
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ({}, {}),
+        ({"qk_norm": True}, {"is_causal": True}),
+        ({"gated": True}, {}),
+        ({"qkv_bias": False, "proj_bias": False}, {"is_causal": True}),
+    ],
+)
 def test_it_is_the_library_s_attention_bit_for_bit(options: dict[str, bool], call: dict[str, bool]) -> None:
     from timm.layers import Attention
 

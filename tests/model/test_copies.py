@@ -22,9 +22,10 @@ from hydractl.model.runtime import HydraModel
 from hydractl.training.start import speed_up
 from tests.fusion.test_batched import NEARLY, SHARED, UNEVEN, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, mask_of, prune_source, shared_stock, source_of, stock_logits
-from tests.spread import ONE_OF_EACH, marked_release
+from tests.spread import ONE_OF_EACH, marked_long, marked_release
 
 FEW = ["class-token", "bert", "clip"]
+FAST = ["class-token", "beit", "bert", "llama", "clip", "hf-siglip"]
 
 
 def other_weights(variant: str, kept: Any) -> tuple[HydraModel, list[Tensor]]:
@@ -44,7 +45,13 @@ def storages(model: HydraModel) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
 
 
-@pytest.mark.parametrize(("variant", "batched"), [*((v, False) for v in ONE_OF_EACH), *((v, True) for v in FEW)])
+@pytest.mark.parametrize(
+    ("variant", "batched"),
+    [
+        *((variant, variant in ("class-token", "clip")) for variant in FAST),
+        *marked_long((variant, False) for variant in ONE_OF_EACH if variant not in FAST),
+    ],
+)
 @torch.no_grad()
 def test_a_copy_is_a_model_of_its_own(variant: str, batched: bool) -> None:
     model = own_weights(variant, UNEVEN)
@@ -76,7 +83,14 @@ def test_what_is_shared_stays_shared_within_a_copy() -> None:
     assert not torch.equal(copied.member_logits(inputs("class-token")), model.member_logits(inputs("class-token")))
 
 
-@pytest.mark.parametrize("variant", [*ONE_OF_EACH, *marked_release(v for v in VARIANTS if v not in ONE_OF_EACH)])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *FAST,
+        *marked_long(v for v in ONE_OF_EACH if v not in FAST),
+        *marked_release(v for v in VARIANTS if v not in ONE_OF_EACH),
+    ],
+)
 @torch.no_grad()
 def test_a_pickle_gives_the_same_bits(variant: str) -> None:
     model = one_weight(variant, NEARLY)
@@ -121,7 +135,7 @@ def test_views_of_a_copy_share_its_weights() -> None:
         assert not torch.allclose(model(inputs("clip")), old)
 
 
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("variant", ["class-token", *marked_long(["bert"]), "clip"])
 def test_the_average_of_two_models(variant: str) -> None:
     model, (other, _) = own_weights(variant, UNEVEN), other_weights(variant, UNEVEN)
     mean = {name: (tensor + other.state_dict()[name]) / 2 for name, tensor in model.state_dict().items()}

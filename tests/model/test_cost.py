@@ -19,7 +19,7 @@ from hydractl.model import cost as module
 from hydractl.model.cost import cost_of, macs, parameters, total_cost, weight_bytes
 from hydractl.model.source import Source
 from tests.pico import mask_of, prune_source, shared_stock, source_of
-from tests.spread import ONE_OF_EACH
+from tests.spread import marked_long
 
 D, DK, T, BLOCKS, HEADS = 768, 64, 197, 12, 12
 POSITION_AND_CLASS = T * D + D
@@ -154,7 +154,7 @@ def one_checkpoint(vit_base: Source, shared: int) -> list[Source]:
 RATIOS = {0: 2.62, 6: 1.68, 11: 0.90}
 
 
-@pytest.mark.parametrize("shared", [0, 6, 12])
+@pytest.mark.parametrize("shared", [*marked_long([0]), 6, 12])
 def test_what_members_of_one_checkpoint_share_is_stored_and_run_once(vit_base: Source, shared: int) -> None:
     plan = plan_fusion(one_checkpoint(vit_base, shared))
     assert parameters(plan.tensors) == 86_567_656 - shared * 4 * HEAD and not plan.own
@@ -187,17 +187,17 @@ def test_a_member_beside_the_whole_model_stores_nothing_and_runs_where_it_differ
     assert macs(plan.description, plan.tensors, whole_last_block=True) == expected
 
 
-@pytest.mark.parametrize(("merge", "stems"), [(["mlp", "norm"], 3), ([], 3), (["embed"], 1)])
+@pytest.mark.parametrize(("merge", "stems"), [(["mlp", "norm"], 2), (["embed"], 1)])
 def test_the_stem_runs_once_only_where_it_is_merged(vit_base: Source, merge: list[str], stems: int) -> None:
-    members = [keep(with_weights(vit_base, i), range(n)) for i, n in enumerate([8, 6, 0])]
+    members = [keep(with_weights(vit_base, i), range(n)) for i, n in enumerate([8, 0])]
     plan = plan_fusion(members, merge)
-    assert macs(plan.description, plan.tensors) == vit_base_macs([8, 6, 0], stems)
+    assert macs(plan.description, plan.tensors) == vit_base_macs([8, 0], stems)
 
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
 PATCH_TOKENS, PICO_D, PICO_DK, PICO_CLASSES = 4, 24, 8, 5
 # Variant of the pico model -> tokens beside the patches, classifiers.
-FORMS = {"class-token": (1, 1), "average-pooling": (0, 1), "distilled": (2, 2), "map-pooling": (0, 1)}
+FORMS = {"class-token": (1, 1), "distilled": (2, 2), "map-pooling": (0, 1)}
 # One learned query: its projection, keys and values of all tokens, both products, the output projection, an MLP.
 MAP_POOLING = PICO_D**2 * (1 + 2 * PATCH_TOKENS + 1 + 2 * 4) + 2 * PATCH_TOKENS * PICO_D
 
@@ -216,7 +216,7 @@ def pico_macs(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> int:
     return patches + layers + len(kept) * (pooling + classifiers * PICO_D * PICO_CLASSES)
 
 
-@pytest.mark.parametrize("variant", ["class-token", "average-pooling", "distilled", "map-pooling"])
+@pytest.mark.parametrize("variant", ["class-token", "distilled", "map-pooling"])
 def test_the_counter_agrees_with_the_formula(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     assert cost(source)["macs"] == pico_macs(variant, [[[0, 1, 2]] * 3])
@@ -254,7 +254,7 @@ def test_a_model_is_counted_once_and_whatever_differs_again(monkeypatch: pytest.
     assert len(runs) == 4
 
 
-@pytest.mark.parametrize("variant", ONE_OF_EACH)
+@pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
 def test_parameters_are_those_of_the_library(variant: str) -> None:
     model = shared_stock(variant)
     source = source_of(model, variant)

@@ -14,6 +14,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.detection import classifiers, fit_detector, read_features, read_training
 from hydractl.model.runtime import HydraModel
 from tests.pico import VARIANTS, close, inputs, shared_stock, source_of
+from tests.spread import marked_long
 
 
 def built(variant: str) -> HydraModel:
@@ -21,8 +22,15 @@ def built(variant: str) -> HydraModel:
     return HydraModel(source.description, source.tensors).with_classes()
 
 
+# One of each kind of classifier.
+KINDS = (
+    *("class-token", "distilled", "map-pooling", "swin", "torchvision", "bert", "roberta", "distilbert", "electra"),
+    *("modernbert", "llama", "hf-vit", "hf-deit-distilled", "hf-dinov2", "clip", "clip-bias", "hf-clip", "hf-siglip"),
+)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*KINDS, *marked_long(v for v in VARIANTS if v not in KINDS)])
 def test_the_classifier_of_the_features_gives_the_logits(variant: str) -> None:
     model = built(variant)
     logits, features = read_features(model, inputs(variant))

@@ -81,24 +81,17 @@ SPLIT = {
     "a.st": (None, ["a.st"]),
     "a.st+b.st": (None, ["a.st", "b.st"]),
     "deep=a.st+b.st+a.st": ("deep", ["a.st", "b.st", "a.st"]),
-    "n=a.st": ("n", ["a.st"]),
     "n=../x/a.st": ("n", ["../x/a.st"]),
-    "absent.st": (None, ["absent.st"]),
     "runs/lr=0.1/a.st": (None, ["runs/lr=0.1/a.st"]),
     "timm:vit?pretrained=0": (None, ["timm:vit?pretrained=0"]),
-    "n=timm:vit?pretrained=0&depth=2": ("n", ["timm:vit?pretrained=0&depth=2"]),
     "timm:vit?depth=2+a.st": (None, ["timm:vit?depth=2", "a.st"]),
     "=a.st": (None, ["=a.st"]),
     # files of these names exist
     "lr=0.1.st": (None, ["lr=0.1.st"]),
-    "lr=0.1.st+a.st": (None, ["lr=0.1.st", "a.st"]),
     "a.st+lr=0.1.st": (None, ["a.st", "lr=0.1.st"]),
-    "n=lr=0.1.st": ("n", ["lr=0.1.st"]),
     "n=lr=0.1.st+x+y.st+a.st": ("n", ["lr=0.1.st", "x+y.st", "a.st"]),
     "x+y.st": (None, ["x+y.st"]),
-    "n=x+y.st": ("n", ["x+y.st"]),
     "x+y.st+x+y.st": (None, ["x+y.st", "x+y.st"]),
-    "a.st+x+y.st": (None, ["a.st", "x+y.st"]),
     "a.st+b.st+c.st": (None, ["a.st+b.st", "c.st"]),  # the longest existing name counts
     "n=x+z.st": ("n", ["x", "z.st"]),
 }
@@ -112,7 +105,7 @@ def test_splitting_a_model(text: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert split_model(text) == SPLIT[text]
 
 
-@pytest.mark.parametrize("text", ["", "n=", "a.st+", "+a.st", "a.st++b.st", "n=+", "n=a.st+"])
+@pytest.mark.parametrize("text", ["", "n=", "+a.st", "a.st++b.st", "n=a.st+"])
 def test_an_empty_member_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         split_model(text)
@@ -450,10 +443,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "huge images": (
         {"preprocess": {"input_size": [3, 10**9, 10**9]}},
         "the preprocessing has no input size [channels, height, width] but [3, 1000000000, 1000000000]",
-    ),
-    "bad size": (
-        {"preprocess": {"input_size": [3, True, "16"]}},
-        "the preprocessing has no input size [channels, height, width] but [3, True, '16']",
     ),
     "unknown preprocessing": (
         {"preprocess": {"input_size": [3, 16, 16], "nope": 1}},

@@ -22,6 +22,7 @@ from hydractl.model.source import open_source
 from hydractl.verbs.info import describe
 from tests.pico_clip import clip_images, open_clip, pico_clip, publish_clip, zero_clip_columns, zero_shot_logits
 from tests.running import quiet as run
+from tests.spread import marked_long
 
 LABELS = ["tin", "oak", "salt"]
 PROMPT = ["A photo of a {}."]  # the default, as open_clip writes it
@@ -162,6 +163,7 @@ def test_scores_and_budgets_of_one_tower(clip: str) -> None:
     run("prune", clip, "--scores", "visual.json", "--tower", "text", "--remove", "1", "-o", "e.st", code=3)
 
 
+@pytest.mark.long
 def test_a_ranking_of_both_towers_and_of_one(clip: str) -> None:
     search = ["--val", "data.npz", "--ood-val", "ood.npz", "--objective", "avg"]
     run("extract-circuit", clip, *search, "--budget", "5", "-o", "both.json")
@@ -211,6 +213,7 @@ def test_sites_shared_with_another_member(clip: str) -> None:
 # --- classes by name --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_eval_equals_the_library(clip: str, folders: Path) -> None:
     """Three members with weights and heads of their own, fused and one after another, against open_clip."""
     for seed in range(3):
@@ -335,7 +338,7 @@ def test_labels_name_the_classes_of_a_classifier_too(clip: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [True, *marked_long([False])])
 def test_a_zeroed_folder_opens_in_open_clip(half: bool, clip: str) -> None:
     if half:
         Path("half").mkdir()
@@ -372,14 +375,18 @@ def test_one_tower_is_trained_and_the_other_locked(clip: str) -> None:
     assert description.labels == LABELS  # what it was trained to tell apart
 
 
-def test_bench_and_dry_runs_need_no_classes(clip: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.long
+def test_bench_needs_no_classes(clip: str) -> None:
     run("prune", clip, "--method", "random", "--remove", "6", "-o", "a.st")
     run("fuse", "a.st", clip, "-o", "h.st")
     run("bench", clip, "h.st", f"x=a.st+{clip}", "--rounds", "1", "--warmup", "0", "--batch-size", "2", "-o", "b.json")
     rows = read("b.json")["results"]
     patches = 4 * (3 * 8 * 8) * 24  # of equal weights, so the fused model looks at them once, and at more
     assert rows[0]["macs"] < rows[1]["macs"] <= rows[2]["macs"] - patches
-    capsys.readouterr()
+
+
+def test_dry_runs_need_no_classes(clip: str) -> None:
+    run("fuse", clip, clip, "-o", "h.st")
     assert main(["prune", clip, "--method", "taylor", "--data", "data.npz", "--remove", "1", "--dry-run"]) == 0
     assert main(["eval", clip, "--test", "data.npz", "--dry-run"]) == 0
     assert main(["--info", "h.st"]) == 0

@@ -43,6 +43,7 @@ def removed(mask_file: str) -> list[tuple[str, int]]:
     return [(path, h) for path, entry in sites.items() for h in range(entry["heads"]) if h not in entry["kept"]]
 
 
+@pytest.mark.long
 def test_prompts_are_read_once_for_a_whole_evaluation(clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in the library's own embedding of tokens: each member reads each prompt once, a part at a time."""
     run("prune", clip, "--method", "random", "--remove", "5", "-o", "a.st")
