@@ -148,7 +148,7 @@ GROUPS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("group", ["analyses", "texts", "openood", *marked_release(["images", "clip"])])
+@pytest.mark.parametrize("group", ["texts", "openood", *marked_release(["analyses", "images", "clip"])])
 def test_small_runs_fill_the_tables(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     scripts, tables = (text.split(", ") if text else [] for text in GROUPS[group])

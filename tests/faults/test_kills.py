@@ -120,6 +120,6 @@ def test_killed_at_random_points(verb: str, inputs: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.fault(6)
-@pytest.mark.long
+@pytest.mark.release
 def test_killed_while_it_exports(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(EXPORT, max(2, KILLS // len(VERBS)), inputs, monkeypatch)
