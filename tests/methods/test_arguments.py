@@ -15,8 +15,6 @@ from hydractl.cli.app import main
         ("swa:0", "--ensemble swa: START must be greater than 0, not 0.0"),
         ("lora:0,1", "--ensemble lora: RANK must be at least 1, not 0"),
         ("mimo:x", "--ensemble mimo: M must be a whole number, not 'x'"),
-        ("packed:2", "--ensemble must be packed:M,ALPHA[,GAMMA], such as packed:3,2"),
-        ("nothing:3", "--ensemble must begin with one of deep, snapshots,"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(

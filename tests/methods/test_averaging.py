@@ -26,6 +26,7 @@ from hydractl.training.loop import Training, TrainingContext
 from hydractl.verbs.finetune import train_options
 from tests.pico import source_of, stock
 from tests.running import answer, run, tensors
+from tests.spread import marked_long
 from tests.training.test_loop import settings, training_data
 
 RANK, SEED = 3, 3
@@ -136,8 +137,13 @@ def test_an_average_and_its_draws_are_ordinary_checkpoints(capsys: pytest.Captur
     assert "collect weights 9 times in 2 steps" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("step", [8, 15])
-def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "command", "outputs"),
+    [(8, SWA, {"part.st": "swa.st"}), (15, SWAG, {f"part.{i}.st": f"whole.{i}.st" for i in (1, 2)})],
+)
+def test_stopped_and_taken_up_again_it_gives_the_same_bytes(
+    step: int, command: list[str], outputs: dict[str, str]
+) -> None:
     """Before weights are collected, and after some of them."""
     before = loop.Training._save_or_stop
 
@@ -146,17 +152,16 @@ def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         before(self)
 
-    for command, outputs in ((SWA, {"part.st": "swa.st"}), (SWAG, {f"part.{i}.st": f"whole.{i}.st" for i in (1, 2)})):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop.Training, "_save_or_stop", signalled)
-            run(*command, "-o", "part.st", code=130)
-        run(*command, "-o", "part.st", "--resume")
-        for part, whole in outputs.items():
-            assert Path(part).read_bytes() == Path(whole).read_bytes()
-            Path(part).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Training, "_save_or_stop", signalled)
+        run(*command, "-o", "part.st", code=130)
+    run(*command, "-o", "part.st", "--resume")
+    for part, whole in outputs.items():
+        assert Path(part).read_bytes() == Path(whole).read_bytes()
+        Path(part).unlink()
 
 
-@pytest.mark.parametrize(("method", "files"), [("swa:0.5,4", [""]), ("swag:2,3,0.5,4", [".1", ".2"])])
+@pytest.mark.parametrize(("method", "files"), marked_long([("swa:0.5,4", [""]), ("swag:2,3,0.5,4", [".1", ".2"])]))
 def test_of_several_learning_rates_the_average_that_validates_best_is_written(
     method: str, files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

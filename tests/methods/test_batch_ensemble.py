@@ -23,14 +23,14 @@ from hydractl.model.runtime import HydraModel
 from hydractl.training.start import trainable
 from hydractl.verbs.finetune import train_options
 from tests.model.test_attention import weights
-from tests.pico import CLIP, close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
-from tests.spread import ONE_OF_EACH
+from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
 from tests.training.test_loop import BATCH, SIZE, prepare, sample, settings, train, training_data
 
 STD = 0.3
+LIBRARIES = ("class-token", "map-pooling", "eva", "modernbert", "llama", "hf-vit", "hf-siglip", "gpt2")
 
 
-@pytest.mark.parametrize("variant", [*ONE_OF_EACH, "gpt2"])
+@pytest.mark.parametrize("variant", LIBRARIES)
 def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
@@ -131,7 +131,16 @@ def test_the_forward_pass_is_that_of_the_paper(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["average-pooling", "qk-norm", "pre-norm-no-bias", "distilbert", "hf-dinov2-swiglu", *CLIP]
+    "variant",
+    [
+        "average-pooling",
+        "qk-norm",
+        "pre-norm-no-bias",
+        "distilbert",
+        "hf-dinov2-swiglu",
+        "clip",
+        "custom-text-own-attention",
+    ],
 )
 def test_the_library_says_the_same_with_the_weights_that_are_written(variant: str) -> None:
     """And these are W o (s r^T), in the layout of the library."""
@@ -293,6 +302,7 @@ def test_what_comes_out_is_an_ordinary_checkpoint(folder: Path) -> None:
     assert main(["fuse", "one.st", "again.st", "--merge", "none", "-o", "both.st", "-q"]) == 0
 
 
+@pytest.mark.long
 def test_it_goes_on_with_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydractl.training import loop
 

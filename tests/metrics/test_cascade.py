@@ -176,7 +176,6 @@ def test_too_few_samples_are_refused() -> None:
         {"member": True, "score": "msp", "value": 0.1},
         {"member": 0, "score": "mi", "value": 0.1},
         {"member": 0, "score": "msp", "value": float("nan")},
-        {"member": 0, "score": "msp"},
     ],
 )
 def test_what_fuse_does_not_write_is_refused(document: Any) -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 from hydractl.metrics.confidence import mean_interval, share_interval
 
 
-@pytest.mark.parametrize(("count", "total"), [(0, 1), (1, 1), (0, 30), (30, 30), (7, 11), (57, 400), (1, 10**6)])
+@pytest.mark.parametrize(("count", "total"), [(0, 1), (30, 30), (7, 11), (1, 10**6)])
 def test_the_interval_of_a_share_is_the_score_interval_of_scipy(count: int, total: int) -> None:
     expected = stats.binomtest(count, total).proportion_ci(method="wilson")
     assert share_interval(count, total) == pytest.approx((expected.low, expected.high), abs=1e-14)

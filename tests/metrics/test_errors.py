@@ -111,13 +111,13 @@ def test_each_round_is_the_metric_of_the_repeated_samples() -> None:
                     assert in_round == pytest.approx(expected[key], rel=1e-12, abs=1e-12), key
 
 
-@pytest.mark.parametrize(("wrong", "has_interval"), [(1, False), (5, True), (20, True)])
+@pytest.mark.parametrize(("wrong", "has_interval"), [(1, False), (5, True)])
 def test_an_interval_needs_errors_in_most_rounds(wrong: int, has_interval: bool) -> None:
     samples = answered()
     labels = samples.predicted.copy()
     labels[:wrong] = (labels[:wrong] + 1) % 4
     few = replace(samples, labels=labels)
-    got = resample(few, {}, {}, rounds=400)
+    got = resample(few, {}, {}, rounds=400, names={"auroc", "aurc"})
     assert (intervals(got)["errors.auroc"] is not None) is has_interval
     assert intervals(got)["errors.aurc"] is not None
     difference = paired_differences(got, got)["errors.auroc"]

@@ -100,12 +100,12 @@ def test_scores_of_diversity_are_exactly_tied_when_members_are_equal(name: str, 
     assert not scores.any()
 
 
-@pytest.mark.parametrize("name", OOD_SCORES)
+@pytest.mark.parametrize("name", ["msp", "energy", "mi"])
 def test_no_sample_has_no_score(name: str) -> None:
     assert OOD_SCORES[name](np.zeros((2, 0, 3))).shape == (0,)
 
 
-@pytest.mark.parametrize("name", OOD_SCORES)
+@pytest.mark.parametrize("name", ["msp", "energy", "mi"])
 def test_non_finite_logits_are_refused(name: str) -> None:
     logits = np.zeros((2, 3, 4))
     logits[0, 1, 2] = np.inf

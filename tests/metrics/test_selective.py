@@ -71,7 +71,7 @@ def test_accuracy_at_by_hand() -> None:
     assert accuracy_at(np.linspace(1, 0, 20), np.arange(20) < 19) == {"0.80": 1.0, "0.90": 1.0, "0.95": 1.0}
 
 
-@pytest.mark.parametrize("samples", [1, 2, 7, 100, 1000])
+@pytest.mark.parametrize("samples", [1, 7, 1000])
 def test_accuracy_at_against_sorting(samples: int) -> None:
     rng = np.random.default_rng(samples)
     conf = rng.integers(0, 9, samples) / 8
@@ -93,7 +93,7 @@ def test_nothing_without_samples() -> None:
     assert nothing == {"0.80": None, "0.90": None, "0.95": None}
 
 
-@pytest.mark.parametrize("samples", [1, 2, 200, 201, 202, 5000])
+@pytest.mark.parametrize("samples", [1, 201, 202, 5000])
 def test_the_risk_coverage_curve_holds_risks_of_the_definition(samples: int) -> None:
     rng = np.random.default_rng(samples)
     conf = rng.random(samples).round(2)

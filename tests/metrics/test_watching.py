@@ -60,13 +60,9 @@ def inputs_of(scores: np.ndarray, classes: int = 4) -> WatchedInputs:
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ((56, 70, 48, 80), (0.0524, 0.3339)),
         ((9, 10, 3, 10), (0.1705, 0.8090)),
-        ((6, 7, 2, 7), (0.0582, 0.8062)),
         ((5, 56, 0, 29), (-0.0381, 0.1926)),
-        ((0, 10, 0, 20), (-0.1611, 0.2775)),
         ((0, 10, 0, 10), (-0.2775, 0.2775)),
-        ((10, 10, 0, 20), (0.6791, 1.0000)),
         ((10, 10, 0, 10), (0.6075, 1.0000)),
     ],
 )
@@ -277,19 +273,16 @@ def test_of_many_samples_quantiles_are_kept() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"n": 199},
         {"n": 2001},
         {"flagged": -1},
         {"flagged": True},
         {"classes": {"0": 1999}},
         {"classes": {"0": 2001, "1": -1}},
         {"n": 10**400},
-        {"confidence": "high"},
         {"confidence": float("nan")},
         {"scores": "no base64!"},
         {"scores": "AAAA"},
         {"scores": [1.0]},
-        {"confidences": None},
         {"data": 3},
     ],
 )
