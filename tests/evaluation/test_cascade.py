@@ -24,6 +24,7 @@ from hydractl.model.cost import macs
 from hydractl.model.loading import ModelArgument
 from hydractl.model.source import open_source
 from tests.evaluation.conftest import BASE, Run
+from tests.spread import marked_long
 
 VAL = ["--cascade", "--val", "builtin:digits/val", "--ood-val", "auto"]
 TEST = ["--test", "builtin:digits/test", "--ood", "symbols=builtin:symbols"]
@@ -79,7 +80,7 @@ def test_a_loaded_cascade_serves_what_its_members_and_the_threshold_say(cascade:
     assert torch.allclose(pickle.loads(pickle.dumps(served.eval()))(digits), served(digits), atol=1e-6)
 
 
-def test_eval_measures_what_is_served(cascade: Path, answer: Callable[..., Any], run: Run) -> None:
+def test_eval_measures_what_is_served(cascade: Path, answer: Callable[..., Any]) -> None:
     rows = [f"full={cascade}?cascade=0", f"cascade={cascade}"]
     document = answer(*rows, *TEST, "--bootstrap", "20", "--predictions", "p.st")
     full, row = document["models"]
@@ -98,14 +99,24 @@ def test_eval_measures_what_is_served(cascade: Path, answer: Callable[..., Any],
             mean = row["cascade"]["first_macs"] + goes_on.mean() * row["cascade"]["rest_macs"]
             assert row["cost"]["macs"] == pytest.approx(mean, abs=1) and mean < full["cost"]["macs"]
     assert row["members"] == [] and row["difference"]["id.accuracy"]["ci"] is not None
+
+
+@pytest.mark.long
+def test_kept_predictions_of_a_cascade_are_those_of_its_members(
+    cascade: Path, answer: Callable[..., Any], run: Run
+) -> None:
+    rows = [f"full={cascade}?cascade=0", f"cascade={cascade}"]
+    document = answer(*rows, *TEST, "--bootstrap", "20", "--predictions", "p.st")
     again = answer(*rows, *TEST, "--bootstrap", "20", "--reuse", "p.cascade.st", "--reuse", "p.full.st")
-    again["models"][1]["id"].pop("accuracy_at")  # as above
+    for one in (document, again):
+        one["models"][1]["id"].pop("accuracy_at")  # as above
     for one, other in zip(again["models"], document["models"], strict=True):
         assert {key: one[key] for key in ("id", "ood", "cost")} == {key: other[key] for key in ("id", "ood", "cost")}
-    assert answer("cascade=p.cascade.st", *TEST)["models"][0]["cascade"] == row["cascade"]
+    assert answer("cascade=p.cascade.st", *TEST)["models"][0]["cascade"] == document["models"][1]["cascade"]
     run("eval", *rows, *TEST, "--require", "cascade:cascade.share.id<=0.0", "-q", code=4)
 
 
+@pytest.mark.long
 def test_bench_times_the_mixture_of_the_data(cascade: Path, run: Run) -> None:
     rows = [f"full={cascade}?cascade=0", f"k={cascade}"]
     run("bench", *rows, "--data", "builtin:digits/test", "--batch-size", "70", "--rounds", "2", "-o", "b.json", "-q")
@@ -135,9 +146,10 @@ REFUSED = {
     "without OOD data": (["fuse", "base.st", "t0.st", *VAL[:3]], "fuse --cascade needs --ood-val"),
     "nothing is fused": (["fuse", "hydra.st", *VAL, "--merge", "mlp"], "--merge has no effect with --cascade"),
 }
+DEAR = "nothing to gain"
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", [case for case in REFUSED if case != DEAR] + marked_long([DEAR]))
 def test_what_is_refused(case: str, cascade: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command, message = REFUSED[case]
     output = ["-o", "new.st"] if command[0] == "fuse" else []

@@ -35,7 +35,7 @@ def nll(values: np.ndarray, labels: np.ndarray) -> float:
 def test_the_fitted_temperature_is_the_best_of_a_fine_grid(answer: Callable[..., Any]) -> None:
     row = answer("hydra.st", *TEST, *VAL, "--temperature", "fit", "--allow-seen")["models"][0]
     values, labels = log_p("hydra.st", "builtin:digits/val")
-    grid = np.exp(np.linspace(-2, 2, 4001))
+    grid = np.exp(np.linspace(-2, 2, 2001))
     best = grid[np.argmin([nll(values / t, labels) for t in grid])]
     found = row["calibration"]
     assert found["temperature"] == pytest.approx(best, rel=2e-3)
@@ -44,6 +44,7 @@ def test_the_fitted_temperature_is_the_best_of_a_fine_grid(answer: Callable[...,
     assert row["id"]["nll"] == pytest.approx(nll(tested / found["temperature"], truth), abs=1e-5)
 
 
+@pytest.mark.long
 def test_vector_scaling_is_better_on_its_own_data(answer: Callable[..., Any]) -> None:
     one = answer("base.st", *TEST, *VAL, "--temperature", "vector")["models"][0]["calibration"]
     values, labels = log_p("base.st", "builtin:digits/val")
@@ -77,16 +78,15 @@ def test_a_threshold_holds_on_what_it_was_chosen_on(
 
 
 def test_prediction_sets_hold_the_label_often_enough(answer: Callable[..., Any]) -> None:
-    for score in ("lac", "aps"):
+    for score in ("aps", "lac"):
         found = answer("base.st", *TEST, *VAL, "--conformal", "0.1", "--conformal-score", score)["models"][0]
         sets = found["conformal"]
         assert sets["method"] == score and sets["n_val"] == len(open_data("builtin:digits/val"))
         assert sets["coverage"] > 0.85 and 1 <= sets["mean_size"] < 10
-    p, labels = np.exp(log_p("base.st", "builtin:digits/test")[0]), log_p("base.st", "builtin:digits/test")[1]
-    inside = 1 - p <= answer("base.st", *TEST, *VAL, "--conformal", "0.1")["models"][0]["conformal"]["qhat"]
-    lac = answer("base.st", *TEST, *VAL, "--conformal", "0.1")["models"][0]["conformal"]
-    assert lac["coverage"] == pytest.approx(inside[np.arange(len(labels)), labels].mean(), abs=0.005)
-    assert lac["mean_size"] == pytest.approx(inside.sum(1).mean(), abs=0.02)
+    values, labels = log_p("base.st", "builtin:digits/test")
+    inside = 1 - np.exp(values) <= sets["qhat"]
+    assert sets["coverage"] == pytest.approx(inside[np.arange(len(labels)), labels].mean(), abs=0.005)
+    assert sets["mean_size"] == pytest.approx(inside.sum(1).mean(), abs=0.02)
 
 
 def test_what_was_chosen_stays_with_the_checkpoint(run: Any, answer: Callable[..., Any]) -> None:
@@ -133,7 +133,6 @@ def test_unlabelled_data_is_told_apart_by_the_stored_threshold(run: Any) -> None
     [
         (["--temperature", "fit"], "--temperature fit needs --val"),
         (["--temperature", "0"], "--temperature must be fit, vector, none or a number above 0"),
-        (["--temperature", "warm"], "--temperature must be"),
         (["--threshold", "id:0.01"], "--threshold id:0.01 needs --val"),
         (["--threshold", "ood:0.9"], "--threshold ood:0.9 needs --ood-val"),
         (["--threshold", "high"], "--threshold must be ood:SHARE, id:SHARE or a number"),

@@ -22,6 +22,7 @@ from hydractl.metrics.feature_scores import vilu
 from hydractl.metrics.ood_scores import OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
+from tests.spread import marked_long
 
 TEST = ["--test", "builtin:digits/test", "--ood", "l=builtin:letters"]
 TRAIN = ["--train", "builtin:digits/train", "--limit", "400"]
@@ -65,6 +66,7 @@ def test_an_ensemble_scores_by_the_mean_of_its_members(answer: Callable[..., Any
     assert both["ood"]["l"] == pytest.approx(row["ood"]["l"], abs=1e-9)
 
 
+@pytest.mark.long
 def test_predictions_keep_the_scores_of_every_member(answer: Callable[..., Any], run: Any, capsys: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "all", "--allow-seen"]
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
@@ -143,6 +145,7 @@ def test_features_of_another_model_of_other_data_or_settings_are_refused(run: An
         assert problem in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "vim", "--features", "f.st"]
     run("eval", "a=t0.st", "b=t1.st", *asked, "-o", "a.json")
@@ -152,12 +155,11 @@ def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
     assert found["a"] == pytest.approx(expected, abs=1e-4)
 
 
-# Those that are long differ from the others in the metric alone: ViM keeps the most, mutual information nothing.
+# They differ from ViM in the metric alone; ViM keeps the most, mutual information nothing.
 OTHERS = ("mahalanobis", "ddu", "ash", "knn", "nnguide", "fdbd", "nci", "she", "scale")
-LONG = [pytest.param(score, marks=pytest.mark.long) for score in OTHERS]
 
 
-@pytest.mark.parametrize("score", ["vim", "mi", *LONG])
+@pytest.mark.parametrize("score", ["vim", *marked_long(["mi", *OTHERS])])
 def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], score: str) -> None:
     fitted = TRAIN if score not in ("energy", "mi") else []
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
@@ -175,6 +177,7 @@ def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], scor
     assert model.is_ood(given).tolist() == [line["is_ood"] for line in lines]
 
 
+@pytest.mark.long
 def test_other_weights_and_other_scores_leave_it_behind(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
     run("calibrate", "base.st", *TRAIN, "--ood-score", "knn", "--knn-k", "5", "-o", "k.st")
     run("calibrate", "k.st", "--ood-score", "knn", "--temperature", "2", "-o", "k2.st")

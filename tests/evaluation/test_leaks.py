@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.spread import marked_long
+
 VAL = ["--test", "builtin:digits/val", "--limit", "40"]
 TEST = ["--test", "builtin:digits/test", "--limit", "30"]
 
@@ -63,7 +65,7 @@ def test_pruning_by_mask_hands_on_what_the_mask_has_seen(run: Any) -> None:
     run("eval", "again.st", *VAL, code=3)
 
 
-@pytest.mark.parametrize("by", ["score", "prune"])
+@pytest.mark.parametrize("by", ["prune", *marked_long(["score"])])
 def test_the_samples_that_scores_were_measured_on_are_no_test_data(
     run: Any, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str], by: str
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_body_is_measured_as_scikit_learn_would(run: Any, answer: Callable[...
     assert again["probe"] == row["probe"] and again["id"] == row["id"] and again["ood"] == row["ood"]
 
 
+@pytest.mark.long
 def test_members_have_probes_of_their_own(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
     run("prune", BODY, "--method", "random", "--keep", "1", "-o", "small.st", "-q")
     asked = [*TEST, *TRAIN[:2], "--limit", "120", "--val", "builtin:digits/val"]
@@ -82,6 +83,7 @@ def test_members_have_probes_of_their_own(run: Any, answer: Callable[..., Any], 
     )
 
 
+@pytest.mark.long
 def test_fused_bodies_are_their_members(run: Any, answer: Callable[..., Any], capsys: Any) -> None:
     for number, method in enumerate(("random", "magnitude")):
         run("prune", BODY, "--method", method, "--keep", "2", "-o", f"m{number}.st", "-q")

@@ -65,7 +65,7 @@ def test_every_score_asked_for_stands_in_the_row(
 def test_all_passes_over_what_says_nothing_of_a_single_model(
     answer: Callable[..., Any], run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = answer("base.st", "hydra.st", *TEST, "--ood-score", "all")
+    found = answer("base.st", "hydra.st", *TEST, "--limit", "100", "--ood-score", "all")
     base, hydra = found["models"]
     assert set(hydra["scores"]) - set(base["scores"]) == {"mi", "variance"} and "warnings" not in found
     assert list(hydra["scores"]) == list(SCORES)
@@ -99,16 +99,17 @@ def test_rows_with_scores_of_their_own_are_compared_in_pairs(answer: Callable[..
 
 
 def test_intervals_and_requirements_reach_every_score(answer: Callable[..., Any], run: Any) -> None:
-    asked = [*TEST, "--bootstrap", "10", "--ood-score", "msp,energy"]
+    asked = [*TEST, "--limit", "100", "--bootstrap", "10", "--ood-score", "msp,energy"]
     row = answer("base.st", "hydra.st", *asked, "--require", "hydra:scores.energy.ood_avg.auroc>0")["models"][1]
     assert row["ci"]["scores.msp.ood.l.auroc"] == row["ci"]["ood.l.auroc"]
-    alone = answer("base.st", "hydra.st", *TEST, "--bootstrap", "10", "--ood-score", "energy")["models"][1]
+    alone = answer("base.st", "hydra.st", *asked[:-1], "energy")["models"][1]
     for kind in ("ci", "difference"):
         assert row[kind]["scores.energy.ood_avg.auroc"] == alone[kind]["ood_avg.auroc"]
     run("eval", "hydra.st", *asked, "--require", "ci.scores.energy.ood_avg.auroc.0>1", "-o", "e.json", code=4)
     run("eval", "hydra.st", *asked, "--require", "scores.entropy.ood_avg.auroc>0", "-o", "f.json", code=2)
 
 
+@pytest.mark.long
 def test_a_table_compares_the_scores(
     run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,9 +133,7 @@ def test_a_stored_threshold_brings_its_score(run: Any, answer: Callable[..., Any
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["energi"], "--ood-score must be one of"),
         (["energi"], "did you mean energy?"),
-        (["msp,msp"], "--ood-score has msp twice"),
         (["msp", "energy,msp"], "--ood-score has msp twice"),
         (["base=msp", "base=energy"], "--ood-score has base= twice"),
         (["all,msp"], "--ood-score all names every score: leave out the others"),

@@ -45,6 +45,7 @@ from hydractl.verbs.children import Ended
 from hydractl.verbs.study import _passes_of_training, _run_side_by_side
 from tests.forked import Forked, ForkedPopen, server
 from tests.pico import published
+from tests.spread import marked_long
 
 TINY = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -184,7 +185,7 @@ def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path)
     assert list(counts["decoded"].values()) == [1] * (3 + 2 + 1)
 
 
-@pytest.mark.parametrize("of", ["choose", "test"])
+@pytest.mark.parametrize("of", ["test", *marked_long(["choose"])])
 def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: str) -> None:
     steps = json.loads(Path("runs/study.json").read_text())["steps"]
     for row in ("single", "whole-avg@2", "circuits"):
@@ -249,6 +250,7 @@ def test_a_line_says_which_score_to_trust_for_mistakes(made: Path) -> None:
     assert (" trust the score " in line) is is_better and ("no score is shown" in line) is not is_better
 
 
+@pytest.mark.long
 def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,7 +270,7 @@ def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
 def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) -> None:
     with np.load("test.npz") as whole:
         np.savez("bare.npz", x=whole["x"])
-    assert study(**{"-o": "bare", "--test": "bare.npz", "--rows": "whole-avg"}) == 0
+    assert study(**{"-o": "bare", "--test": "bare.npz", "--rows": "single"}) == 0
     document = json.loads(Path("bare/study.json").read_text())
     said = " ".join(document["verdict"]["lines"])
     assert "about OOD detection alone" in said and "accuracy" not in said and "NLL" not in said
@@ -278,6 +280,7 @@ def test_unlabelled_test_data_give_a_verdict_on_ood_detection_alone(copy: Path) 
     assert "NLL" not in table and " - " not in table  # columns of which no row knows anything are left out
 
 
+@pytest.mark.long
 def test_a_verdict_that_steps_down_says_so_in_card_and_provenance(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the data say, here each rung is found no better than the next one."""
     monkeypatch.setattr("hydractl.studies.answer.end_of", len)
@@ -308,7 +311,9 @@ def printed_commands(table: str) -> list[list[str]]:
     return [shlex.split(line) for line in joined.splitlines()]
 
 
-def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert study() == 0
     commands = printed_commands(capsys.readouterr().out)
     document = json.loads(Path("runs/study.json").read_text())
@@ -316,8 +321,14 @@ def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path, capsys: py
     assert commands == [[*program, *step["command"]] for step in document["next"]]
     purposes = [step["purpose"] for step in document["next"]]
     assert purposes == ["predict", "export", "serve", "recalibrate"]  # so few test data are no reference
-    predict, export, serve, recalibrate = [words[len(program) :] for words in commands]
+    serve = commands[2][len(program) :]
+    assert Path(serve[1]).exists() and serve[0] in VERBS
 
+
+@pytest.mark.long
+def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path) -> None:
+    document = json.loads(Path("runs/study.json").read_text())
+    predict, export, _, recalibrate = [step["command"] for step in document["next"]]
     assert main([*predict, "-q"]) == 0
     rows = [json.loads(line) for line in Path("runs/predictions.jsonl").read_text().splitlines()]
     measured = json.loads((copy / "runs/best.json").read_text())["models"][0]["threshold"]["ood_flagged"]["noise"]
@@ -333,7 +344,6 @@ def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path, capsys: py
     if find_spec("onnxruntime") is not None:
         assert main([*export, "-q"]) == 0
         assert Path("runs/best.onnx").exists()
-    assert Path(serve[1]).exists() and serve[0] in VERBS
 
 
 def test_commands_name_the_interpreter_where_hydractl_is_not_found(

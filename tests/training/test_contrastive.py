@@ -30,7 +30,7 @@ from hydractl.training.options import LossOptions, WeightOptions
 from hydractl.training.start import trainable
 from tests.pico import mask_of, prune_source
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
-from tests.spread import spread
+from tests.spread import marked_long, spread
 from tests.training.test_loop import train
 
 WORDS = ["tin", "a large oak in the snow", "salt", "two boats", "an egg", "fog over a lake at night", "rust", "a cat"]
@@ -163,7 +163,7 @@ def test_a_locked_image_tower_has_no_gradients_and_the_others_are_the_same(freez
         )
 
 
-@pytest.mark.parametrize("variant", ["clip", "clip-bias"])
+@pytest.mark.parametrize("variant", ["clip", *marked_long(["clip-bias"])])
 def test_four_batches_of_eight_are_one_of_thirty_two(variant: str, published: Any) -> None:
     source = published(variant)
     loss, theirs = stock_gradients(pico_clip(variant), variant, torch.float32)

@@ -165,6 +165,7 @@ def test_members_are_stopped_go_on_and_are_what_the_single_command_writes(
     assert "part.0.st is the output of another training" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_signal_to_all_processes_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     """As a scheduler sends it: to those that read data, and to the training twice; it saves, and goes on as ever."""
     train = ["finetune", MODEL, *DATA, "--device", "cpu", "--epochs", "12", "--augment", "flip"]

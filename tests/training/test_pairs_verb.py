@@ -19,6 +19,7 @@ from hydractl.training import loop
 from tests.forked import team
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import answer, run, tensors
+from tests.spread import marked_long
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
 TEMPLATES = ["a photo of something {}", "{}", "the colour {}", "a {} thing, seen from near"]
@@ -53,6 +54,7 @@ def folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TRAIN = ["finetune", "--train", "captions:pairs.jsonl", "--loss", "contrastive", "--device", "cpu", "-q", "--force"]
 
 
+@pytest.mark.long
 def test_it_learns_from_captions_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """The names of the classes are in no option: the captions hold them, and the folders of --val ask for them."""
     found = answer(capsys, *TRAIN, "clip", "--init", "random", "--val", "val", "--epochs", "10", "--batch-size", "16",
@@ -112,7 +114,7 @@ def seen(root: Path) -> None:
     (root / "names.txt").write_text("red\nblue\n")
 
 
-@pytest.mark.parametrize("step", [4, 5])
+@pytest.mark.parametrize("step", [5, *marked_long([4])])
 def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int) -> None:
     """96 pairs in steps of 20: four steps are an epoch, and 16 pairs are left out of each."""
     command = [*TRAIN, "clip", "--epochs", "2", "--batch-size", "10", "--accumulate", "2", "--augment", "crop:0.5",

@@ -106,6 +106,7 @@ def test_a_divided_model_is_trained_like_a_whole_one_and_goes_on_in_any_number()
     agree("alone.st", "divided.st", 1e-5, began="a.st")
 
 
+@pytest.mark.long
 @pytest.mark.fault(37)
 def test_one_is_stopped_and_another_number_goes_on() -> None:
     """A signal to one of two processes stops both at the same step; one process alone finishes the work."""

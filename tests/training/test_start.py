@@ -26,7 +26,7 @@ from tests.pico import (
 from tests.spread import ONE_OF_EACH, spread
 
 # Each kind of classifier that the libraries have.
-HEADS = [variant for variant in ONE_OF_EACH if variant not in CLIP]
+HEADS = [variant for variant in ONE_OF_EACH if variant not in (*CLIP, "map-pooling", "eva", "beit", "modernbert")]
 HEADS += ["distilled", "swin", "distilbert", "electra", "roberta", "deberta-v3", "mpnet", "gpt2", "hf-deit-distilled"]
 
 
@@ -65,7 +65,7 @@ def test_a_zero_shot_model_has_no_head() -> None:
         with_new_head(source_of(shared_stock("clip"), "clip"), ["a"], 1)
 
 
-@pytest.mark.parametrize("variant", ["class-token", "distilled", "bert", "roberta", "hf-deit-distilled"])
+@pytest.mark.parametrize("variant", ["class-token", "distilled", "roberta", "hf-deit-distilled"])
 def test_a_drawn_head_is_the_librarys(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     made, other = with_drawn_head(source, 3), with_drawn_head(source, 4)

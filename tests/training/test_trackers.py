@@ -17,6 +17,7 @@ from hydractl.training import loop
 from hydractl.training.run_log import RunFacts, RunLog
 from hydractl.training.trackers import Tracked
 from tests.running import run
+from tests.spread import marked_long
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5"
 TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--device", "cpu", "-q", "--batch-size", "8"]
@@ -52,7 +53,7 @@ def scalars(folder: str) -> dict[str, list[tuple[int, float]]]:
 TAGS = ["train/loss", "train/lr", "train/samples_per_s", "train/epoch_loss", "val/accuracy", "val/nll"]
 
 
-@pytest.mark.parametrize("step", [4, 6])
+@pytest.mark.parametrize("step", [6, *marked_long([4])])
 def test_after_a_resumption_no_step_is_there_twice(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the middle of an epoch, and between the last step of one and its validation."""
     scalars(".")  # skips where there is no reader

@@ -47,7 +47,7 @@ def settings_of(path: str) -> dict[str, Any]:
 
 
 def test_the_best_learning_rate_is_kept_and_each_is_as_if_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    rates = ["0.00001", "0.003", "0.01"]
+    rates = ["0.00001", "0.01"]
     found = answer(capsys, *TRAIN, "--lr", ",".join(rates), "-o", "grid.st")
     alone = {rate: answer(capsys, *TRAIN, "--lr", rate, "-o", f"{rate}.st") for rate in rates}
     assert [entry["lr"] for entry in found["grid"]] == [float(rate) for rate in rates]
@@ -62,7 +62,7 @@ def test_the_best_learning_rate_is_kept_and_each_is_as_if_alone(capsys: pytest.C
 
 
 def test_the_first_of_equals_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, *TRAIN, "--lr", "1e-12,1e-13,1e-11", "-o", "tie.st")
+    found = answer(capsys, *TRAIN, "--lr", "1e-12,1e-13", "-o", "tie.st")
     assert len({entry["val_accuracy"] for entry in found["grid"]}) == 1
     assert found["lr"] == 1e-12
 
@@ -154,8 +154,8 @@ def test_with_a_head_of_zeros_they_start_from_the_same(capsys: pytest.CaptureFix
 def test_a_folder_loads_in_the_stock_library() -> None:
     import timm
 
-    run(*TRAIN, "-o", "tuned.st")
-    run(*TRAIN, "-o", "tuned/")
+    for output in ("tuned.st", "tuned/"):
+        run("finetune", MODEL, *DATA, "--steps", "2", "-o", output)
     stock = timm.create_model("local-dir:tuned", pretrained=True).eval()
     ours = tensors("tuned.st")
     assert all(torch.equal(t, ours[name]) for name, t in stock.state_dict().items())
@@ -172,12 +172,11 @@ def test_a_folder_loads_in_the_stock_library() -> None:
     assert not list(Path().glob("*.state"))
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_augmented_training_does_not_depend_on_the_workers(workers: str) -> None:
+def test_augmented_training_does_not_depend_on_the_workers() -> None:
     more = ["--augment", "crop,flip,randaugment", "--dropout", "0.1", "--steps", "4"]
     one = [argument for argument in TRAIN if argument not in ("--epochs", "2")]
     run(*one, *more, "-o", "none.st")
-    run(*one, *more, "-o", "some.st", "--workers", workers)
+    run(*one, *more, "-o", "some.st", "--workers", "2")
     assert Path("none.st").read_bytes() == Path("some.st").read_bytes()
 
 

@@ -15,6 +15,7 @@ import hydractl
 from hydractl.verbs.max_drop import steps_within
 from tests.pico import without_heads
 from tests.running import quiet as run
+from tests.spread import marked_long
 
 MODEL = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 BASE = f"timm:vit_tiny_patch16_224?pretrained=0&{'&'.join(f'{key}={value}' for key, value in MODEL.items())}"
@@ -85,7 +86,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["magnitude", "sequential", *marked_long(["global"])])
 def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
     used = sorted(np.random.default_rng(0).choice(60, 40, replace=False)) if way == "sequential" else list(range(60))
     name = "cal" if way == "sequential" else "val"
@@ -104,6 +105,7 @@ def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
     assert ("prune", "val") in [(one["by"], one["as"]) for one in read("p.mask.json")["seen"]]
 
 
+@pytest.mark.long
 def test_a_circuit_by_other_samples_than_its_own() -> None:
     run("extract-circuit", "base.st", "--val", "cal.npz", "--objective", "acc", "--budget", "8", "-o", "c.json")
     correct = []

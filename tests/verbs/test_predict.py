@@ -20,6 +20,7 @@ from hydractl.errors import RequirementError, UsageError
 from tests.forked import Forked
 from tests.pico import published
 from tests.running import main, run
+from tests.spread import marked_long
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -35,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = os.getcwd()
     os.chdir(folder)
     try:
-        run("finetune", BASE, "--train", "builtin:digits/train", "--epochs", "2", "--lr", "4e-3", "-o", "base.st")
+        run("finetune", BASE, "--train", "builtin:digits/train", "--limit", "400", "--lr", "4e-3", "-o", "base.st")
         for seed in ("0", "1"):
             taylor = ["--method", "taylor", "--keep", "2", "--data", "builtin:digits/train", "--samples", "64"]
             run("prune", "base.st", *taylor, "--seed", seed, "-o", f"t{seed}.st")
@@ -157,7 +158,7 @@ def test_standard_input_files_and_folders_give_the_same(monkeypatch: pytest.Monk
     assert len(of_folder.splitlines()) == 5
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\n  \n"])
+@pytest.mark.parametrize("content", [None, b"\n  \n"])
 def test_nothing_on_standard_input(
     content: bytes | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +205,7 @@ def test_ids_tell_inputs_apart() -> None:
     assert [row["label"] for row in lines("p.jsonl")] == [None, "2"]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", *marked_long(["2"])])
 def test_broken_images_are_listed_wherever_they_are(workers: str) -> None:
     paths = images("new", 9)
     for broken in (0, 2, 3, 8):  # with two a batch: half of the first, all of the second, all of the last
@@ -238,7 +239,7 @@ def test_csv_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert json.loads(row["top"]) == expected["top"]
 
 
-@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("labels", [True, *marked_long([False])])
 def test_parquet_holds_the_same(labels: bool) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     model = "cal.st" if labels else BASE

@@ -73,7 +73,8 @@ def broken_images(folder: str, count: int, broken: list[int]) -> None:
             path.write_bytes(b"no image")
 
 
-@pytest.mark.parametrize("ending", ["jsonl", pytest.param("parquet", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_ranks_write_the_file_of_a_single_process(ending: str) -> None:
     if ending == "parquet":
         pytest.importorskip("pyarrow")

@@ -17,6 +17,7 @@ from hydractl.training import loop
 from hydractl.verbs.prune_weights import _counts, _WeightPlan
 from tests.pico import published, shared_stock
 from tests.running import answer, quiet, tensors
+from tests.spread import marked_long
 
 CONV_OR_LINEAR = (nn.Linear, nn.Conv2d)
 
@@ -72,6 +73,7 @@ def test_the_smallest_weights_go_and_all_else_stays(capsys: pytest.CaptureFixtur
     assert plan["weights"]["removed"] == total() - round(0.7 * total())
 
 
+@pytest.mark.long
 def test_what_it_costs_is_what_the_dense_model_costs(capsys: pytest.CaptureFixture[str]) -> None:
     rows = answer(capsys, "eval", "dense=vit", "sparse=vit.st", "both=vit+vit.st", "--test", "test.npz")["models"]
     dense, sparse, both = (row["cost"] for row in rows)
@@ -132,7 +134,7 @@ def _labels() -> str:
 TRAIN = ["--train", "train.npz", "--batch-size", "4", "--epochs", "2", "--lr", "0.01", "--device", "cpu"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", *marked_long(["sgd"])])
 def test_what_is_removed_stays_removed_also_where_a_training_is_resumed(optimizer: str) -> None:
     command = ["finetune", "vit.st", *TRAIN, "--optimizer", optimizer, "--weight-decay", "0.1"]
     quiet(*command, "-o", f"{optimizer}.st")
