@@ -342,7 +342,7 @@ def test_a_killed_process_ends_the_other() -> None:
 
 
 def test_heads_of_some_sites_only() -> None:
-    run(*SEARCH, "--sites", "0,2", "--budget", "5", "-o", "s.json")
+    run(*SEARCH, "--sites", "0,2", "--budget", "3", "-o", "s.json")
     assert {site for site, _ in removed("s.json")} <= {SITES[0], SITES[2]}
     assert "start_mask" not in read("s.json")
 
@@ -594,6 +594,7 @@ def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) 
     run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "--approx", "lazy:2", "-o", "n.json", code=2)
 
 
+@pytest.mark.long
 def test_several_sets_count_in_the_weighted_mean_over_their_pairs() -> None:
     draw = np.random.default_rng(1)
     np.savez("id2.npz", x=draw.integers(0, 256, (25, 16, 16, 3), dtype=np.uint8), y=draw.integers(0, 5, 25))

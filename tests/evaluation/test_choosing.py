@@ -13,6 +13,7 @@ import torch
 
 import hydractl
 from hydractl.data import open_data
+from tests.spread import marked_long
 
 TEST = ["--test", "builtin:digits/test"]
 VAL = ["--val", "builtin:digits/val"]
@@ -57,7 +58,7 @@ def test_vector_scaling_is_better_on_its_own_data(answer: Callable[..., Any]) ->
     ("rule", "side", "outside"),
     [
         ("ood:0.9", "builtin:symbols", "s=builtin:symbols"),
-        ("ood:0.9", "builtin:digits/val?ood=auto", "auto"),
+        *marked_long([("ood:0.9", "builtin:digits/val?ood=auto", "auto")]),
         ("id:0.05", "builtin:digits/val", "s=builtin:symbols"),
     ],
 )

@@ -115,6 +115,7 @@ def test_the_fused_model_is_its_members(
     assert sum(file.info(name).numel for name in file.names()) == stored_once(members)
 
 
+@pytest.mark.long
 def test_averaging_what_differs_is_no_batch_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The MLPs of its members differ: with the default of --merge they are averaged, and the members are others."""
     monkeypatch.chdir(tmp_path)

@@ -32,6 +32,7 @@ from hydractl.verbs.finetune import train_options
 from tests.forked import Forked
 from tests.pico import source_of, stock
 from tests.running import run
+from tests.spread import marked_long
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
 
@@ -174,6 +175,7 @@ def test_a_person_is_told_of_each() -> None:
     assert not [line for line in told if "kept" in line]
 
 
+@pytest.mark.long
 def test_folders_are_numbered_too() -> None:
     import timm
 
@@ -202,7 +204,7 @@ def test_a_dry_run_names_all_outputs(capsys: pytest.CaptureFixture[str]) -> None
     assert "would write s.1.st, s.2.st, s.3.st, s.4.st" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("step", [5, 7])
+@pytest.mark.parametrize("step", [7, *marked_long([5])])
 def test_stopped_and_taken_up_again_it_gives_the_same_bytes(step: int, capsys: pytest.CaptureFixture[str]) -> None:
     before = loop.Training._save_or_stop
 

@@ -231,6 +231,7 @@ def test_without_training_data_scores_on_features_are_fitted_to_the_half_of_the_
     assert document["common_score"] in ON_FEATURES and document["choice"]["telling"]
 
 
+@pytest.mark.long
 def test_further_scores_are_chosen_from_only_where_they_are_named(copy: Path) -> None:
     document = json.loads((copy / "runs/study.json").read_text())
     by_default = set(document["rows"][0]["validation"]["auroc"])

@@ -151,6 +151,7 @@ def test_with_a_head_of_zeros_they_start_from_the_same(capsys: pytest.CaptureFix
     assert losses[0] == losses[1] == [pytest.approx(np.log(5))]
 
 
+@pytest.mark.long
 def test_a_folder_loads_in_the_stock_library() -> None:
     import timm
 

@@ -115,6 +115,7 @@ def test_a_recalibration_keeps_prediction_sets_only_with_their_probabilities() -
     assert "conformal" not in hydractl.open("other.st").source.description.extra
 
 
+@pytest.mark.long
 def test_what_changes_the_predictions_drops_the_sets(capsys: pytest.CaptureFixture[str]) -> None:
     run("calibrate", "base.st", "--val", "builtin:digits/val", "--conformal", "0.1", "-o", "c.st")
     assert "conformal" in hydractl.open("c.st").source.description.extra

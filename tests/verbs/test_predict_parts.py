@@ -99,6 +99,7 @@ def test_ranks_leave_out_broken_images_wherever_they_are() -> None:
     assert summary("two.json")["skipped"]["n"] == 6
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_ends_all_and_as_many_go_on() -> None:
     broken_images("new", 16, broken=[15])
     words = ["predict", "cal.st", "new", "--batch-size", "2", "--device", "cpu", "-q"]
