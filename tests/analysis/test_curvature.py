@@ -63,9 +63,9 @@ def test_derivatives_are_those_of_the_mean_over_all_batches() -> None:
 def test_the_diagonal_is_right_on_average_and_the_same_for_a_seed() -> None:
     small = Small()
     hessian = small.reference()[2]
-    found = flat(curvature.hessian_diagonal(small.losses, small.parameters, 500, seed=1))
+    found = flat(curvature.hessian_diagonal(small.losses, small.parameters, 200, seed=1))
     # One draw misses by the sum of the squares off the diagonal of each row.
-    error = (hessian.square().sum(1) - hessian.diagonal().square()).sqrt() / 500**0.5
+    error = (hessian.square().sum(1) - hessian.diagonal().square()).sqrt() / 200**0.5
     assert bool(((found - hessian.diagonal()).abs() < 4 * error).all())
     one, two = (flat(curvature.hessian_diagonal(small.losses, small.parameters, 3, seed=2)) for _ in range(2))
     assert torch.equal(one, two)

@@ -308,7 +308,6 @@ def test_the_decision_is_that_of_a_naive_run_on_the_stock_model() -> None:
 def test_the_decision_follows_the_seed_and_not_the_batches() -> None:
     model = loaded(knowing()[0])
     first = cahp().decide(model, calibration(32), range(3))
-    assert cahp().decide(model, calibration(32), range(3)) == first
     assert cahp().decide(model, calibration(7), range(3)) == first
     assert cahp().decide(model, calibration(32, seed=1), range(3)).info != first.info
     assert cahp().decide(model, calibration(32, degree=2), range(3)).info["knee"]["heads"] == first.info["knees"]["2"]
