@@ -3,8 +3,9 @@
     python -m tests.mutations                # all of them
     python -m tests.mutations part labels    # those whose name holds one of these words
 
-Each is made in a temporary copy of the repository, where the tests run until the first failure. What survives is a
-missing test. Every name, file and text is checked by ``test_mutations.py``, so that the list stays true.
+Each is made in a temporary copy of the repository, where the tests, those of ``make test`` alone, run until the first
+failure. What survives is a missing test. Every name, file and text is checked by ``test_mutations.py``, so that the
+list stays true.
 """
 
 from __future__ import annotations
@@ -156,21 +157,21 @@ MUTATIONS = (
         "hydractl/methods/swa/averaging.py",
         "        if steps_made <= 0:\n            return False\n",
         "",
-        "tests/methods/test_averaging.py -m 'not long'",
+        "tests/methods/test_averaging.py",
     ),
     Mutation(
         "variance of SWAG",
         "hydractl/methods/swa/averaging.py",
         "(self.squares[name] / (2 * self.count)).sqrt()",
         "(self.squares[name] / self.count).sqrt()",
-        "tests/methods/test_averaging.py -m 'not long'",
+        "tests/methods/test_averaging.py",
     ),
     Mutation(
         "the low-rank half of SWAG",
         "hydractl/methods/swa/averaging.py",
         "math.sqrt(2 * (self.rank - 1))",
         "math.sqrt(2 * self.rank)",
-        "tests/methods/test_averaging.py -m 'not long'",
+        "tests/methods/test_averaging.py",
     ),
     Mutation(
         "the first step of a warm-up",
@@ -191,7 +192,7 @@ MUTATIONS = (
         "hydractl/training/start.py",
         '"weight_decay": 0.0},',
         '"weight_decay": options.weight_decay},',
-        "tests/training/test_loop.py tests/training/test_start.py -m 'not long'",
+        "tests/training/test_loop.py tests/training/test_start.py",
     ),
     Mutation(
         "losses in 16 bits",
@@ -205,7 +206,7 @@ MUTATIONS = (
         "hydractl/training/losses.py",
         "signs.diagonal(start).fill_(1.0)",
         "signs.diagonal(0).fill_(1.0)",
-        "tests/training/test_contrastive.py -m 'not long'",
+        "tests/training/test_contrastive.py",
     ),
     Mutation(
         "a state whose tensors changed places",
@@ -219,7 +220,7 @@ MUTATIONS = (
         "hydractl/methods/lora/matrices.py",
         "self.scale = alpha / rank",
         "self.scale = alpha",
-        "tests/methods/test_lora.py -m 'not long'",
+        "tests/methods/test_lora.py",
     ),
     # --- exports and hub ----------------------------------------------------------------------------------------------
     Mutation(
@@ -419,7 +420,7 @@ def is_caught(mutation: Mutation) -> bool:
             else:
                 shutil.copy2(source, folder / name)
         mutated(mutation, folder)
-        command = f'"{sys.executable}" -m pytest -n 0 -x -p no:cacheprovider {mutation.tests}'
+        command = f'"{sys.executable}" -m pytest -n 0 -x -p no:cacheprovider -m "not long" {mutation.tests}'
         environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
