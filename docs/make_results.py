@@ -343,6 +343,7 @@ def rows_of_effort(document: dict[str, Any]) -> str:
 
 
 _EFFORT_FIGURE = re.compile(r"\{(\S+) (\w+)(?: - (\w+))?\}")
+_EFFORT_ROWS = re.compile(r"\{(more|less) (\w+) than (\w+)\}")
 _EFFORT_KEYS = {"accuracy": "id.accuracy", "nll": "id.nll", "msp": "msp", "auroc": "common"}
 
 
@@ -350,7 +351,8 @@ def said_of_effort(name: str, document: dict[str, Any]) -> str:
     """What is said of a study, ``SAID_OF_EFFORT``, with its figures.
 
     ``{ROW FIGURE}`` is a figure of a row, ``{ROW FIGURE - ROW}`` a difference with its interval, ``{ROW higher}`` how
-    many of its trainings kept more than the lowest learning rate.
+    many of its trainings kept more than the lowest learning rate, ``{more FIGURE than ROW}`` and ``{less FIGURE than
+    ROW}`` the rows whose difference has an interval above or below 0, each with its difference.
     """
     rows = {row["name"]: row for row in document["rows"]}
 
@@ -367,9 +369,24 @@ def said_of_effort(name: str, document: dict[str, Any]) -> str:
             return f"{found['value']:.3f}"
         return interval(found[f"minus {other}"])
 
+    def rows_with_a_difference(match: re.Match[str]) -> str:
+        direction, figure, other = match.groups()
+        key = _EFFORT_KEYS[figure]
+        found = []
+        for row in document["rows"]:
+            difference = row.get(key, {}).get(f"minus {other}")
+            if difference is None:  # the row itself, or one without features
+                continue
+            low, high = difference["ci"]
+            if low > 0 if direction == "more" else high < 0:
+                found.append((difference["value"], f"`{row['name']}` {interval(difference)}"))
+        found.sort(reverse=direction == "more")
+        return ", ".join(text for _, text in found) or "no row"
+
     paragraphs = []
     for paragraph in SAID_OF_EFFORT[name].split("\n\n"):
-        text = _EFFORT_FIGURE.sub(measured, " ".join(paragraph.split()))
+        words = " ".join(paragraph.split())
+        text = _EFFORT_FIGURE.sub(measured, _EFFORT_ROWS.sub(rows_with_a_difference, words))
         paragraphs.append(textwrap.fill(text, 120, break_on_hyphens=False))
     return "\n\n".join(paragraphs)
 

@@ -79,6 +79,7 @@ def test_tables_have_a_value_in_each_column() -> None:
 
 
 @pytest.mark.parametrize("small", ["", "1"])
+@pytest.mark.long
 def test_commands_are_those_of_today(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {name: f"/data/{name.lower()}" for name in PATHS}
     problems = []

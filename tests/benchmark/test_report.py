@@ -172,6 +172,7 @@ def colours(path: str) -> set[str]:
     return {"#{:02X}{:02X}{:02X}".format(*v) for v, n in zip(values, counts, strict=True) if n > len(pixels) / 200}
 
 
+@pytest.mark.long
 def test_a_plot_has_bars_of_every_model_and_the_same_bytes_every_time() -> None:
     assert again(plots="a.png").files == [Path("a.png")]
     again(plots="b.png")

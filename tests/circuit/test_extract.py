@@ -325,6 +325,7 @@ def test_two_processes_give_the_bytes_of_one_and_one_goes_on_where_two_were_kill
 
 
 @pytest.mark.fault(36)
+@pytest.mark.long
 def test_a_killed_process_ends_the_other() -> None:
     command = [*SEARCH, "--objective", "acc,ood,avg", "--budget", "8", "-o", "dead.json", "--timeout", "60"]
     ranks = team(2, [*command, "-q"])

@@ -184,6 +184,7 @@ def test_steps_that_hang_on_rounding_are_those_of_the_definition() -> None:
 
 
 @pytest.mark.parametrize("objectives", [["avg"], *marked_long([["avg", "nll"], ["acc", "ood", "avg"]])])
+@pytest.mark.long
 def test_what_is_noted_hangs_on_no_order_of_evaluation(objectives: list[str]) -> None:
     reference, data = twins(), shared()
     expected, plain = searched(GreedySearch, reference, "class-token", data, objectives, 2, bounds=False)

@@ -100,6 +100,7 @@ def test_rankings_equal_the_naive_algorithm(variant: str, budget: int) -> None:
         (["acc", "ood", "avg"], 0, 1, ["ood>=base-0.01"]),
     ],
 )
+@pytest.mark.long
 def test_neither_bounds_nor_memory_nor_company_change_a_ranking(
     objectives: list[str], memory: int, at_once: int, constraints: list[str]
 ) -> None:

@@ -42,6 +42,7 @@ def naive_removals(
 
 
 @pytest.mark.parametrize("objective", ["acc", "avg"])
+@pytest.mark.long
 def test_two_tasks_are_searched_as_the_naive_algorithm_does(objective: str) -> None:
     tasks = [naive.data(inside=11, outside=7, draw=1), naive.data(inside=6, outside=5, draw=3)]
     batches = []

@@ -208,6 +208,7 @@ ODD = {
 
 @pytest.mark.fault(28)
 @pytest.mark.parametrize("model", ["bert", pytest.param("roberta", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_strange_texts_are_texts(model: str) -> None:
     loaded = hydractl.load(model, device="cpu")
     samples = list(ODD.values())

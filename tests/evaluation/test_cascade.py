@@ -45,6 +45,7 @@ def extra(path: Path | str) -> Any:
     return description["extra"]
 
 
+@pytest.mark.long
 def test_the_same_cascade_for_members_and_for_a_fused_model(cascade: Path, run: Run) -> None:
     run("fuse", "base.st", "t0.st", "-o", "h.st", "-q")
     run("fuse", "h.st", *VAL, "-o", "again.st", "-q")

@@ -90,6 +90,7 @@ def test_prediction_sets_hold_the_label_often_enough(answer: Callable[..., Any])
     assert sets["mean_size"] == pytest.approx(inside.sum(1).mean(), abs=0.02)
 
 
+@pytest.mark.long
 def test_what_was_chosen_stays_with_the_checkpoint(run: Any, answer: Callable[..., Any]) -> None:
     chosen = [*VAL, "--ood-val", "s=builtin:symbols", "--temperature", "fit", "--threshold", "ood:0.95"]
     first = answer("base.st", *TEST, *chosen)["models"][0]

@@ -51,6 +51,7 @@ def mahalanobis(name: str, spec: str) -> np.ndarray:
     return np.array([min((v - mean) @ precision @ (v - mean) for mean in means) for v in features(name, spec)])
 
 
+@pytest.mark.long
 def test_an_ensemble_scores_by_the_mean_of_its_members(answer: Callable[..., Any], run: Any) -> None:
     asked = [*TEST, *TRAIN, "--ood-score", "mahalanobis"]
     row = answer("t0.st+t1.st", *asked)["models"][0]

@@ -54,6 +54,7 @@ def command(name: str, *more: str) -> list[str]:
     return ["eval", "hydra.st", *TEST, *SETS, *MC, "--batch-size", "7", *files, *more]
 
 
+@pytest.mark.long
 def test_the_same_command_gives_the_same_bytes_also_after_a_kill(run: Any, answer: Any, capsys: Any) -> None:
     run(*command("a"))
     run(*command("b", "--seed", "1"))

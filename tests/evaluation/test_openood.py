@@ -100,6 +100,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("part", CASES)
+@pytest.mark.long
 def test_the_table_is_that_of_the_evaluator(run: Any, download: Any, part: str) -> None:
     benchmark = part.split("/")[0]
     suite = ["--ood-suite", f"openood-{benchmark}:official", "--ood-root", "data"]

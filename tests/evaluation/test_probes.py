@@ -97,6 +97,7 @@ def test_fused_bodies_are_their_members(run: Any, answer: Callable[..., Any], ca
     assert "keeps members whole: weights lie up to" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_models_that_have_classes_are_probed_too(run: Any, answer: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     publish_clip(pico_clip(), "clip", tmp_path / "clip")

@@ -62,6 +62,7 @@ def test_every_score_asked_for_stands_in_the_row(
     assert {key: row[key] for key in row["scores"]["energy"]} == row["scores"]["energy"]
 
 
+@pytest.mark.long
 def test_all_passes_over_what_says_nothing_of_a_single_model(
     answer: Callable[..., Any], run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def reference(name: str, folder: Path, classes: int, seed: int) -> tuple[Any, se
 
 @pytest.mark.parametrize("name", [*FAST, *marked_long(name for name in BODIES if name not in FAST)])
 @torch.no_grad()
+@pytest.mark.long
 def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tmp_path: Path) -> None:
     folder = published_body(name, tmp_path)
     body = open_source(str(folder), ALLOWED)
@@ -277,6 +278,7 @@ def dinov3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @torch.no_grad()
+@pytest.mark.long
 def test_dinov3_is_the_library_s(dinov3: Any, capsys: Any) -> None:
     source = open_source("dinov3", ALLOWED)
     images = source.family.example_inputs(source.description.preprocess, 2, seed=0)

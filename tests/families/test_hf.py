@@ -524,6 +524,7 @@ def test_members_with_other_tokenizers_are_refused_in_a_line(tmp_path: Path) -> 
 
 
 @torch.no_grad()
+@pytest.mark.long
 def test_minilm_gives_the_librarys_logits(real_data: Path) -> None:
     folder = real_data / REAL["BertForSequenceClassification"]
     with gzip.open(real_data / "text" / "sst2_test.jsonl.gz", "rt", encoding="utf-8") as lines:

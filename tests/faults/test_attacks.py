@@ -144,6 +144,7 @@ def test_an_image_size_that_only_the_preprocessing_has(attack: Attack) -> None:
 
 
 @pytest.mark.fault(47)
+@pytest.mark.long
 def test_names_without_end(attack: Attack) -> None:
     Path("labels.txt").write_text("\n".join(f"class {i}" for i in range(100_000)))
     assert attack(*EVAL, "images.npz", "--labels", "labels.txt", "--dry-run")[0] == 2
@@ -241,6 +242,7 @@ def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
     ],
     ids=lambda part: json.dumps(part)[:30],
 )  # fmt: skip
+@pytest.mark.long
 def test_a_tokenizer_that_panics_or_does_not_end(part: dict[str, Any], attack: Attack) -> None:
     document = json.loads(Path("bert/tokenizer.json").read_text())
     dump("bert/tokenizer.json", {**document, **part})
@@ -476,6 +478,7 @@ def test_a_header_that_describes_much(
 
 @pytest.mark.fault(66)
 @pytest.mark.parametrize("flags", [[], *marked_long([["--json"]])], ids=["table", "json"])
+@pytest.mark.long
 def test_masks_and_circuits_of_much(flags: list[str], attack: Attack) -> None:
     mask = {f"b{index}": {"heads": 4096, "kept": []} for index in range(12_000)}
     steps = [{"site": f"b{index % 4000}", "head": index % 16} for index in range(8000)]

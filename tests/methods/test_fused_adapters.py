@@ -93,6 +93,7 @@ def stored_once(models: list[Any]) -> int:
         ),
     ],
 )
+@pytest.mark.long
 def test_the_fused_model_is_its_members(
     variant: str, what: list[str], merge: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -395,6 +395,7 @@ def test_one_pass_hashes_and_finds_what_is_not_finite(
 
 
 @pytest.mark.parametrize("variant", ["class-token", "bert", "clip"])
+@pytest.mark.long
 def test_averages_do_not_depend_on_their_pieces(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydractl.fusion.plan.PIECE", 61)
     kept = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1, 2]]]

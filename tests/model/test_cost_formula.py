@@ -178,6 +178,7 @@ CASES = spread(FEW, FUSED) + marked_long(spread(OTHERS, FUSED)) + marked_release
 
 
 @pytest.mark.parametrize(("variant", "fused"), CASES)
+@pytest.mark.long
 def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
     source = source_of(shared_stock(variant), variant)
     tower = tower_of_samples(source)

@@ -136,6 +136,7 @@ def heads_of(config: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n not in FAST)) for n in CASES])
+@pytest.mark.long
 def test_a_published_model(name: str, tmp_path: Path) -> None:
     variant = NAMED[name][0] if name in NAMED else CLASSES[name]
     with torch.device("meta"):

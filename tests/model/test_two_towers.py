@@ -143,6 +143,7 @@ def test_models_with_a_classifier_read_no_prompts(clip: str) -> None:
 # --- whose heads ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_scores_and_budgets_of_one_tower(clip: str) -> None:
     run("score", clip, "--data", "data.npz", "--method", "taylor", "-o", "both.json")
     run("score", clip, "--data", "data.npz", "--method", "taylor", "--tower", "visual", "-o", "visual.json")
@@ -258,6 +259,7 @@ def test_another_prompt_is_another_classifier(clip: str) -> None:
     assert read("a.json")["models"][0]["id"]["nll"] == pytest.approx(nll, rel=1e-4)
 
 
+@pytest.mark.long
 def test_classes_that_were_named_travel_in_the_file(clip: str) -> None:
     asked = ["--labels", "names.txt", "--prompt", "one {label}"]
     run("prune", clip, "--method", "random", "--remove", "3", *asked, "-o", "a.st")
@@ -339,6 +341,7 @@ def test_labels_name_the_classes_of_a_classifier_too(clip: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("half", [True, *marked_long([False])])
+@pytest.mark.long
 def test_a_zeroed_folder_opens_in_open_clip(half: bool, clip: str) -> None:
     if half:
         Path("half").mkdir()

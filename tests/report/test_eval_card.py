@@ -17,6 +17,7 @@ def card(document: dict[str, Any], index: int = -1) -> ModelCard:
     return ModelCard(render_card(answer_of(document), index).decode("utf-8"))
 
 
+@pytest.mark.long
 def test_the_hubs_library_reads_every_number() -> None:
     document = everything()
     row = document["models"][2]

@@ -83,6 +83,7 @@ def test_two_processes_train_as_one() -> None:
     assert float((one["logit_scale"] - hydractl.load("clip").stock_tensors()["logit_scale"]).abs()) > 1e-3
 
 
+@pytest.mark.long
 def test_the_recipe_locks_the_image_tower_of_a_pruned_model(capsys: pytest.CaptureFixture[str]) -> None:
     run("prune", "clip", "--method", "magnitude", "--scope", "global", "--remove", "5", "-o", "cut.st", "-q")
     recipe = ["finetune", "cut.st", "--recipe", "clip-locked-image", "--train", "captions:pairs.jsonl", "-q",
@@ -115,6 +116,7 @@ def seen(root: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [5, *marked_long([4])])
+@pytest.mark.long
 def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int) -> None:
     """96 pairs in steps of 20: four steps are an epoch, and 16 pairs are left out of each."""
     command = [*TRAIN, "clip", "--epochs", "2", "--batch-size", "10", "--accumulate", "2", "--augment", "crop:0.5",

@@ -129,6 +129,7 @@ def test_a_new_classifier_has_the_classes_of_the_data() -> None:
 
 
 @pytest.mark.parametrize("init", [["--init", "head"], ["--init", "head", "--reset-head"], ["--init", "random"]])
+@pytest.mark.long
 def test_the_members_of_a_deep_ensemble_start_from_draws_of_their_own(init: list[str]) -> None:
     """A step of nearly nothing leaves what they started from."""
     data = ["--train", "train.npz", "--device", "cpu", "-q", "--steps", "1", "--lr", "1e-12"]

@@ -87,6 +87,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", ["magnitude", *marked_long(["sequential", "global"])])
+@pytest.mark.long
 def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
     used = sorted(np.random.default_rng(0).choice(60, 40, replace=False)) if way == "sequential" else list(range(60))
     name = "cal" if way == "sequential" else "val"

@@ -20,6 +20,7 @@ TEST = ["--test", "builtin:digits/test", "--limit", "30", "--ood", "l:far=builti
 OWN = {"members": 1, "classes": 3}
 
 
+@pytest.mark.long
 def test_the_row_is_that_of_the_models_that_run(run: Any, answer: Callable[..., Any]) -> None:
     names = ["hydra", "t0", "c"]
     for name in names:
