@@ -397,8 +397,8 @@ SAID_OF_EFFORT = {
         images, each row with the best of three learning rates, three base models: rows with more accuracy than
         `trained`: {more accuracy than trained}; with a lower NLL: {less nll than trained}; with a higher AUROC by the
         study's score: {more auroc than trained}, by MSP: {more msp than trained}. The control itself is told from the
-        single model in nothing: accuracy {trained accuracy - single}, NLL {trained nll - single}, AUROC {trained auroc - single}. What
-        helps this model is its score.
+        single model in nothing: accuracy {trained accuracy - single}, NLL {trained nll - single}, AUROC {trained auroc
+        - single}. What helps this model is its score.
 
         Rows worse than the control, in accuracy: {less accuracy than trained}; in NLL: {more nll than trained}; in
         AUROC by the study's score: {less auroc than trained}. Packed-Ensembles ({packed accuracy}) and `deep-random`
