@@ -416,7 +416,7 @@ SAID_OF_EFFORT = {
         still.
     """,
     "sst2": """
-        **On MiniLM and SST-2**, trained on with 240 phrases, two seeds that go on from one checkpoint: rows with more
+        **On MiniLM and SST-2**, trained on with 240 phrases, three seeds that go on from one checkpoint: rows with more
         accuracy than `trained`: {more accuracy than trained}; with a lower NLL: {less nll than trained}; with a higher
         AUROC by the study's score: {more auroc than trained}, by MSP: {more msp than trained}. `deep` has
         {deep accuracy - trained} of
