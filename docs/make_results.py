@@ -419,9 +419,9 @@ SAID_OF_EFFORT = {
         **On MiniLM and SST-2**, trained on with 240 phrases, three seeds that go on from one checkpoint: rows with more
         accuracy than `trained`: {more accuracy than trained}; with a lower NLL: {less nll than trained}; with a higher
         AUROC by the study's score: {more auroc than trained}, by MSP: {more msp than trained}. `deep` has
-        {deep accuracy - trained} of
-        accuracy beside the control and {deep auroc - trained} of AUROC. The control has {trained accuracy - single} of
-        accuracy, {trained nll - single} of NLL and {trained auroc - single} of AUROC beside the single model: one that
+        {deep accuracy - trained} of accuracy beside the control and {deep auroc - trained} of AUROC. The control has
+        {trained accuracy - single} of accuracy, {trained nll - single}
+        of NLL and {trained auroc - single} of AUROC beside the single model: one that
         was fine-tuned on SST-2 learns nothing new from so few phrases. Rows that are not trained (circuits and Taylor
         members as pruned, Laplace, MC dropout) differ between these seeds in the drawing of samples alone, so that
         their intervals hold no other training. LoRA, with rates that suit all weights, changes nothing in 40 steps

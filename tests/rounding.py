@@ -166,15 +166,15 @@ def forms(operation: str) -> list[str]:
 
 def replace_kernels(torch: Any, step: Callable[[Bits], Bits]) -> None:
     """Replace the kernels of all operations, for every thread of this process and of those forked from it."""
-    from torch import library as operators
+    from torch.library import Library, get_kernel
 
-    registry = operators.Library("aten", "IMPL")
+    registry = Library("aten", "IMPL")
     _kept.append(registry)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced
         for operation in OPERATIONS:
             for name in forms(operation):
-                kernel = operators.get_kernel(name, "CPU")
+                kernel = get_kernel(name, "CPU")
                 _kept.append(kernel)
                 replacement = functools.partial(_run_and_move, kernel.call_boxed, step)
                 registry.impl(name.removeprefix("aten::"), replacement, "CPU", with_keyset=True)

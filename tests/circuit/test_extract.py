@@ -233,17 +233,8 @@ def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: py
 def search_of_samples_in_both() -> list[str]:
     with np.load("id.npz") as inside, np.load("ood.npz") as outside:
         np.savez("both.npz", x=np.concatenate([inside["x"][:8], outside["x"][8:]]))
-    return [
-        *SEARCH[:4],
-        "--ood-val",
-        "both.npz",
-        *SEARCH[6:],
-        "--objective",
-        "acc,ood,avg",
-        "--budget",
-        "6",
-        "--resume",
-    ]
+    data = [*SEARCH[:4], "--ood-val", "both.npz", *SEARCH[6:]]
+    return [*data, "--objective", "acc,ood,avg", "--budget", "6", "--resume"]
 
 
 @pytest.mark.long

@@ -207,8 +207,8 @@ ODD = {
 
 
 @pytest.mark.fault(28)
-@pytest.mark.parametrize("model", ["bert", pytest.param("roberta", marks=pytest.mark.long)])
 @pytest.mark.long
+@pytest.mark.parametrize("model", ["bert", "roberta"])
 def test_strange_texts_are_texts(model: str) -> None:
     loaded = hydractl.load(model, device="cpu")
     samples = list(ODD.values())

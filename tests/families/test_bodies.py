@@ -23,7 +23,6 @@ from hydractl.model.source import ModelOptions, open_source
 from hydractl.training.start import with_drawn_head, with_new_head
 from tests import pico
 from tests.pico import HF, PAIRS, SMALL, close, inputs, logits, write_tokenizer
-from tests.spread import marked_long
 
 declare_operators()
 
@@ -57,11 +56,6 @@ BODIES = {
 }
 ALONE = ("BertModel", "ModernBertModel", "Dinov2Model", "DebertaV2Model", "BeitModel", "SwinModel")
 """Bodies that come with nothing of another task."""
-FAST = (
-    *("BertModel", "BertForPreTraining", "RobertaForMaskedLM", "ElectraForPreTraining", "ModernBertForMaskedLM"),
-    *("LlamaForCausalLM", "GPT2LMHeadModel", "ViTModel", "IJepaModel", "DebertaV2Model", "BeitModel", "SwinModel"),
-)
-"""Each kind of classifier, with and without a head of another task; the others are for the long run."""
 TIMM = {
     "dinov2": "vit_small_patch14_dinov2?pretrained=0&img_size=28&embed_dim=24&depth=3&num_heads=3",
     "siglip": f"vit_base_patch16_siglip_224?{SMALL.replace('num_classes=5', 'num_classes=0')}",
@@ -102,9 +96,9 @@ def reference(name: str, folder: Path, classes: int, seed: int) -> tuple[Any, se
     return model.eval(), report["missing_keys"]
 
 
-@pytest.mark.parametrize("name", [*FAST, *marked_long(name for name in BODIES if name not in FAST)])
-@torch.no_grad()
 @pytest.mark.long
+@pytest.mark.parametrize("name", BODIES)
+@torch.no_grad()
 def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tmp_path: Path) -> None:
     folder = published_body(name, tmp_path)
     body = open_source(str(folder), ALLOWED)

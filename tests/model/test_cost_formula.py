@@ -32,7 +32,7 @@ from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
 from hydractl.model.stored import heads_of_any_member
 from tests.pico import VARIANTS, mask_of, prune_source, shared_stock, source_of
-from tests.spread import ONE_OF_EACH, marked_long, marked_release, spread
+from tests.spread import ONE_OF_EACH, marked_release, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [], []]]
 # Readouts that attend over all tokens; windows; vectors of distances.
@@ -170,15 +170,12 @@ def test_gates_and_gated_mlps_are_counted() -> None:
 FUSED = [((0, 1, 2), ["mlp", "norm", "embed"]), ((0, 1, 2), []), ((0, 0, 0), [])]
 
 
-# Of each library, with gated MLPs, with heads that share keys, and of two towers.
-FEW = ["class-token", "torchvision", "modernbert", "llama", "clip"]
-OTHERS = [variant for variant in ONE_OF_EACH if variant not in UNKNOWN and variant not in FEW]
-REST = sorted(set(VARIANTS) - set(FEW) - set(OTHERS) - UNKNOWN)
-CASES = spread(FEW, FUSED) + marked_long(spread(OTHERS, FUSED)) + marked_release(spread(REST, FUSED))
+FEW = [variant for variant in ONE_OF_EACH if variant not in UNKNOWN]
+REST = sorted(set(VARIANTS) - set(FEW) - UNKNOWN)
 
 
-@pytest.mark.parametrize(("variant", "fused"), CASES)
 @pytest.mark.long
+@pytest.mark.parametrize(("variant", "fused"), spread(FEW, FUSED) + marked_release(spread(REST, FUSED)))
 def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
     source = source_of(shared_stock(variant), variant)
     tower = tower_of_samples(source)

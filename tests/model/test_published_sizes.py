@@ -88,8 +88,6 @@ CASES = [*NAMED, *(name for name in CLASSES if name != "Siglip2Model")]
 
 SigLIP 2 resizes its positions by the numbers in ``spatial_shapes``, which tensors without numbers do not have.
 """
-FAST = ("vit_base_patch16_224", "swin_tiny_patch4_window7_224", "BertForSequenceClassification")
-"""One of images, one in windows and one of texts; the others are for the long run."""
 
 
 def built(name: str, variant: str, size: int) -> tuple[dict[str, Any], Any, Callable[[Any, Any], Any]]:
@@ -135,8 +133,8 @@ def heads_of(config: Any) -> list[int]:
     return [count for count, depth in zip(heads, config.depths, strict=True) for _ in range(depth)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n not in FAST)) for n in CASES])
 @pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
 def test_a_published_model(name: str, tmp_path: Path) -> None:
     variant = NAMED[name][0] if name in NAMED else CLASSES[name]
     with torch.device("meta"):
