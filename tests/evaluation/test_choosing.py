@@ -58,8 +58,12 @@ def test_vector_scaling_is_better_on_its_own_data(answer: Callable[..., Any]) ->
     ("rule", "side", "outside"),
     [
         ("ood:0.9", "builtin:symbols", "s=builtin:symbols"),
-        *marked_long([("ood:0.9", "builtin:digits/val?ood=auto", "auto")]),
-        ("id:0.05", "builtin:digits/val", "s=builtin:symbols"),
+        *marked_long(
+            [
+                ("ood:0.9", "builtin:digits/val?ood=auto", "auto"),
+                ("id:0.05", "builtin:digits/val", "s=builtin:symbols"),
+            ]
+        ),
     ],
 )
 def test_a_threshold_holds_on_what_it_was_chosen_on(

@@ -20,6 +20,7 @@ from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from tests.evaluation.conftest import BASE
 from tests.pico_clip import pico_clip, publish_clip
+from tests.spread import marked_long
 
 BODY = BASE.replace("num_classes=10", "num_classes=0")
 TEST = ["--test", "builtin:digits/test", "--ood", "l=builtin:letters"]
@@ -37,7 +38,7 @@ def read(spec: str) -> tuple[np.ndarray, np.ndarray]:
         return stock(given).double().numpy(), np.asarray(data.labels)
 
 
-@pytest.mark.parametrize("probe", ["knn", "linear"])
+@pytest.mark.parametrize("probe", ["linear", *marked_long(["knn"])])
 def test_a_body_is_measured_as_scikit_learn_would(run: Any, answer: Callable[..., Any], probe: str) -> None:
     x, y = read("builtin:digits/train")
     if probe == "knn":

@@ -321,6 +321,7 @@ def test_what_cannot_be_meant_is_refused(members: list[str], words: list[str], m
 
 
 @pytest.mark.fault(68)
+@pytest.mark.long
 def test_the_way_to_an_exported_file_is_named(members: list[str]) -> None:
     code, _, err = run("fuse", *members, "-o", "h.pt2")
     assert code == 2 and files() == set()

@@ -67,6 +67,7 @@ def test_a_checkpoint_there_and_back(hub: Hub) -> None:
     assert torch.equal(pulled(inputs), own(inputs))
 
 
+@pytest.mark.long
 def test_by_the_names_of_huggingface_hub(hub: Hub) -> None:
     members = [hydractl.prune("vit.st", method="random", keep=2, seed=seed) for seed in range(2)]
     hydra = hydractl.fuse(members, output="h.st")
@@ -120,7 +121,7 @@ def test_what_is_there_already_is_not_uploaded_again_nor_replaced(hub: Hub) -> N
         assert hydractl.open(pinned).source.sha256 == sha256_file(file)
 
 
-@pytest.mark.parametrize("step", ["create", "large", "commit", *marked_long(["preupload", "batch"])])
+@pytest.mark.parametrize("step", ["commit", *marked_long(["create", "large", "preupload", "batch"])])
 def test_a_broken_upload_leaves_nothing(hub: Hub, step: str) -> None:
     hydractl.push("vit.st", REPO)
     before = list(hub.commits[REPO])

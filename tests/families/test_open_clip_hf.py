@@ -181,7 +181,8 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", ["coca_ViT-B-32", *marked_long(["ViT-B-16-SigLIP", "roberta-ViT-B-32"])])
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes_of_published_models(name: str, tmp_path: Path) -> None:
     count, heads = PUBLISHED[name]
     config = towers_of_coca(open_clip.get_model_config(name))

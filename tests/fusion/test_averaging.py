@@ -57,7 +57,7 @@ def loud(seed: int) -> Any:
 @pytest.mark.parametrize(
     ("make", "least", "most", "averaged"),
     [
-        (lambda _: apart(0), 0, 0, True),
+        pytest.param(lambda _: apart(0), 0, 0, True, marks=pytest.mark.long),
         (tuned, 0.05, 0.15, True),
         (silent, 0.6, 0.9, False),
         (loud, 0.05, 0.15, False),

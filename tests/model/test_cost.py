@@ -216,7 +216,7 @@ def pico_macs(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> int:
     return patches + layers + len(kept) * (pooling + classifiers * PICO_D * PICO_CLASSES)
 
 
-@pytest.mark.parametrize("variant", ["class-token", "distilled", "map-pooling"])
+@pytest.mark.parametrize("variant", ["class-token", *marked_long(["distilled", "map-pooling"])])
 def test_the_counter_agrees_with_the_formula(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     assert cost(source)["macs"] == pico_macs(variant, [[[0, 1, 2]] * 3])

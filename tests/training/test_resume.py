@@ -22,6 +22,7 @@ from hydractl.files.header import read_header
 from hydractl.training import loop
 from hydractl.training.checkpointing import _digest_of_tensors
 from tests.forked import Forked
+from tests.spread import marked_long
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
 # Dropout draws from torch's generator, 44 samples leave a smaller batch at the end of each epoch.
@@ -108,7 +109,7 @@ def test_killed_at_random_points_it_gives_the_same_bytes() -> None:
 
 
 @pytest.mark.fault(5, 7)
-@pytest.mark.parametrize("step", [6, 7, 18])
+@pytest.mark.parametrize("step", [*marked_long([6, 18]), 7])
 def test_stopped_after_any_step_it_goes_on_with_the_same_bits(step: int, capsys: pytest.CaptureFixture[str]) -> None:
     """6 steps make an epoch: at a boundary and behind it, after the last."""
     clean("stopped")

@@ -77,6 +77,7 @@ def test_a_learning_rate_that_diverges_is_out(capsys: pytest.CaptureFixture[str]
     assert not Path("none.st").exists()
 
 
+@pytest.mark.long
 def test_a_grid_goes_on_where_it_was_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
