@@ -441,13 +441,14 @@ SAID_OF_EFFORT = {
         and {whole-three@6 auroc - single}, at {whole-three@6 mults} times the mult-adds.
     """,
     "fashion-mnist-deep": """
-        **On Fashion-MNIST the verdict takes it.** Trained on with 8,000 images, two epochs, `deep` has
-        {deep auroc - single} of AUROC by `mahalanobis` beside the single model on the test data, {deep accuracy -
-        single} of accuracy and {deep nll - single} of NLL, at {deep mults} times the mult-adds. Circuits and Taylor members,
-        which are not trained, gain nearly as much AUROC ({circuits auroc - single} and {taylor auroc - single}) at
-        {circuits mults} and {taylor mults} times, and lose accuracy ({circuits accuracy - single} and {taylor accuracy
-        - single}). The whole model with a circuit of the late sites has {whole-late@4 auroc - single} of AUROC at
-        {whole-late@4 mults} times and {whole-late@4 accuracy - single} of accuracy.
+        **On Fashion-MNIST the verdict takes it.** Trained on with 8,000 images, two epochs, `deep` has {deep
+        auroc - single} of AUROC by `mahalanobis` beside the single model on the test data, {deep accuracy -
+        single} of accuracy and {deep nll - single} of NLL, at {deep mults} times the mult-adds. Circuits and
+        Taylor members, which are not trained, gain nearly as much AUROC ({circuits auroc - single} and {taylor
+        auroc - single}) at {circuits mults} and {taylor mults} times, and lose accuracy ({circuits accuracy -
+        single} and {taylor accuracy - single}). The whole model with a circuit of the late sites has
+        {whole-late@4 auroc - single} of AUROC at {whole-late@4 mults} times and {whole-late@4 accuracy -
+        single} of accuracy.
     """,
     "sst2-deep": """
         **On SST-2 the verdict is the score `vim` on the single model**, as for two of the three seeds above. Trained on
