@@ -15,34 +15,30 @@ MEMBERS = 3
 
 @dataclass(frozen=True)
 class BySeeds:
-    """A recipe: train members one by one, each with its own seed, and fuse them.
+    """A recipe: train members one by one, each with its own seed, and fuse them with nothing averaged.
 
     Attributes:
         options: options of each ``finetune``, as text, by name.
         ensemble: the value of its ``--ensemble``; None to leave it out.
         of_classifiers: further options, used only if the model has a classifier (a zero-shot model has none).
-        merge: the value of ``--merge`` of ``fuse``; None to use that of the other rows.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
     ensemble: MethodOptions | None = None
     of_classifiers: Mapping[str, str] = field(default_factory=dict)
-    merge: str | None = None
 
 
 @dataclass(frozen=True)
 class ByOneTraining:
-    """A recipe: fuse the members that one training leaves.
+    """A recipe: fuse the members that one training leaves, with nothing averaged.
 
     Attributes:
         ensemble: the value of ``--ensemble`` of this ``finetune``.
         options: its further options, as text, by name.
-        merge: the value of ``--merge`` of ``fuse``; None to use that of the other rows.
     """
 
     ensemble: MethodOptions
     options: Mapping[str, str] = field(default_factory=dict)
-    merge: str | None = None
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class SwagOptions(AveragingOptions):
 
 
 # The draws lie so close together that merging their MLPs would average them back to the mean.
-_OF_A_STUDY = ByOneTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "constant"}, merge="none")
+_OF_A_STUDY = ByOneTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "constant"})
 
 METHOD = Method(
     "swag",

@@ -24,6 +24,9 @@ from hydractl.methods.study_rows import (
 )
 from hydractl.studies.steps import Step, Value
 
+_NOTHING_AVERAGED = "none"
+"""The value of ``fuse --merge`` for the rivals: their authors run each member as it was trained. Rows of pruned members
+are fused by the default, as the paper averages MLPs."""
 THREE = ("acc", "ood", "avg")
 """The objectives of the paper's three circuits."""
 
@@ -302,14 +305,14 @@ class Workshop:
         """Return the row that an ensemble method declares, with the steps that its recipe asks for."""
         match recipe:
             # Several trainings with different seeds, whose models are fused.
-            case BySeeds(options, ensemble, of_classifiers, merge):
+            case BySeeds(options, ensemble, of_classifiers):
                 if self.has_classifier:
                     options = {**options, **of_classifiers}
                 members = self.trainings_by_seed(name, _with_ensemble(ensemble, options))
-                return self.fused_row(name, members, merge=merge)
+                return self.fused_row(name, members, merge=_NOTHING_AVERAGED)
             # One training that leaves several members, which are fused.
-            case ByOneTraining(ensemble, options, merge):
-                return self._row_of_one_training(name, _with_ensemble(ensemble, options), merge)
+            case ByOneTraining(ensemble, options):
+                return self._row_of_one_training(name, _with_ensemble(ensemble, options))
             # One training that leaves one file.
             case ByTraining(ensemble, options):
                 step = self.training_step(_with_ensemble(ensemble, options), [f"{name}.st"])
@@ -323,20 +326,17 @@ class Workshop:
             case AsMeasured(options):
                 return Row(name, self.model, options=options, stored=False)
 
-    def _row_of_one_training(self, name: str, options: Mapping[str, Value], merge: str | None) -> Row:
+    def _row_of_one_training(self, name: str, options: Mapping[str, Value]) -> Row:
         """Return the row of the members that one training of the whole model writes, fused into one file.
 
         Args:
             name: the name of the row.
             options: the options of the training.
-            merge: the value of ``fuse --merge``; None for the default.
         """
         member_files = [f"{name}.{number}.st" for number in range(1, MEMBERS + 1)]
         training = self.training_step(options, member_files, f"{name}.st")
 
-        fuse_options: dict[str, Value] = {"force": True}
-        if merge is not None:
-            fuse_options["merge"] = merge
+        fuse_options: dict[str, Value] = {"force": True, "merge": _NOTHING_AVERAGED}
         members = [str(path) for path in training.outputs]
         fusion = self.step("fuse", members, fuse_options, outputs=[f"{name}.fused.st"], needs=[training])
         return _row_of_single_step(name, fusion)

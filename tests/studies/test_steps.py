@@ -74,6 +74,21 @@ def test_every_training_of_every_row_tries_the_same_learning_rates() -> None:
     assert len(tried) > 20 and set(tried) == {"0.001,0.01"}
 
 
+def test_members_are_averaged_in_rows_of_pruned_members_alone() -> None:
+    """Rivals are their members as they were trained: their authors average no weights."""
+    workshop = Workshop(*("vit.st", {0: 4, 1: 4}, [0, 1], "train", "val", "ood", Path("out")))
+    merges: dict[object, set[str]] = {}
+    for name, make in MAKERS.items():
+        for made in make(workshop):
+            for fusion in (step for step in made.steps if step.verb == "fuse"):
+                merges.setdefault(fusion.options.get("merge"), set()).add(name)
+    pruned = {"whole-avg", "whole-auto", "whole-late", "whole-three"}
+    pruned |= {"circuits", "taylor", "circuits-tuned", "taylor-tuned"}
+    assert merges.keys() == {None, "none"}
+    assert merges[None] == pruned
+    assert {"deep", "deep-random", "snapshots", "batch-ensemble", "packed", "heads"} < merges["none"]
+
+
 def test_a_deep_ensemble_starts_from_the_checkpoint_with_new_classifiers_where_there_are_any() -> None:
     def starts(row: str, has_classifier: bool) -> set[object]:
         return {step.options.get("init") for step in trainings(row, 0, has_classifier)}

@@ -56,5 +56,5 @@ METHOD = Method(
     "Members that differ in their norms, which are trained under noise",
     AbnnOptions,
     # The noise is the default of the authors' layer. Members differ in their norms alone, which merging would average.
-    rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.1), merge="none"), place=3),),
+    rows=(StudyRow("abnn", BySeeds(ensemble=AbnnOptions(0.1)), place=3),),
 )

@@ -42,5 +42,5 @@ METHOD = Method(
     "Members that share all weights and see other neurons of the MLPs",
     MasksemblesOptions,
     # Members are close to each other, and merging would average their MLPs.
-    rows=(StudyRow("masksembles", ByOneTraining(MasksemblesOptions(MEMBERS, 2.0), merge="none"), place=9),),
+    rows=(StudyRow("masksembles", ByOneTraining(MasksemblesOptions(MEMBERS, 2.0)), place=9),),
 )

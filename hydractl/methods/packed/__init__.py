@@ -54,7 +54,6 @@ def _from_scratch(heads: int) -> ByOneTraining:
     return ByOneTraining(
         ensemble=PackedOptions(MEMBERS, alpha),
         options={"init": "random"},
-        merge="none",
     )
 
 
