@@ -444,18 +444,17 @@ SAID_OF_EFFORT = {
         **On Fashion-MNIST the verdict takes it.** Trained on with 8,000 images, two epochs, `deep` has {deep
         auroc - single} of AUROC by `mahalanobis` beside the single model on the test data, {deep accuracy -
         single} of accuracy and {deep nll - single} of NLL, at {deep mults} times the mult-adds. Circuits and
-        Taylor members, which are not trained, gain nearly as much AUROC ({circuits auroc - single} and {taylor
-        auroc - single}) at {circuits mults} and {taylor mults} times, and lose accuracy ({circuits accuracy -
-        single} and {taylor accuracy - single}). The whole model with a circuit of the late sites has
-        {whole-late@4 auroc - single} of AUROC at {whole-late@4 mults} times and {whole-late@4 accuracy -
-        single} of accuracy.
+        Taylor members, which are not trained, gain as much AUROC ({circuits auroc - single} and {taylor auroc -
+        single}) at {circuits mults} and {taylor mults} times, and lose accuracy ({circuits accuracy - single}
+        and {taylor accuracy - single}). The whole model with a circuit of the late sites has {whole-late@4
+        auroc - single} of AUROC at {whole-late@4 mults} times and {whole-late@4 accuracy - single} of accuracy.
     """,
     "sst2-deep": """
-        **On SST-2 the verdict is the score `vim` on the single model**, as for two of the three seeds above. Trained on
-        with 500 phrases, `deep` has {deep msp - single} of AUROC by MSP beside the single model on the test data, but
-        {deep auroc - single} by `vim`; {deep accuracy - single} of accuracy and {deep nll - single} of NLL. By `vim`
-        these rows have more AUROC than the single model on the test data, which the validation data did not show: {more
-        auroc than single}.
+        **On SST-2 the verdict is the score `vim` on the single model**, as for the first of the three seeds
+        above. Trained on with 500 phrases, `deep` has {deep msp - single} of AUROC by MSP beside the single
+        model on the test data, and {deep auroc - single} by `vim`; {deep accuracy - single} of accuracy and
+        {deep nll - single} of NLL. By `vim` these rows have more AUROC than the single model on the test data,
+        which the validation data did not show: {more auroc than single}.
     """,
 }
 """What the page says of studies with equal effort, by name."""
