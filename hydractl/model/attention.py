@@ -519,11 +519,12 @@ class HeadAttention(nn.Module):
             common_input = apart(x, members)[:1]
             (pool,) = self._attend([self._all_heads], common_input, [memory], meeting)
             assert pool is not None, "a pool in which members have heads has heads"
-            attended = self._stacked.take(pool)
-        else:
-            q, k, v = stacked.project(x, memory)
-            meeting_of_batch = meeting.for_member_major(members, context)
-            attended = self._scaled_dot_products(q, k, v, meeting_of_batch)
+            heads_of_members = self._stacked.take(pool)  # [M, B, heads, q, head_dim]
+            return stacked.output(heads_of_members).flatten(0, 1)  # [M, B, q, d_model] -> [M * B, q, d_model]
+
+        q, k, v = stacked.project(x, memory)
+        meeting_of_batch = meeting.for_member_major(members, context)
+        attended = self._scaled_dot_products(q, k, v, meeting_of_batch)
         return stacked.output(attended)
 
 

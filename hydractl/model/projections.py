@@ -579,8 +579,15 @@ class MemberProjections(nn.Module):
         return terms
 
     def take(self, attended: Tensor) -> Tensor:
-        """Select the member's heads from the attended heads of the bank, ``[B, heads of the bank, q, head_dim]``."""
-        return cat_parts([attended[:, run] for run in self.runs], dim=1)
+        """Select the member's heads from the attended heads of the bank, ``[B, heads of the bank, q, head_dim]``.
+
+        Returns:
+            ``[B, h, q, head_dim]``, in memory with the heads of a token side by side, as attention leaves them and as
+            :meth:`concatenate` reads them without another copy.
+        """
+        by_token = attended.transpose(1, 2)  # [B, q, heads of the bank, head_dim]
+        selected = cat_parts([by_token[:, :, run] for run in self.runs], dim=2)  # [B, q, h, head_dim]
+        return selected.transpose(1, 2)
 
     def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
         """Concatenate attended heads, and multiply them by their gates if the bank has gates.

@@ -221,7 +221,7 @@ class MembersLinear:
         self._bias_row = None if bias is None else bias[:, None]  # [M, 1, m]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the layers to ``x``, member-major ``[M * B, ..., n]``; return ``[M * B, ..., m]``."""
+        """Apply the layers to ``x``, ``[M * B, ..., n]`` or ``[M, B, ..., n]``; return ``[M * B, ..., m]`` or alike."""
         members, outputs, inputs = self.weight.shape
         rows = x.reshape(members, -1, inputs)  # [M * B, ..., n] -> [M, rows per member, n]
         if self._bias_row is None:
@@ -679,11 +679,14 @@ class StackedProjections:
         """Select each member's heads from the attended heads of the bank, ``[B, heads of the bank, q, head_dim]``.
 
         Returns:
-            ``[M * B, heads, q, head_dim]``.
+            ``[M, B, heads, q, head_dim]``.
         """
-        selected = attended.index_select(1, self._indices_in_bank(attended.device))  # [B, M * heads, q, head_dim]
-        by_member = selected.unflatten(1, (-1, self.heads)).transpose(0, 1)  # [M, B, heads, q, head_dim]
-        return by_member.flatten(0, 1)  # [M * B, heads, q, head_dim]
+        # Attention leaves the heads of a token side by side. Kept so, selecting them is the only copy: the output
+        # projection reads what is returned as it lies, and would copy heads that lie one behind another.
+        by_token = attended.transpose(1, 2)  # [B, q, heads of the bank, head_dim]
+        selected = by_token.index_select(2, self._indices_in_bank(attended.device))  # [B, q, M * heads, head_dim]
+        by_member = selected.unflatten(2, (-1, self.heads))  # [B, q, M, heads, head_dim]
+        return by_member.permute(2, 0, 3, 1, 4)  # [M, B, heads, q, head_dim]
 
     def make(self) -> None:
         """Make everything that is cached from call to call."""
@@ -805,8 +808,15 @@ class StackedWeights:
         return q, projections.for_each_head(k), projections.for_each_head(v)
 
     def output(self, attended: Tensor) -> Tensor:
-        """Project attended heads ``[M * B, heads, q, head_dim]`` to the residual stream, ``[M * B, q, d_model]``."""
-        rows = attended.transpose(1, 2).flatten(2)  # [M * B, h, q, dk] -> [M * B, q, h * dk]
+        """Project attended heads to the residual stream.
+
+        Args:
+            attended: ``[M * B, heads, q, head_dim]`` or ``[M, B, heads, q, head_dim]``.
+
+        Returns:
+            ``[M * B, q, d_model]`` or ``[M, B, q, d_model]``.
+        """
+        rows = attended.transpose(-3, -2).flatten(-2)  # [..., heads, q, head_dim] -> [..., q, heads * head_dim]
         return self._out(rows)
 
 
