@@ -85,6 +85,21 @@ def test_unmerged_members_equal_the_library(variant: str, case: str, side_by_sid
     assert torch.allclose(fused(inputs(variant)).exp().sum(-1), torch.ones(3), atol=1e-6)
 
 
+@pytest.mark.parametrize(("merge", "most_tokens"), [((), 64), (("mlp",), 512)])
+@torch.no_grad()
+def test_few_tokens_run_side_by_side_on_a_cpu(merge: Sequence[str], most_tokens: int) -> None:
+    plan = plan_fusion(pruned_sources("class-token", KEPT[:3]), merge)
+    fused = HydraModel(plan.description, plan.tensors)
+    calls: list[int] = []
+    fused.networks[0].blocks[1].register_forward_hook(lambda *_: calls.append(1))
+    tokens_of_sample = 5
+    largest_batch = most_tokens // tokens_of_sample
+    fused(fused.example_inputs(largest_batch))
+    assert len(calls) == 1
+    fused(fused.example_inputs(largest_batch + 1))
+    assert len(calls) == 1 + 3, "one after another, the block runs for each member"
+
+
 def averaged_references(
     variant: str, kept: Sequence[Sequence[Sequence[int]]], merge: Sequence[str]
 ) -> list[torch.Tensor]:
