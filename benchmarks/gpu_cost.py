@@ -12,8 +12,8 @@ model with the library's.
 
 Every row is measured in rounds with the single model of the same format, batch and mode, to which its ratios are, and
 written before the next is begun. The most informative come first: bfloat16 at batch 4, compiled and with CUDA graphs,
-then eager. The time is bounded from the start of the script; what it does not allow is said. What the columns mean:
-docs/numbers/gpu-cost.md.
+then eager, then with hydractl's own CUDA graphs (``load(..., graphs=True)``). The time is bounded from the start of the
+script; what it does not allow is said. What the columns mean: docs/numbers/gpu-cost.md.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ FIRST = "first member alone"
 DEEP = "deep ensemble"
 UNBATCHED = ", not batched"
 PAPER_S_BATCH = 4
+WITH_GRAPH = ("compiled", "graphs")
+"""The modes in which a call is one CUDA graph: of torch.compile, or of hydractl."""
 _LARGE = 32
 """The batch from which on a GPU is busy with any of the models."""
 PAPER = 1.07
@@ -212,7 +214,9 @@ class Models:
             SystemExit: it gives something else.
         """
         if name not in self._built:
-            self._built[name] = self._build_by_name(name)
+            model = self._build_by_name(name)
+            self._operators[name] = operators(model)  # now, because a model with graphs replays them all at once
+            self._built[name] = model
         return self._built[name]
 
     def macs(self, name: str) -> int:
@@ -222,8 +226,7 @@ class Models:
 
     def operators(self, name: str) -> int:
         """Return how many operators one eager call takes."""
-        if name not in self._operators:
-            self._operators[name] = operators(self.model(name))
+        self.model(name)
         return self._operators[name]
 
     def _build_by_name(self, name: str) -> Any:
@@ -317,10 +320,11 @@ def plan(options: argparse.Namespace) -> list[Place]:
             for mode in options.modes:
                 for batch in options.batches:
                     # A graph is for small batches; at the larger ones launching takes no time beside computing.
-                    if mode == "compiled" and (batch >= _LARGE or dtype != options.dtypes[0]):
+                    has_graph = mode in WITH_GRAPH
+                    if has_graph and (batch >= _LARGE or dtype != options.dtypes[0]):
                         continue
                     names_here = names
-                    if mode == "compiled":  # the single model, and what is fused in the way a GPU runs it
+                    if has_graph:  # the single model, and what is fused in the way a GPU runs it
                         names_here = [name for name in names if name == SINGLE or _is_batched(name)]
                     places += [Place(arch, dtype, batch, mode, name) for name in names_here]
 
@@ -328,9 +332,9 @@ def plan(options: argparse.Namespace) -> list[Place]:
         first_dtype = place.dtype == options.dtypes[0]
         is_paper_s = place.batch_size == PAPER_S_BATCH
         if is_paper_s:
-            step = 0 if place.mode == "compiled" else 1 if first_dtype else 2
+            step = {"compiled": 0, "eager": 1, "graphs": 2}[place.mode] if first_dtype else 3
         else:
-            step = 5 if not first_dtype else 4 if place.mode == "compiled" else 3
+            step = 6 if not first_dtype else 5 if place.mode in WITH_GRAPH else 4
         return place.arch != options.arch[0], step
 
     return sorted(places, key=rank)  # rows of one rank stay in order
@@ -430,6 +434,8 @@ class Measuring:
             model = self._models_of(place).model(name)
             inputs = self._models_of(place).model(SINGLE).example_inputs(place.batch_size, 0)
             compile_mode = self._options.compile_mode if place.mode == "compiled" else None
+            if isinstance(model, HydraModel):
+                model.graphs = (place.batch_size,) if place.mode == "graphs" else None
             self._calls[name] = self._device.prepared(model, inputs, compile_mode)
         return self._calls[name]
 
@@ -458,7 +464,7 @@ def aims(record: Record) -> list[dict[str, Any]]:
         if row["dtype"] != "bfloat16" or row["batch_size"] != PAPER_S_BATCH or not _is_batched(row["model"]):
             continue
         is_plain = row["model"].startswith("fused, 0 ")
-        aim = PAPER if row["mode"] == "eager" and is_plain else EQUAL if row["mode"] == "compiled" else None
+        aim = PAPER if row["mode"] == "eager" and is_plain else EQUAL if row["mode"] in WITH_GRAPH else None
         if aim is None:
             continue
         low, high = row["ratio_ci"]
@@ -526,7 +532,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arch", type=words, default=words(ARCHITECTURES), help="of timm, bert-base, open_clip:NAME")
     parser.add_argument("--dtypes", type=words, default=["bfloat16", "float32"])
     parser.add_argument("--batches", type=numbers, default=[1, 4, 32, 128])
-    parser.add_argument("--modes", type=words, default=["compiled", "eager"])
+    parser.add_argument("--modes", type=words, default=["compiled", "eager", "graphs"])
     parser.add_argument("--compile-mode", default="reduce-overhead", help="of torch.compile")
     parser.add_argument("--shared", type=numbers, default=[0, 6, 10], help="numbers of leading sites in common")
     parser.add_argument(

@@ -88,9 +88,10 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(
 @pytest.mark.long
 def test_a_second_run_goes_on(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "g.json"
-    few = ["--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--modes", "eager", "--shared", "2"]
+    few = ["--arch", SMALL, "--batches", "1", "--dtypes", "float32", "--modes", "eager,graphs", "--shared", "2"]
     whole = run(*few, "--batched", "on", "-o", file)
-    names = ["single", "whole + circuit, last 2", "fused, 2 shared", *NAMES[-4:]]
+    of_one_launch = ["single", "whole + circuit, last 2", "fused, 2 shared"]
+    names = [*of_one_launch, *NAMES[-4:], *of_one_launch]
     assert [row["model"] for row in whole["rows"]] == names
     shortened = {**whole, "rows": whole["rows"][:4]}
     file.write_text(json.dumps(shortened), encoding="utf-8")
@@ -122,7 +123,7 @@ def test_the_rows_that_say_most_come_first(script: ModuleType) -> None:
         arch=["vit", "bert"],
         dtypes=["bfloat16", "float32"],
         batches=[1, 4, 32],
-        modes=["compiled", "eager"],
+        modes=["compiled", "eager", "graphs"],
         shared=[0],
         late=[],
         batched=[True, False],
@@ -130,15 +131,27 @@ def test_the_rows_that_say_most_come_first(script: ModuleType) -> None:
     places = script.plan(options)
     order = dict.fromkeys((place.arch, place.dtype, place.batch_size, place.mode) for place in places)
     assert list(order) == [
-        *(("vit", "bfloat16", 4, "compiled"), ("vit", "bfloat16", 4, "eager"), ("vit", "float32", 4, "eager")),
-        *(("vit", "bfloat16", 1, "eager"), ("vit", "bfloat16", 32, "eager"), ("vit", "bfloat16", 1, "compiled")),
-        *(("vit", "float32", 1, "eager"), ("vit", "float32", 32, "eager")),
-        *(("bert", "bfloat16", 4, "compiled"), ("bert", "bfloat16", 4, "eager"), ("bert", "float32", 4, "eager")),
-        *(("bert", "bfloat16", 1, "eager"), ("bert", "bfloat16", 32, "eager"), ("bert", "bfloat16", 1, "compiled")),
-        *(("bert", "float32", 1, "eager"), ("bert", "float32", 32, "eager")),
+        (arch, *rest)
+        for arch in ("vit", "bert")
+        for rest in (
+            *(
+                ("bfloat16", 4, "compiled"),
+                ("bfloat16", 4, "eager"),
+                ("bfloat16", 4, "graphs"),
+                ("float32", 4, "eager"),
+            ),
+            *(
+                ("bfloat16", 1, "eager"),
+                ("bfloat16", 32, "eager"),
+                ("bfloat16", 1, "compiled"),
+                ("bfloat16", 1, "graphs"),
+            ),
+            *(("float32", 1, "eager"), ("float32", 32, "eager")),
+        )
     ]
-    compiled = [place.model for place in places if place.mode == "compiled" and place.arch == "vit"]
-    assert compiled == ["single", "fused, 0 shared"] * 2
+    for mode in ("compiled", "graphs"):
+        names = [place.model for place in places if place.mode == mode and place.arch == "vit"]
+        assert names == ["single", "fused, 0 shared"] * 2
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,7 @@ def load(
     *,
     compile: bool = False,
     whole_last_block: bool = False,
+    graphs: bool | Sequence[int] = False,
 ) -> HydraModel:
     """Read the weights of a model and return it as an ``nn.Module`` in eval mode.
 
@@ -260,6 +261,9 @@ def load(
         arch: the architecture of a bare safetensors file.
         compile: compile the whole network with torch.compile at its first call.
         whole_last_block: run the last block for all tokens, as the library does, instead of those that are read.
+        graphs: run batches as CUDA graphs, padded to 1, 2, 4, 8, 16 or 32 samples, or to the sizes that are given, such
+            as ``(1, 8)``. This is for inference in small batches on a GPU, under ``torch.inference_mode()``. Elsewhere
+            batches are padded in the same way. See :attr:`HydraModel.graphs`.
 
     Returns:
         A model whose call returns log p ``[batch, classes]`` of the averaged prediction.
@@ -267,7 +271,8 @@ def load(
     Warns:
         UserWarning: a CPU computes in ``dtype`` slower than in float32; it says how many times slower (measured).
     """
-    return open(model, arch=arch).load(device, dtype, compile=compile, whole_last_block=whole_last_block)
+    opened = open(model, arch=arch)
+    return opened.load(device, dtype, compile=compile, whole_last_block=whole_last_block, graphs=graphs)
 
 
 def save(
