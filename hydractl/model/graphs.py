@@ -155,7 +155,7 @@ class StoragesFromOutside(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there
         self.storages: list[torch.UntypedStorage] = []
         self._known: set[int] = set()  # the storages that were collected, and those of results
 

@@ -40,7 +40,7 @@ class Tape(TorchDispatchMode):
     """Operators in the order in which they ran."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[tuple[Any, Any, Any, Any]] = []
         self.replays = 0
 
@@ -67,6 +67,27 @@ class Tape(TorchDispatchMode):
         return (0, 1)
 
 
+class OnTheHost(TorchDispatchMode):
+    """Collects the operators that a model on the meta device, which stands for a GPU, gives to the host.
+
+    On a GPU each of them copies to the device and waits for it, or a mask as an index is counted, and no graph can hold
+    that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        tensors = [value for value in tree_leaves([args, kwargs, result]) if isinstance(value, Tensor)]
+        by_mask = name == "index" and any(tensor.dtype == torch.bool for tensor in tensors[1:])
+        if by_mask or any(tensor.device.type == "cpu" for tensor in tensors):
+            self.names.add(name)
+        return result
+
+
 class TapeRecorder:
     """Records tapes."""
 
@@ -86,8 +107,7 @@ class TapeRecorder:
         self.pools.append(pool)
         tape = Tape()
         try:
-            # transformers asks for this, and then does not look at masks.
-            with mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True), tape:
+            with while_capturing(), tape:
                 output = run()
         except RuntimeError as error:
             raise UsageError(str(error)) from error
@@ -100,10 +120,14 @@ class TapeRecorder:
         yield
 
 
+def while_capturing() -> Any:
+    """What transformers asks for: then it does not look at the numbers in masks."""
+    return mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
+
+
 def recorded(model: HydraModel, batch_sizes: tuple[int, ...] = (2, 4)) -> TapeRecorder:
     """Let a model run by recordings as on a GPU, and return what records them."""
     recorder = TapeRecorder()
-    model.graphs = batch_sizes
     runs = PaddedRuns(batch_sizes, lambda device: recorder)
     model._graphs = runs
     model._kept_of_weights.add(runs)
@@ -128,6 +152,12 @@ def turned(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {name: turned(tensor) for name, tensor in batch.items()}
     return batch.roll(1, dims=0)
+
+
+def on_meta(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: tensor.to("meta") for name, tensor in batch.items()}
+    return batch.to("meta")
 
 
 def seen_batches(model: HydraModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -168,7 +198,7 @@ def test_the_next_size_is_taken_and_larger_batches_stay_as_they_are(monkeypatch:
     assert model.graphs == (1, 4)
     sizes = seen_batches(model, monkeypatch)
     for samples in (1, 2, 3, 4, 5, 0):
-        assert model(images(samples)).shape == (samples, 5)
+        assert model(images(samples)).shape[0] == samples
     assert sizes == [1, 4, 4, 4, 5, 0]
 
 
@@ -213,11 +243,10 @@ def test_what_no_recording_can_answer_runs_as_it_is(recording: bool, monkeypatch
     changes = (in_training, with_dropout_on, with_gates, with_an_observer, with_dropped_outputs, with_a_cascade)
     for change in changes:
         model = own_weights("class-token", NEARLY)
-        recorder = recorded(model) if recording else None
-        model.graphs = model.graphs if recording else (4,)
-        if recorder is not None:
-            recorder = recorded(model)
-            model(images())
+        model.graphs = (4,)
+        if recording:
+            recorded(model)
+        model(images())
         sizes = seen_batches(model, monkeypatch)
         change(model)
         model(images())
@@ -241,13 +270,13 @@ def test_sizes_that_are_none_are_refused(wrong: Any) -> None:
 # --- recordings -------------------------------------------------------------------------------------------------------
 
 
-CASES = [
-    *ONE_OF_EACH,
-    *marked_long(variant for variant in VARIANTS if variant not in ONE_OF_EACH),
-]
+HOST = ("dinov3", "sapiens2", "deberta-v3")
+"""The models that compute something on the host in every run: the library's positions of tokens."""
 
 
-@pytest.mark.parametrize("variant", CASES)
+@pytest.mark.parametrize(
+    "variant", [*ONE_OF_EACH, *marked_long(v for v in VARIANTS if v not in ONE_OF_EACH and v not in HOST)]
+)
 @torch.no_grad()
 def test_a_replay_gives_what_the_model_gives(variant: str) -> None:
     model = own_weights(variant, NEARLY)
@@ -264,6 +293,13 @@ def test_a_replay_gives_what_the_model_gives(variant: str) -> None:
     assert torch.equal(first, kept), "an answer is no place that the next replay writes to"
     assert recorder.events.count("record") == 1
     assert recorder.tapes[0].replays == 2
+
+    on_device, batch_on_device = reference.to("meta"), on_meta(first_batch)
+    on_device.member_logits(batch_on_device)  # makes what is kept from run to run
+    on_the_host = OnTheHost()
+    with while_capturing(), on_the_host:
+        on_device.member_logits(batch_on_device)
+    assert on_the_host.names == set()
 
 
 @torch.no_grad()
@@ -478,7 +514,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 @torch.no_grad()
 def test_cuda_graphs_are_captured_in_a_side_stream(cuda: FakeCuda) -> None:
     model = single("class-token")
-    model.graphs = (2, 4)
     model._graphs = PaddedRuns((2, 4), graphs.CudaRecorder)
     first = model(images(4))
     waits, ends = IN_TURN
@@ -497,7 +532,6 @@ def test_cuda_graphs_are_captured_in_a_side_stream(cuda: FakeCuda) -> None:
 @torch.no_grad()
 def test_what_cannot_be_captured_is_said(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     model = single("class-token")
-    model.graphs = (4,)
     model._graphs = PaddedRuns((4,), graphs.CudaRecorder)
     original = model.eager_logits
     monkeypatch.setattr(model, "eager_logits", lambda batch: original(batch) * float(batch.sum()))
