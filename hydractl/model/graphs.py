@@ -288,9 +288,8 @@ def _any_in_training(modules: Iterable[nn.Module]) -> bool:
 
 def _runs_alike(model: Network, device: torch.device) -> bool:
     """Return whether a call now does what a recording does: inference with all members, seen by nobody."""
-    # Gradients need every operator, and autocast other kernels; a graph of torch.compile or of a caller has room for
-    # operators, not for a replay.
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
+    # Gradients need every operator, and autocast other kernels. In a graph of the caller there cannot be a replay.
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
         return False
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return False
@@ -358,9 +357,7 @@ class PaddedRuns:
             return self._as_it_is(model, inputs)
 
         # A device without a recorder computes the padded batch.
-        if device not in self._recorders:
-            self._recorders[device] = self._recorder_on(device)
-        recorder = self._recorders[device]
+        recorder = self._recorder_for(device)
         if recorder is None:
             if _any_in_training(model.modules()):
                 return self._as_it_is(model, inputs)
@@ -389,6 +386,13 @@ class PaddedRuns:
         if not samples:
             return None
         return next((size for size in self.batch_sizes if size >= samples), None)
+
+    def _recorder_for(self, device: torch.device) -> Recorder | None:
+        """Return what records runs on a device, always the same; None if nothing does."""
+        with self._lock:
+            if device not in self._recorders:
+                self._recorders[device] = self._recorder_on(device)
+            return self._recorders[device]
 
     def _replayed(self, key: Any, tensors: Mapping[str, Tensor], samples: int) -> Tensor | None:
         """Return the logits of a batch by a recording of its shape; None if there is none that is up to date."""

@@ -375,7 +375,7 @@ class HydraModel(nn.Module):
 
         If a cascade stops a sample at its first member, that member's logits stand for those of all members.
         """
-        if self._graphs is None:
+        if self._graphs is None or torch.compiler.is_compiling():
             return self.eager_logits(inputs)
         return self._graphs.member_logits(self, inputs)
 
