@@ -115,7 +115,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **points: str) -> 
     monkeypatch.delitem(sys.modules, "trees", raising=False)
     monkeypatch.delitem(sys.modules, "trees.oak", raising=False)
     found = [EntryPoint(name, value, "trees") for name, value in points.items()]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found if group == "trees" else [])
+    monkeypatch.setattr("hydractl.files.plugins.entry_points_of", lambda group: found if group == "trees" else [])
     return Registry("trees", [str(package)], "TREE", helpers=["saw"])
 
 
@@ -136,7 +136,7 @@ def test_a_broken_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_name_that_is_taken(points: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trees = registry(tmp_path, monkeypatch)
     found = [EntryPoint(name, value, "trees") for name, value in points]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
+    monkeypatch.setattr("hydractl.files.plugins.entry_points_of", lambda group: found)
     with pytest.raises(InputError, match=f"'{points[0][0]}' in trees, a name that is taken"):
         _ = trees.names
 

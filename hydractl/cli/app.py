@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -31,9 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     No exception leaves this function. A traceback is shown only if ``HYDRACTL_DEBUG`` asks for it.
+
+    Args:
+        argv: the words after ``hydractl``; None for those of this process, which is then taken to run nothing else.
     """
+    is_whole_process = argv is None
     if argv is None:
         argv = sys.argv[1:]
+    if is_whole_process:
+        gc.freeze()  # collections of garbage pass over modules, see hydractl.files.collecting
     answer = Answer(sys.stdout, warn=lambda message: say(f"warning: {message}"))
     try:
         with _interruptible():
@@ -44,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failure.exit_code
     finally:
         settle_log()
+        if is_whole_process:
+            # Collect what the command has left. All else are modules, which the interpreter need not look at when it
+            # exits.
+            gc.collect()
+            gc.freeze()
     return 0
 
 

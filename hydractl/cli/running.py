@@ -24,6 +24,7 @@ from hydractl.cli.compiler_on_demand import import_compiler_on_demand
 from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.request import INFO, Request
 from hydractl.errors import HydraError, InputError, RequirementError, UsageError
+from hydractl.files.collecting import importing
 from hydractl.files.inputs import reading
 from hydractl.settings.common import Common
 from hydractl.settings.inputs import inputs_of
@@ -149,7 +150,8 @@ def run_verb(request: Request, answer: Answer) -> None:
 
     # Import the verb, and run it. Rows are computed while they are printed, so they are printed here.
     import_compiler_on_demand()
-    verb = importlib.import_module(module_of(request.verb))
+    with importing():
+        verb = importlib.import_module(module_of(request.verb))
     inputs = inputs_of(settings)
     with contextlib.redirect_stdout(Stray()), _library_warnings(log), reading(inputs):
         try:

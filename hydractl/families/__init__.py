@@ -19,7 +19,7 @@ _HELPERS = (
     *("base", "imagenet", "config_json", "meta_device", "pixels", "prompts", "reading"),
     *("timm_eva", "timm_relative", "torchvision_operators"),
 )
-FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers=_HELPERS)
+FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers=_HELPERS, before_models=True)
 
 
 def get_family(name: str) -> ModelFamily:

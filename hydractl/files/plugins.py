@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterable
-from functools import cached_property
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hydractl.errors import InputError
+from hydractl.files.collecting import importing
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -26,12 +29,22 @@ class Registry(Generic[T]):
         path: the ``__path__`` of the folder.
         variable: the variable that has the declaration in every module, e.g. ``METHOD``: an object with a ``name``.
         helpers: the modules of the folder that declare nothing.
+        before_models: whether there is no model in memory before the first declaration is imported.
     """
 
-    def __init__(self, package: str, path: Iterable[str], variable: str, helpers: Iterable[str]) -> None:
+    def __init__(
+        self,
+        package: str,
+        path: Iterable[str],
+        variable: str,
+        helpers: Iterable[str],
+        *,
+        before_models: bool = False,
+    ) -> None:
         """List the modules of the folder; none of them is imported."""
         self.package = package
         self.variable = variable
+        self._before_models = before_models
         modules = {module.name for module in pkgutil.iter_modules(path)}
         declaring = modules - set(helpers)
         self._own = {}
@@ -41,18 +54,15 @@ class Registry(Generic[T]):
             self._own[name] = module
         self._loaded: dict[str, T] = {}
 
-    @cached_property
+    @functools.cached_property
     def _foreign(self) -> dict[str, EntryPoint]:
         """The entry points of other packages by the names of their declarations, sorted.
 
         Raises:
             InputError: an entry point has the name of a declaration in this folder, or of another entry point.
         """
-        # Imported only here: listing what is installed takes a tenth of a second, too long for `hydractl --help`.
-        from importlib.metadata import entry_points
-
         points: dict[str, EntryPoint] = {}
-        for point in entry_points(group=self.package):
+        for point in entry_points_of(self.package):
             name = point.name
             # A package that is on the path twice offers the same value twice, which is no conflict.
             earlier = points.get(name)
@@ -78,9 +88,15 @@ class Registry(Generic[T]):
         is_declared = name in self._own or name in self._foreign
         if not is_declared:
             return None
-        declaration = self._load(name)
+        with self._importing():
+            declaration = self._load(name)
         self._loaded[name] = declaration
         return declaration
+
+    def _importing(self) -> AbstractContextManager[None]:
+        """Return a block for imports, see :func:`importing`."""
+        is_first = not self._loaded
+        return importing(before_models=self._before_models and is_first)
 
     def _load(self, name: str) -> T:
         """Import the declaration of a name, of this folder or of another package.
@@ -107,11 +123,27 @@ class Registry(Generic[T]):
     def all(self) -> list[T]:
         """Return every declaration, sorted by name, with those of other packages last."""
         declarations = []
-        for name in self.names:
-            declaration = self.get(name)
-            if declaration is not None:
-                declarations.append(declaration)
+        with self._importing():
+            for name in self.names:
+                declaration = self.get(name)
+                if declaration is not None:
+                    declarations.append(declaration)
         return declarations
+
+
+def entry_points_of(group: str) -> Iterable[EntryPoint]:
+    """Return the entry points of a group that the installed packages have."""
+    path = tuple(sys.path)
+    return _entry_points_on(path).select(group=group)
+
+
+@functools.cache
+def _entry_points_on(_path: tuple[str, ...]) -> Any:
+    """Return all entry points of the packages on the module search path, which is read once for all groups."""
+    # Imported only here: listing what is installed takes a tenth of a second, too long for `hydractl --help`.
+    from importlib.metadata import entry_points
+
+    return entry_points()
 
 
 def load_entry_point(point: EntryPoint) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.files.checkpoint import LentTensors, TensorSource
+from hydractl.files.collecting import collecting_new_objects_only
 from hydractl.files.description import Description
 from hydractl.files.fuse_answer import SelfCheckRecord
 from hydractl.files.header import torch_dtype
@@ -120,7 +120,7 @@ def self_check(
 
     # Run all members together, each alone with the averages, and each as it was before.
     averages = _AveragedTensors(plan, device)
-    with _collecting_new_objects_only():
+    with collecting_new_objects_only():
         inputs, classes, logits = _run_fused_model(plan, averages, seed)
         together = logits.double()  # [M, B, classes]
         alone = _run_members_alone(sources, averages, inputs, classes, log)
@@ -164,23 +164,6 @@ def self_check(
 
     # From an object, since disagreement is null for a single member, but missing for bodies.
     return SelfCheckRecord.from_json(result)
-
-
-@contextlib.contextmanager
-def _collecting_new_objects_only() -> Iterator[None]:
-    """Let collections of garbage inside pass over all objects that exist already.
-
-    Most of them belong to imported modules and stay; looking at them takes a fifth of a second each time.
-    """
-    if gc.get_freeze_count() > 0:
-        # The caller has set objects apart as well, and there is no way to thaw only ours.
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _run_members_alone(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hydractl.errors import InputError
-from hydractl.files.plugins import load_entry_point
+from hydractl.files.plugins import entry_points_of, load_entry_point
 
 MetricKind = Literal["id", "ood", "errors", "diversity"]
 
@@ -138,11 +138,9 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
     Raises:
         InputError: an entry point cannot be imported, is no metric, or has a key that is taken.
     """
-    from importlib.metadata import entry_points
-
     used_keys = {"n", "group", "pairs"}  # names of other entries of a row
     used_keys.update(own_metric.key for own_metric in _declared_here())
-    sorted_entry_points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    sorted_entry_points = sorted(entry_points_of(GROUP), key=lambda point: point.name)
     plugin_metrics = []
     for point in sorted_entry_points:
         what = f"the metric {point.name} = {point.value} of another package"

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from hydractl.errors import InputError
-from hydractl.files.plugins import load_entry_point
+from hydractl.files.plugins import entry_points_of, load_entry_point
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -71,10 +71,8 @@ class ScoreTable(Mapping[str, OodScore]):
         Raises:
             InputError: a name is taken by a score of hydractl.
         """
-        from importlib.metadata import entry_points
-
         points: dict[str, EntryPoint] = {}
-        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        for point in sorted(entry_points_of(GROUP), key=lambda point: point.name):
             if point.name in self._declared_here or point.name in ON_FEATURES:
                 what = f"the OOD score {point.name} = {point.value} of another package"
                 raise InputError(f"{what}: the name is taken", hint="give its entry point another name")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.collecting import importing
 from hydractl.log import Log
 from hydractl.settings.measuring import BenchSettings
 from hydractl.verbs.outcome import Outcome
@@ -56,10 +57,11 @@ CONVENTIONS = {
 
 def run(settings: BenchSettings, log: Log) -> Outcome:
     """Measure every model at every batch size and number format, write the figures, and check requirements on them."""
-    from hydractl.benchmark.measuring import BenchOptions, measure_rows
-    from hydractl.benchmark.rows import bench_rows, find_contestants, on_one_input, open_samples, with_ratios
-    from hydractl.model.loading import resolve_device
-    from hydractl.verbs.opening import announce_reading, model_options
+    with importing():
+        from hydractl.benchmark.measuring import BenchOptions, measure_rows
+        from hydractl.benchmark.rows import bench_rows, find_contestants, on_one_input, open_samples, with_ratios
+        from hydractl.model.loading import resolve_device
+        from hydractl.verbs.opening import announce_reading, model_options
 
     # The rows: the models and what they are compared with. Requirements are checked against their names.
     device = resolve_device(settings.device)

@@ -17,6 +17,7 @@ from hydractl.evaluation.options import DataOptions, EvalOptions, EvalRunOptions
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.expressions.score_choice import ALL_SCORES
 from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, write_json
+from hydractl.files.collecting import importing
 from hydractl.files.eval_answer import EVAL_SCHEMA, BootstrapOptions, EvalAnswer, EvalRow, OodSuite
 from hydractl.jsonio import read_json_file
 from hydractl.log import Log
@@ -126,12 +127,13 @@ def plan_of(settings: EvalSettings, log: Log) -> Plan:
     Raises:
         HydraError: models, data sets, options or output paths do not fit together.
     """
-    from hydractl.evaluation.answer import known_keys
-    from hydractl.evaluation.doubts import eval_data_doubts
-    from hydractl.evaluation.rows import check_scores, check_writable, find_rows
-    from hydractl.evaluation.sets import open_sets, seen_samples
-    from hydractl.model.loading import resolve_device
-    from hydractl.verbs.opening import model_options
+    with importing():
+        from hydractl.evaluation.answer import known_keys
+        from hydractl.evaluation.doubts import eval_data_doubts
+        from hydractl.evaluation.rows import check_scores, check_writable, find_rows
+        from hydractl.evaluation.sets import open_sets, seen_samples
+        from hydractl.model.loading import resolve_device
+        from hydractl.verbs.opening import model_options
 
     # The rows (one for each model), and the files that each row writes or reads.
     resolve_device(settings.device)
