@@ -20,7 +20,7 @@ from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.log import Log
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.probabilities import Floats
-from hydractl.metrics.samples import Samples, samples_of
+from hydractl.metrics.samples import Samples, samples_and_members
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
 """A function that returns the logits of a data set, batch by batch."""
@@ -85,7 +85,7 @@ def gather(
             labels = dataset.labels[list(rows)]  # [B]
         # The score of an ensemble on features is the mean of its members' scores: [M, B] -> [B].
         mean_scores = {score: values.mean(axis=0) for score, values in scores_of_members.items()}
-        samples = samples_of(
+        samples, members = samples_and_members(
             logits,
             labels,
             score=scores.leading,
@@ -93,11 +93,11 @@ def gather(
             fitted_scores=mean_scores,
             calibration=calibration,
             pairs=pairs,
+            alone=alone and len(logits) > 1,
         )
         batch_rows.append(np.asarray(rows, dtype=np.int64))
         batch_samples.append(samples)
-        if alone and len(logits) > 1:
-            batch_members.append(_members_alone(logits, labels))
+        batch_members.append(members)
         for sink in sinks:
             sink(rows, logits)
     if not batch_rows:
@@ -113,20 +113,6 @@ def gather(
     for batches_of_member in zip(*batch_members, strict=True):
         all_members.append(concatenated_samples(batches_of_member, order))
     return Gathered(all_samples, rows_as_read[order], all_members)
-
-
-def _members_alone(logits: npt.NDArray[Any], labels: npt.NDArray[np.int64] | None) -> list[Samples]:
-    """Return the predictions of each member alone.
-
-    Args:
-        logits: ``[M, B, C]``.
-        labels: ``[B]``; None for unlabelled data.
-    """
-    samples_by_member = []
-    for member in range(len(logits)):
-        member_logits = logits[member : member + 1]  # [1, B, C]: an ensemble of one member
-        samples_by_member.append(samples_of(member_logits, labels))
-    return samples_by_member
 
 
 def concatenated_samples(parts: Sequence[Samples], order: npt.NDArray[np.int64]) -> Samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +22,7 @@ from hydractl.files.predict_answer import (
 )
 from hydractl.metrics.confidence import share_interval
 from hydractl.metrics.watching import WatchOfAll
+from hydractl.model.arriving import one_behind
 from hydractl.model.prediction import Chosen, Prediction
 from hydractl.model.runtime import move
 
@@ -117,8 +119,8 @@ class Predictor(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the weights; inputs are moved to their device and dtype. An exported file has none."""
 
-    def predict(self, inputs: Any) -> Prediction:
-        """Return predictions, OOD scores, flags and so on for a batch."""
+    def start_predicting(self, inputs: Any) -> Callable[[], Prediction]:
+        """Start on a batch; return a function that returns predictions, OOD scores, flags and so on."""
 
 
 class Predicting:
@@ -195,22 +197,48 @@ class Predicting:
             NonFiniteError: if an output of the model is not finite; the message names the model and the batch.
         """
         parameter = next(self._model.parameters(), None)
+        device = torch.device("cpu")
+        if parameter is not None:  # an exported file has no weights
+            device = parameter.device
+        for indices, finish in one_behind(self._started_batches(order, parameter), device):
+            with self._naming_batch(indices), torch.inference_mode():
+                prediction = finish()
+            yield indices, prediction
+
+    def _started_batches(
+        self, order: Sequence[int], parameter: nn.Parameter | None
+    ) -> Iterator[tuple[Sequence[int], Callable[[], Prediction]]]:
+        """Start the model on each batch; yield the indices of its samples, and a function that returns its prediction.
+
+        Args:
+            order: the indices of all samples to run, in this order.
+            parameter: a weight of the model; None for an exported file, which takes inputs as they are.
+        """
         all_batches = batches(
             self._dataset, self._model.preprocess, self._batch_size, workers=self._workers, indices=order
         )
         for batch in self._readable_batches(all_batches, order):
             inputs = batch.inputs
-            if parameter is not None:  # an exported file has no weights and takes inputs as they are
+            if parameter is not None:
                 inputs = move(inputs, parameter.device, parameter.dtype)
-            try:
-                with torch.inference_mode():
-                    prediction = self._model.predict(inputs)
-            except NonFiniteError as error:
-                first_id = self._dataset.ids[batch.indices[0]]
-                raise NonFiniteError(
-                    f"{self._name}: {error.message}, in the batch that begins with {first_id}", hint=error.hint
-                ) from None
-            yield batch.indices, prediction
+            with self._naming_batch(batch.indices), torch.inference_mode():
+                finish = self._model.start_predicting(inputs)
+            yield batch.indices, finish
+
+    @contextmanager
+    def _naming_batch(self, indices: Sequence[int]) -> Iterator[None]:
+        """Name the model and the batch in the error that an output is not finite, if the block raises it.
+
+        Args:
+            indices: the indices of the samples in the batch.
+        """
+        try:
+            yield
+        except NonFiniteError as error:
+            first_id = self._dataset.ids[indices[0]]
+            raise NonFiniteError(
+                f"{self._name}: {error.message}, in the batch that begins with {first_id}", hint=error.hint
+            ) from None
 
     def _readable_batches(self, read: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
         """Yield the batches in ``read``, and ignore the error that is raised if every sample was skipped.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,10 @@ class ExportedModel(nn.Module):
             sets=outputs.get(CONFORMAL_SET),
             member_probabilities=torch.from_numpy(member_probabilities),
         )
+
+    def start_predicting(self, inputs: Any) -> Callable[[], Prediction]:
+        """Return a function that does what :meth:`predict` does."""
+        return partial(self.predict, inputs)
 
     def member_logits(self, inputs: Any) -> Tensor:
         """Return the logits of every member, ``[M, B, classes]``."""

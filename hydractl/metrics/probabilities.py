@@ -28,6 +28,9 @@ BLOCK_VALUES = 1 << 17
 # The largest magnitude of a logit; above it the difference of two logits can overflow float64.
 _LARGEST_LOGIT = 1e300
 
+# The smallest normal float64. A probability below it adds less than 1e-304 to an entropy.
+_SMALLEST = float(np.finfo(np.float64).tiny)
+
 
 def check_shape(member_logits: np.ndarray) -> np.ndarray:
     """Check the shape and the type of logits, and return them as an array; their values are not read.
@@ -164,7 +167,8 @@ class Block:
     """The logits of some samples, float64 [M, n, C] in C order, and every quantity computed from them.
 
     ``probs``, ``log_probs``, ``entropy`` and ``predicted`` are calibrated if there is a calibration. Everything else
-    describes the members without it. Each quantity is computed when it is first asked for, and kept.
+    describes the members without it. Each quantity is computed when it is first asked for, and kept. The exponentials
+    of the members' logits are computed once, and no entropy of a member takes a logarithm of each class.
 
     Args:
         logits: the members' logits, float64 [M, n, C]; in a graph they are a tensor, and then all quantities are
@@ -196,10 +200,16 @@ class Block:
         return shifted_powers(self.logits, self.arrays)
 
     @cached_property
+    def _log_total(self) -> Floats:
+        """The logarithm of the sum of each member's exponentials, [M, n, 1]; minus log p of its highest class."""
+        _, _, _, total = self._powers
+        return self.arrays.log(total)
+
+    @cached_property
     def logsumexp(self) -> Floats:
         """log sum exp of each member's logits, [M, n], in nats."""
-        highest, _, _, total = self._powers
-        log_sums = highest + self.arrays.log(total)  # [M, n, 1]
+        highest, _, _, _ = self._powers
+        log_sums = highest + self._log_total  # [M, n, 1]
         without_class_axis: Floats = log_sums[:, :, 0]
         return without_class_axis
 
@@ -212,9 +222,14 @@ class Block:
     @cached_property
     def member_log_probs(self) -> Floats:
         """The logarithm of each member's softmax, [M, n, C]; finite even if the softmax underflows to 0."""
-        _, shifted, _, total = self._powers
-        log_total = self.arrays.log(total)
-        return shifted - log_total
+        _, shifted, _, _ = self._powers
+        return shifted - self._log_total
+
+    @cached_property
+    def member_entropy(self) -> Floats:
+        """Entropy of each member's softmax in nats, [M, n]."""
+        _, shifted, _, _ = self._powers
+        return entropy_of_shifted(self.member_probs, shifted, self._log_total)
 
     @cached_property
     def member_powers(self) -> Floats:
@@ -224,6 +239,8 @@ class Block:
     @cached_property
     def pooled(self) -> Floats:
         """The mean over members of their softmax, [n, C]; this is p before calibration."""
+        if len(self.logits) == 1:
+            return self.member_probs[0]
         mean_over_members: Floats = self.member_probs.mean(axis=0)
         return mean_over_members
 
@@ -236,25 +253,28 @@ class Block:
         return pool_log_probs(log_probs, self.arrays)
 
     @cached_property
-    def _scaled(self) -> Floats | None:
-        """Logarithms whose softmax is the calibrated p, [n, C]; None without a calibration."""
+    def _calibrated_powers(self) -> tuple[Floats, Floats, Floats, Floats] | None:
+        """The four arrays of :func:`shifted_powers` for the calibrated p; None without a calibration."""
         if self.calibration is None:
             return None
-        return self.calibration.scaled(self.pooled_log, self.arrays)
+        scaled = self.calibration.scaled(self.pooled_log, self.arrays)  # their softmax is the calibrated p, [n, C]
+        return shifted_powers(scaled, self.arrays)
 
     @cached_property
     def probs(self) -> Floats:
         """p, [n, C], calibrated if there is a calibration."""
-        if self._scaled is None:
+        if self._calibrated_powers is None:
             return self.pooled
-        return softmax(self._scaled, self.arrays)
+        _, _, powers, total = self._calibrated_powers
+        return powers / total
 
     @cached_property
     def log_probs(self) -> Floats:
         """log p, [n, C], calibrated if there is a calibration; finite for all finite logits."""
-        if self._scaled is None:
+        if self._calibrated_powers is None:
             return self.pooled_log
-        return log_softmax(self._scaled, self.arrays)
+        _, shifted, _, total = self._calibrated_powers
+        return shifted - self.arrays.log(total)
 
     @cached_property
     def confidence(self) -> Floats:
@@ -277,22 +297,47 @@ class Block:
             probs = self.probs
         return self.arrays.argmax(probs, axis=1)
 
+    def log_probs_of(self, classes: NDArray[np.int64]) -> Floats:
+        """Return log p of one class of each sample, [n]; without a calibration, no other class is looked at.
+
+        Args:
+            classes: the class of each sample, [n].
+        """
+        if self.calibration is not None:
+            of_classes: Floats = self.arrays.taken(self.log_probs, classes[:, None])  # [n, 1]
+            return of_classes[:, 0]
+        _, shifted, _, _ = self._powers
+        shifted_of_classes = self.arrays.taken(shifted, classes[None, :, None])  # [M, n, 1]
+        of_members = shifted_of_classes - self._log_total
+        if len(of_members) == 1:
+            return of_members[0, :, 0]
+        return pool_log_probs(of_members, self.arrays)[:, 0]
+
     @cached_property
     def entropy(self) -> Floats:
         """Entropy of p in nats, [n]."""
-        # Log p is finite, so that a p that underflows to 0 adds 0 (and not NaN).
-        terms = self.arrays.exp(self.log_probs) * self.log_probs
-        total = terms.sum(axis=1)
+        if self._calibrated_powers is None:
+            return self._pooled_entropy
+        _, shifted, _, total = self._calibrated_powers
+        return entropy_of_shifted(self.probs, shifted, self.arrays.log(total))
+
+    @cached_property
+    def _pooled_entropy(self) -> Floats:
+        """Entropy of p before calibration in nats, [n]."""
+        if len(self.logits) == 1:
+            return self.member_entropy[0]
+        # A p that underflows to 0 adds 0 (and not NaN).
+        log_probs = self.arrays.log(self.arrays.at_least(self.pooled, _SMALLEST))
+        total = (self.pooled * log_probs).sum(axis=1)
         entropy: Floats = 0.0 - total  # unlike -total, never a negative zero
         return entropy
 
     @cached_property
     def mi(self) -> Floats:
-        """Mutual information of the members in nats, [n], 0..log M.
+        """Mutual information of the members in nats, [n], 0..log M: H(p) - mean over members of H(p_m).
 
-        It is computed as the mean over members of KL(p_m || p), which equals H(p) - mean H(p_m) but is exactly 0 if the
-        members agree, without rounding noise. It cannot be negative, so a negative value is due to rounding and becomes
-        0.
+        It is exactly 0 if the members agree, without rounding noise. It cannot be negative, so a negative value is due
+        to rounding and becomes 0.
 
         Source: Depeweg et al. 2018 (entropy of the mean less mean of the entropies); Lakshminarayanan et al. 2017 (the
         sum of divergences).
@@ -300,10 +345,22 @@ class Block:
         if len(self.logits) == 1:
             first_class = self.logits[0, :, 0]
             return self.arrays.filled(first_class, 0.0)
-        terms = self.member_powers * (self.member_log_probs - self.pooled_log)
-        divergence = terms.sum(axis=2)  # of each member from the mean, [M, n]
-        mean_divergence = divergence.mean(axis=0)
-        return self.arrays.at_least(mean_divergence, 0.0)
+        information = self._pooled_entropy - self.member_entropy.mean(axis=0)
+        agree = (self.member_probs[1:] == self.member_probs[:-1]).all(axis=2).all(axis=0)  # [n]
+        return self.arrays.at_least(information, 0.0) * ~agree
+
+    def of_members(self, members: slice) -> Block:
+        """Return a block of some members on the same samples, without a calibration.
+
+        It takes the exponentials, the probabilities and the entropies of its members from this block.
+        """
+        some = Block(self.logits[members], None, self.arrays)
+        highest, shifted, powers, total = self._powers
+        some._powers = (highest[members], shifted[members], powers[members], total[members])
+        some._log_total = self._log_total[members]
+        some.member_probs = self.member_probs[members]
+        some.member_entropy = self.member_entropy[members]
+        return some
 
     @cached_property
     def member_probs_of_predicted(self) -> Floats:
@@ -390,6 +447,21 @@ def log_softmax(logits: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     _, shifted, _, total = shifted_powers(logits, arrays)
     log_total = arrays.log(total)
     return shifted - log_total
+
+
+def entropy_of_shifted(probs: Floats, shifted: Floats, log_total: Floats) -> Floats:
+    """Return the entropy in nats over the last axis, whose length is lost.
+
+    With log p = shifted - log total, and p that add up to 1, the entropy is log total - sum of p * shifted.
+
+    Args:
+        probs: p, the softmax.
+        shifted: the logits minus the highest, see :func:`shifted_powers`.
+        log_total: the logarithm of the sum of the exponentials, with the last axis of length 1.
+    """
+    mean_shift = (probs * shifted).sum(axis=-1)
+    entropy: Floats = log_total[..., 0] - mean_shift
+    return entropy
 
 
 def pool_log_probs(log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:

@@ -260,8 +260,45 @@ def samples_of(
         NonFiniteError: a logit is NaN or infinite.
         InputError: a label is outside 0..C-1, or the calibration is for another number of classes.
     """
+    samples, _ = samples_and_members(
+        logits,
+        labels,
+        score=score,
+        beside=beside,
+        fitted_scores=fitted_scores,
+        calibration=calibration,
+        pairs=pairs,
+        alone=False,
+    )
+    return samples
+
+
+def samples_and_members(
+    logits: np.ndarray,
+    labels: np.ndarray | None = None,
+    *,
+    score: str = "msp",
+    beside: Sequence[str] = (),
+    fitted_scores: Mapping[str, Floats] = {},
+    calibration: Calibration | None = None,
+    pairs: bool = True,
+    alone: bool = True,
+) -> tuple[Samples, list[Samples]]:
+    """Reduce member logits as :func:`samples_of` does, and those of each member alone in the same pass.
+
+    Args:
+        logits, labels, score, beside, fitted_scores, calibration, pairs: see :func:`samples_of`.
+        alone: whether to reduce the logits of each member alone.
+
+    Returns:
+        The samples of the ensemble; and for each member what :func:`samples_of` returns for its logits and the labels
+        without further arguments, or an empty list. The members' exponentials are computed only once.
+
+    Raises:
+        NonFiniteError, InputError: as :func:`samples_of`.
+    """
     shape = check_shape(logits).shape
-    _, n, classes = shape
+    members, n, classes = shape
 
     # Make an empty array for each score; fitted scores have their values already.
     values_by_score: dict[str, Floats | None] = {}
@@ -280,21 +317,48 @@ def samples_of(
     samples = _unfilled_samples(shape, checked_labels, pairs, leading, scores_beside)
     pair_sums = np.zeros(len(samples.pair_mi))  # sums over samples; empty if no pairs are compared
 
+    # The same for each member alone, an ensemble of one.
+    samples_by_member = []
+    if alone:
+        for _ in range(members):
+            shape_of_one = (1, n, classes)
+            score_of_one = {"msp": np.empty(n)}
+            samples_by_member.append(_unfilled_samples(shape_of_one, checked_labels, False, score_of_one, {}))
+
     # Every block of samples fills its part of the arrays.
     for rows, block in blocks(logits, calibration):
-        samples.predicted[rows] = block.predicted
-        samples.confidence[rows] = block.probs.max(axis=1)
-        samples.votes[:, rows] = block.votes
-        samples.entropy[rows] = block.entropy
-        samples.mi[rows] = block.mi
+        _fill_columns(samples, rows, block)
         for name, values in values_by_score.items():
             if values is not None and name not in fitted_scores:
                 values[rows] = SCORES[name](block)
         if len(pair_sums):
             pair_sums += pair_mi(block).sum(axis=1)
-        _fill_label_columns(samples, rows, block)
+        for member, samples_of_member in enumerate(samples_by_member):
+            block_of_member = block.of_members(slice(member, member + 1))
+            _fill_columns(samples_of_member, rows, block_of_member)
+            assert samples_of_member.score is not None
+            samples_of_member.score[rows] = SCORES["msp"](block_of_member)
     samples.pair_mi[:] = pair_sums / max(1, len(samples))
-    return samples
+    return samples, samples_by_member
+
+
+def _fill_columns(samples: Samples, rows: slice, block: Block) -> None:
+    """Write what does not depend on a score into ``samples``, for the samples of one block.
+
+    Args:
+        samples: the result, whose arrays are filled.
+        rows: the slice of the block's samples.
+        block: their logits.
+
+    Raises:
+        NonFiniteError: log p of a label is not finite.
+    """
+    samples.predicted[rows] = block.predicted
+    samples.confidence[rows] = block.confidence
+    samples.votes[:, rows] = block.votes
+    samples.entropy[rows] = block.entropy
+    samples.mi[rows] = block.mi
+    _fill_label_columns(samples, rows, block)
 
 
 def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
@@ -311,11 +375,9 @@ def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
     if samples.labels is None or samples.label_log_probs is None or samples.brier_terms is None:
         return  # without labels all three are None
     labels = samples.labels[rows]  # [n]
+    samples.label_log_probs[rows] = check_finite(block.log_probs_of(labels), "log p of the label")
+
     label_entries = (np.arange(len(labels)), labels)  # an index that picks the label's entry of each row
-
-    label_log_probs = block.log_probs[label_entries]
-    samples.label_log_probs[rows] = check_finite(label_log_probs, "log p of the label")
-
     error = block.probs.copy()
     error[label_entries] -= 1.0  # p_k - 1[y = k], [n, C]
     squared_error = np.square(error, out=error)
@@ -325,31 +387,16 @@ def _fill_label_columns(samples: Samples, rows: slice, block: Block) -> None:
 def pair_mi(block: Block) -> Floats:
     """Return the mutual information of each two members a < b on n samples, in nats, [P, n].
 
-    The P pairs are in the order of ``itertools.combinations``. The mutual information of two members is the mean of
-    their divergences from their mean p: (KL(p_a || p) + KL(p_b || p)) / 2, with p = (p_a + p_b) / 2.
+    The P pairs are in the order of ``itertools.combinations``.
     """
-    probs = block.member_powers  # [M, n, C]
-    log_probs = block.member_log_probs  # [M, n, C]
-    members, n, _ = log_probs.shape
+    members, n, _ = block.logits.shape
+    pairs = list(combinations(range(members), 2))
     if members == 2:  # the mutual information of all members is that of the only pair
         return block.mi[None]
-
-    pairs = list(combinations(range(members), 2))
     mi_of_pairs = np.empty((len(pairs), n))
     for index, (a, b) in enumerate(pairs):
-        # With d = |log p_a - log p_b|: the larger of log p_a and log p_b is log p + log 2 - log(1 + exp(-d)), and the
-        # smaller one is d below the larger. So one exponential and one logarithm give both divergences.
-        distance = np.abs(log_probs[a] - log_probs[b])  # d, [n, C]
-        log_sum = np.log(1.0 + np.exp(-distance))
-        larger_above_mean = np.log(2.0) - log_sum
-
-        # A class adds p_larger * (log p_larger - log p) + p_smaller * (log p_smaller - log p)
-        # = (p_a + p_b) * larger_above_mean - p_smaller * d.
-        summed_probs = probs[a] + probs[b]
-        smaller_prob = np.minimum(probs[a], probs[b])
-        both_divergences = summed_probs * larger_above_mean - smaller_prob * distance  # [n, C]
-        mean_divergence = both_divergences.sum(axis=1) / 2
-        mi_of_pairs[index] = np.maximum(mean_divergence, 0.0)  # a value below 0 is rounding
+        only_these_two = slice(a, b + 1, b - a)
+        mi_of_pairs[index] = block.of_members(only_these_two).mi
     return mi_of_pairs
 
 

@@ -28,6 +28,7 @@ from hydractl.log import Log
 from hydractl.metrics.cascade import Cascade, stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
+from hydractl.model.arriving import Arriving
 from hydractl.model.assembly import Assembly
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain
@@ -570,14 +571,30 @@ class HydraModel(nn.Module):
             InputError: if the score needs features and the file does not hold the statistics of the training data.
             NonFiniteError: for logits that are NaN or infinite.
         """
+        finish = self.start_predicting(inputs)
+        return finish()
+
+    def start_predicting(self, inputs: Any) -> Callable[[], Prediction]:
+        """Start what :meth:`predict` does, and return a function that finishes it and returns the answer.
+
+        On a GPU another batch can be started before this one is finished, which leaves the GPU no time without work.
+
+        Args:
+            inputs: a batch, as ``preprocess`` returns it.
+
+        Raises:
+            InputError: as :meth:`predict`. The function raises NonFiniteError.
+        """
         chosen = Chosen.of(self._stored)
-        fitted_scores: dict[str, Floats] = {}
+        features: Sequence[Tensor] = []
         with torch.no_grad():
             if chosen.score in ON_FEATURES:
-                logits, fitted_scores = self._fitted_scores(inputs, chosen.score)
+                self._check_fitted(chosen.score)
+                logits, features = read_features(self, inputs)
             else:
                 logits = self.member_logits(inputs)
-        return prediction_of(logits, fitted_scores, chosen, self.labels)
+        outputs = Arriving([logits, *features])
+        return functools.partial(self._finished_prediction, chosen, outputs)
 
     def ood_score(self, inputs: Any) -> Tensor:
         """Return the OOD score of each sample as ``eval`` computes it: float64 ``[B]`` on the CPU; higher is more OOD.
@@ -594,23 +611,26 @@ class HydraModel(nn.Module):
             raise UsageError(f"{name} is the same for every sample of a single model")
         return score
 
-    def _fitted_scores(self, inputs: Any, name: str) -> tuple[Tensor, dict[str, Floats]]:
-        """Return the logits ``[M, B, classes]``, and each score on features by name: ``[B]``, averaged over members.
-
-        Args:
-            inputs: a batch.
-            name: the score that is asked for, for the message.
+    def _check_fitted(self, score: str) -> None:
+        """Check that the checkpoint holds the statistics to which a score on features was fitted.
 
         Raises:
-            InputError: if the checkpoint does not hold the statistics to which scores were fitted.
+            InputError: if it does not.
         """
         if self.detector is None:
-            raise InputError(f"there is nothing that {name} was fitted to", hint="calibrate --ood-score NAME writes it")
-        logits, features = read_features(self, inputs)
-        scores = {}
-        for score, values in self.detector.scores(logits, features).items():  # values are [M, B]
-            scores[score] = values.mean(axis=0)
-        return logits, scores
+            raise InputError(
+                f"there is nothing that {score} was fitted to", hint="calibrate --ood-score NAME writes it"
+            )
+
+    def _finished_prediction(self, chosen: Chosen, outputs: Arriving) -> Prediction:
+        """Return the answer to a batch from its logits ``[M, B, classes]`` and the features of each member, if any."""
+        logits, *features = outputs.arrived()
+        fitted_scores: dict[str, Floats] = {}  # scores on features by name: [B], averaged over members
+        if features:
+            assert self.detector is not None  # checked before the features were read
+            for score, values in self.detector.scores(logits, features).items():  # values are [M, B]
+                fitted_scores[score] = values.mean(axis=0)
+        return prediction_of(logits, fitted_scores, chosen, self.labels)
 
     def is_ood(self, inputs: Any) -> Tensor:
         """Return for each sample whether its OOD score reaches the checkpoint's threshold, bool ``[B]``.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hydractl.files.model_records import DropoutRecord, ProbeRecord
-from hydractl.metrics.probabilities import Floats
 from hydractl.model.detection import Detector, ensemble_features, readout
 from hydractl.model.loading import ModelArgument, Runnable, SequentialEnsemble
 from hydractl.model.runtime import HydraModel
@@ -18,10 +17,10 @@ from hydractl.model.source import Source
 
 
 class MemberOutputs(NamedTuple):
-    """The logits of a batch, ``[M, B, C]``, and its OOD scores on features by name, ``[M, B]`` each."""
+    """The logits of a batch, ``[M, B, C]``, and the features of each member, ``[B, D]``, if they are asked for."""
 
     logits: Tensor
-    scores: Mapping[str, Floats]
+    features: Sequence[Tensor] = ()
 
 
 class BatchPlace(NamedTuple):
@@ -64,13 +63,13 @@ class Answering(ABC):
         self._model = model
 
     @abstractmethod
-    def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
-        """Answer one batch.
+    def outputs(self, inputs: Any, place: BatchPlace, with_features: bool) -> MemberOutputs:
+        """Answer one batch. On a GPU the outputs need not be computed yet.
 
         Args:
             inputs: the inputs of the batch, on the model's device.
             place: identifies the batch.
-            detector: computes the OOD scores on features; None if there are none to compute.
+            with_features: whether OOD scores are computed from the members' features.
         """
 
     def fitted_detector(
@@ -102,12 +101,12 @@ class OwnClassifier(Answering):
                 return source.description.labels, classes
         return None, classes
 
-    def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
+    def outputs(self, inputs: Any, place: BatchPlace, with_features: bool) -> MemberOutputs:
         """Run the model; features are read only if there are scores to compute from them."""
-        if detector is None:
-            return MemberOutputs(self._model.member_logits(inputs), {})
+        if not with_features:
+            return MemberOutputs(self._model.member_logits(inputs))
         logits, features = ensemble_features(models_of(self._model), inputs)
-        return MemberOutputs(logits, detector.scores(logits, features))
+        return MemberOutputs(logits, features)
 
 
 def models_of(model: Runnable) -> list[HydraModel]:

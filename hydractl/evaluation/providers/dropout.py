@@ -7,7 +7,6 @@ from typing import Any
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.providers.answering import BatchPlace, MemberOutputs, OwnClassifier
 from hydractl.files.model_records import DropoutRecord
-from hydractl.model.detection import Detector
 from hydractl.model.loading import Runnable
 from hydractl.model.source import Source
 
@@ -39,9 +38,9 @@ class DropoutPasses(OwnClassifier):
         assert settings is not None
         self._runs = MCDropout(model, p=settings.p, passes=settings.passes, seed=settings.seed)
 
-    def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
-        """Return the logits of all passes, ``[N * M, B, C]``, and no scores; the settings allow none on features."""
-        return MemberOutputs(self._runs.member_logits(inputs, place.dataset, place.first), {})
+    def outputs(self, inputs: Any, place: BatchPlace, with_features: bool) -> MemberOutputs:
+        """Return the logits of all passes, ``[N * M, B, C]``; the settings allow no scores on features."""
+        return MemberOutputs(self._runs.member_logits(inputs, place.dataset, place.first))
 
     def release(self) -> None:
         """Release the weights."""

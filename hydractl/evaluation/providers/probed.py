@@ -46,14 +46,14 @@ class ProbeClassifier(Answering):
         self._probes = Probes(self._kind, data, val, self._classes, self._labels)
         self.probe = self._probes.facts
 
-    def outputs(self, inputs: Any, place: BatchPlace, detector: Detector | None) -> MemberOutputs:
-        """Return the logits of each member's probe, and the OOD scores on the same features."""
+    def outputs(self, inputs: Any, place: BatchPlace, with_features: bool) -> MemberOutputs:
+        """Return the logits of each member's probe, and the features that it reads."""
         assert self._probes is not None  # fit_probe() was called before
         features = member_features(self._model, inputs)
         logits = self._probes.logits(features)
-        if detector is None:
-            return MemberOutputs(logits, {})
-        return MemberOutputs(logits, detector.scores(logits, features))
+        if not with_features:
+            return MemberOutputs(logits)
+        return MemberOutputs(logits, features)
 
     def fitted_detector(self, names: Sequence[str], neighbours: int, fitted_on: Mapping[str, object]) -> Detector:
         """Return OOD scores that are fitted to the same features as the probes."""

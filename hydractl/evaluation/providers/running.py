@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from hydractl.log import Log
 from hydractl.metrics.cascade import stored_cascade
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
+from hydractl.model.arriving import Arriving, one_behind
 from hydractl.model.cost import dense_macs, macs, parameters, staged_macs, total_nonzero
 from hydractl.model.detection import Detector, TrainingFeatures, fit_detector, read_training
 from hydractl.model.loading import ModelArgument, Runnable
@@ -270,13 +271,28 @@ class RunningModel(LogitsProvider):
             dtype_of_logits = torch.float64
         with torch.inference_mode():
             timed_batches = TimedBatches(self._batches_as_read(dataset, rows))
-            for batch in timed_batches:
-                inputs = move(batch.inputs, parameter.device, parameter.dtype)
-                batch_place = BatchPlace(dataset.fingerprint, batch.indices[0])
-                logits, scores = self._answering.outputs(inputs, batch_place, self.detector)
-                logits_on_cpu = logits.to("cpu", dtype_of_logits)
-                yield LogitsBatch(batch.indices, logits_on_cpu.numpy(), scores)
+            started_batches = self._started_batches(timed_batches, dataset)
+            for indices, outputs in one_behind(started_batches, parameter.device):
+                logits, *features = outputs.arrived()
+                scores: Mapping[str, Floats] = {}
+                if self.detector is not None:
+                    scores = self.detector.scores(logits, features)
+                yield LogitsBatch(indices, logits.to(dtype_of_logits).numpy(), scores)
         self._log.detail(f"{self.name} on {dataset.name}: {timed_batches}")
+
+    def _started_batches(self, batches: Iterable[Batch], dataset: EvalSet) -> Iterator[tuple[Sequence[int], Arriving]]:
+        """Start the model on each batch; yield the indices of its samples, and its logits and features, still arriving.
+
+        Args:
+            batches: the batches, preprocessed for this model.
+            dataset: their data set.
+        """
+        parameter = self._parameter()
+        for batch in batches:
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            batch_place = BatchPlace(dataset.fingerprint, batch.indices[0])
+            logits, features = self._answering.outputs(inputs, batch_place, self.detector is not None)
+            yield batch.indices, Arriving([logits, *features])
 
     def _batches_as_read(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
         """Return the batches of a data set, preprocessed for this model.
