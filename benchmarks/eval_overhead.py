@@ -1,18 +1,26 @@
 """Overhead of ``eval`` and ``predict`` over a bare loop on the same batches: everything between logits and the result.
 
     python benchmarks/eval_overhead.py [--model MODEL ...] [--samples 128] [--batch-size 32] [--rounds 5]
+    python benchmarks/eval_overhead.py --metrics [BEFORE] [--rounds 7]  # no model: the metrics of drawn logits alone
 
 All sides read, preprocess and run the same images in the same batches, in turn, in an order drawn by ``--seed``; one
 throws the logits away, one makes the whole row of ``eval.json`` of them, OOD set included, and one the lines of
 ``predict``. Wall and CPU time are medians of the ratio within a round.
+
+With ``--metrics``: CPU time a sample of all that ``eval`` computes from the logits of three members and 1,000 classes,
+in batches of 256; with BEFORE, a folder with another version of the source (``git worktree add ../before COMMIT``), in
+turns with it, each time in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,15 +32,19 @@ import numpy as np
 import torch
 
 from hydractl.data import batches
+from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.measuring import Measuring
 from hydractl.evaluation.predicting import LineForm, Predicting
 from hydractl.evaluation.predictions.lines import json_line
+from hydractl.evaluation.predictions.reading import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.sets import EvalSet
 from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.settings.evaluating import EvalSettings
 from hydractl.verbs.eval import Plan, plan_of
 
+HERE = Path(__file__).resolve().parents[1]
 MODELS = ("timm:vit_small_patch16_224?pretrained=0&num_classes=1000", "timm:vit_tiny_patch16_224?pretrained=0")
 
 
@@ -79,8 +91,59 @@ def line_by_line(plan: Plan, model: Any, batch_size: int) -> None:
                     handle.write(json_line(row))
 
 
+MEMBERS, BATCH, CLASSES = 3, 256, 1000
+SETS = {"ID": "labelled, and each member alone", "OOD": "not labelled"}
+
+
+def microseconds_of_metrics() -> dict[str, float]:
+    """Return the CPU microseconds a sample of reducing a batch of each kind of set, the median of five calls."""
+    generator = np.random.default_rng(0)
+    common = generator.normal(size=(1, BATCH, CLASSES))
+    differences = generator.normal(size=(MEMBERS, BATCH, CLASSES))
+    logits = (2 * common + differences).astype(np.float32)
+    labels = generator.integers(0, CLASSES, BATCH)
+    ids = [str(index) for index in range(BATCH)]
+    taken = {}
+    for name in SETS:
+        is_id = name == "ID"
+        drawn = EvalSet(name, name.lower(), None, ids, labels if is_id else None, name)
+        seconds = []
+        for _ in range(6):
+            start = time.process_time()
+            gather(iter([LogitsBatch(range(BATCH), logits, {})]), drawn, "model", alone=is_id)
+            seconds.append(time.process_time() - start)
+        taken[name] = 1e6 * statistics.median(seconds[1:]) / BATCH  # the first call warms up
+    return taken
+
+
+def compare_metrics(before: Path | None, rounds: int, dice: random.Random) -> None:
+    """Print the CPU time a sample of the metrics, by version of the source, and the ratio within a round."""
+    sources = {"now": HERE}
+    if before is not None:
+        sources = {"before": before.resolve(), "now": HERE}
+    measured: list[dict[str, dict[str, float]]] = []  # for each round, by version and set
+    for _ in range(rounds):
+        of_round = {}
+        for version in dice.sample(sorted(sources), len(sources)):
+            environment = {**os.environ, "PYTHONPATH": str(sources[version]), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, __file__, "--metrics-once"]
+            output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
+            of_round[version] = json.loads(output)
+        measured.append(of_round)
+    print("| set | version | microseconds a sample | now / before |\n|---|---|---:|---:|")
+    for name, words in SETS.items():
+        for version in sources:
+            times = [of_round[version][name] for of_round in measured]
+            taken = f"{statistics.median(times):.0f} ({min(times):.0f} to {max(times):.0f})"
+            ratio = ""
+            if version == "now" and before is not None:
+                ratios = [of_round["now"][name] / of_round["before"][name] for of_round in measured]
+                ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"| {name}: {words} | {version} | {taken} | {ratio} |")
+
+
 def main() -> None:
-    """Print a line for each model."""
+    """Print a line for each model, or the times of the metrics alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=list(MODELS))
     parser.add_argument("--samples", type=int, default=128)
@@ -88,9 +151,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--metrics", nargs="*", type=Path, metavar="BEFORE")
+    parser.add_argument("--metrics-once", action="store_true", help=argparse.SUPPRESS)  # a process of --metrics
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dice = random.Random(options.seed)
+    if options.metrics_once:
+        print(json.dumps(microseconds_of_metrics()))
+        return
+    if options.metrics is not None:
+        compare_metrics(next(iter(options.metrics), None), options.rounds, dice)
+        return
     print("| model | samples | side | wall ratio | CPU ratio |\n|---|---:|---|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         data = images(Path(folder, "id.npz"), options.samples, 1)

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from hydractl.metrics.arrays import Arrays
+from hydractl.metrics.arrays import SMALLEST, Arrays
 
 
 class GraphArrays:
@@ -19,6 +19,10 @@ class GraphArrays:
 
     def log(self, values: Tensor) -> Tensor:
         return torch.log(values)
+
+    def entropy(self, probs: Tensor) -> Tensor:
+        log_probs = torch.log(self.at_least(probs, SMALLEST))
+        return 0.0 - (probs * log_probs).sum(dim=1)
 
     def sqrt(self, values: Tensor) -> Tensor:
         return torch.sqrt(values)

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+SMALLEST = float(np.finfo(np.float64).tiny)
+"""The smallest normal float64. A probability below it adds less than 1e-304 to an entropy."""
+
 _Floats = NDArray[np.float64]
 _Places = NDArray[np.int64]
 _Network = Callable[[Mapping[str, Any], Any], Any]
@@ -27,6 +30,9 @@ class Arrays(Protocol):
 
     def log(self, values: _Floats) -> _Floats:
         """Return the natural logarithm of every value."""
+
+    def entropy(self, probs: _Floats) -> _Floats:
+        """Return the entropy, in nats, of probabilities ``[n, C]``: ``[n]``; a probability of 0 adds 0."""
 
     def sqrt(self, values: _Floats) -> _Floats:
         """Return the square root of every value."""
@@ -98,6 +104,14 @@ class NumpyArrays:
 
     def log(self, values: _Floats) -> _Floats:
         return np.log(values)
+
+    def entropy(self, probs: _Floats) -> _Floats:
+        # Work in one new array, which stays in the cache.
+        terms = np.maximum(probs, SMALLEST)
+        np.log(terms, out=terms)
+        np.multiply(terms, probs, out=terms)
+        entropy: _Floats = 0.0 - terms.sum(axis=1)  # unlike -sum, never a negative zero
+        return entropy
 
     def sqrt(self, values: _Floats) -> _Floats:
         return np.sqrt(values)

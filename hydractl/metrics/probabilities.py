@@ -9,6 +9,7 @@ one softmax.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Protocol
@@ -27,9 +28,6 @@ BLOCK_VALUES = 1 << 17
 
 # The largest magnitude of a logit; above it the difference of two logits can overflow float64.
 _LARGEST_LOGIT = 1e300
-
-# The smallest normal float64. A probability below it adds less than 1e-304 to an entropy.
-_SMALLEST = float(np.finfo(np.float64).tiny)
 
 
 def check_shape(member_logits: np.ndarray) -> np.ndarray:
@@ -326,11 +324,7 @@ class Block:
         """Entropy of p before calibration in nats, [n]."""
         if len(self.logits) == 1:
             return self.member_entropy[0]
-        # A p that underflows to 0 adds 0 (and not NaN).
-        log_probs = self.arrays.log(self.arrays.at_least(self.pooled, _SMALLEST))
-        total = (self.pooled * log_probs).sum(axis=1)
-        entropy: Floats = 0.0 - total  # unlike -total, never a negative zero
-        return entropy
+        return self.arrays.entropy(self.pooled)
 
     @cached_property
     def mi(self) -> Floats:
@@ -472,7 +466,8 @@ def pool_log_probs(log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     members = len(log_probs)
     highest = arrays.max(log_probs, axis=0)  # [N, C]
     powers = arrays.exp(log_probs - highest)
-    total = powers.sum(axis=0)
+    # Add up one member after another: numpy adds up a single number of each member in another order.
+    total = functools.reduce(operator.add, powers)
     log_members = arrays.number(float(np.log(float(members))))
     log_mean = arrays.log(total) - log_members  # exactly 0 if all members are equal
     return highest + log_mean

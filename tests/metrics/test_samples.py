@@ -15,7 +15,7 @@ from hydractl.metrics import probabilities
 from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.sample_metrics import pairs
-from hydractl.metrics.samples import Samples, samples_of
+from hydractl.metrics.samples import Samples, samples_and_members, samples_of
 from tests.metrics.arrays import pooled_probabilities
 from tests.spread import spread
 
@@ -215,6 +215,39 @@ def test_pairs_are_the_members_two_by_two(members: int) -> None:
         mi = entropy(p.mean(axis=0)) - entropy(p).mean(axis=0)
         assert pair["mi"] == pytest.approx(mi.mean(), abs=1e-13)
         assert pair["mi"] == pytest.approx(samples_of(both).mi.mean(), rel=1e-12)
+
+
+def test_members_alone_are_ensembles_of_one() -> None:
+    logits, labels = case((3, 101, 6))
+    calibration = CALIBRATIONS["vector"]
+    together, alone = samples_and_members(logits, labels, score="energy", calibration=calibration)
+    assert equal(together, samples_of(logits, labels, score="energy", calibration=calibration))
+    for member, got in enumerate(alone):
+        assert equal(got, samples_of(logits[member : member + 1], labels))
+    assert len(alone) == 3
+    assert samples_and_members(logits, labels, alone=False)[1] == []
+
+
+def exact_entropy(p: np.ndarray) -> np.ndarray:
+    """In nats over the last axis, in longer numbers than float64."""
+    return -(p * np.log(p)).sum(axis=-1)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 8.0])
+def test_rounding_of_entropies_of_many_classes(size: float) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(1, 50, 1000)) * size + rng.normal(size=(3, 50, 1000)) * size / 3
+    got = samples_of(logits)
+    p = naive_softmax(logits.astype(np.longdouble))
+    exact = exact_entropy(p.mean(axis=0))
+    # An entropy up to 7 and the sum of 1,000 terms: a few units in the last place of 7 (9e-16).
+    tolerance = 4e-15
+    assert np.abs(got.entropy - exact).max() < tolerance
+    assert np.abs(got.mi - (exact - exact_entropy(p).mean(axis=0))).max() < tolerance
+    for (a, b), mi in zip(combinations(range(3), 2), got.pair_mi, strict=True):
+        both = p[[a, b]]
+        exact_mi = exact_entropy(both.mean(axis=0)) - exact_entropy(both).mean(axis=0)
+        assert abs(mi - exact_mi.mean()) < tolerance
 
 
 def test_pairs_of_equal_members_of_one_member_and_of_no_sample() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from PIL import Image
 
 import hydractl
 from hydractl.errors import RequirementError, UsageError
+from hydractl.evaluation import predicting
+from hydractl.evaluation.providers import running
+from hydractl.model.arriving import one_behind
 from tests.forked import Forked
 from tests.pico import published
 from tests.running import main, run
@@ -95,6 +99,22 @@ def test_every_figure_is_that_of_eval() -> None:
         sets = row.pop("set")
         assert row["predicted"] in sets or not sets
         assert row == expected
+
+
+def test_batches_that_are_started_ahead_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def files() -> tuple[bytes, bytes]:
+        few = ["--limit", "50", "--batch-size", "20"]
+        run("eval", "cal.st", "--test", TEST, *few, "--predictions", "e.jsonl", "-o", "e.json", "--force")
+        return predict(TEST, *few), Path("e.jsonl").read_bytes()
+
+    def as_on_a_gpu(started: Iterator[Any], device: torch.device) -> Iterator[Any]:
+        assert device.type == "cpu"
+        return one_behind(started, torch.device("cuda"))
+
+    expected = files()
+    for module in (predicting, running):
+        monkeypatch.setattr(module, "one_behind", as_on_a_gpu)
+    assert files() == expected
 
 
 def test_prediction_sets_are_those_that_eval_measures() -> None:
