@@ -321,16 +321,16 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(monkeypatch: pytest.Monkey
     options = [TEST, "--batch-size", "16", "--limit", "90"]
     whole = predict(*options)
     os.remove("p.jsonl")
-    predict_batch = HydraModel.predict
+    start_batch = HydraModel.start_predicting
     batches = iter(range(3))
 
     def stops(model: HydraModel, inputs: Any) -> Any:
         if next(batches, None) is None:
             raise KeyboardInterrupt
-        return predict_batch(model, inputs)
+        return start_batch(model, inputs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HydraModel, "predict", stops)
+        patch.setattr(HydraModel, "start_predicting", stops)
         assert main(["predict", "cal.st", *options, "-o", "p.jsonl", "-q"]) == 130
     assert not Path("p.jsonl").exists()
     unfinished = Path("p.jsonl.part")
@@ -339,7 +339,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(monkeypatch: pytest.Monkey
     assert main(["predict", "cal.st", *options, "--top", "1", "-o", "p.jsonl", "--resume", "-q"]) == 3  # another run
     runs = []
     with monkeypatch.context() as patch:
-        patch.setattr(HydraModel, "predict", lambda model, x: runs.append(len(x)) or predict_batch(model, x))
+        patch.setattr(HydraModel, "start_predicting", lambda model, x: runs.append(len(x)) or start_batch(model, x))
         assert main(["predict", "cal.st", *options, "-o", "p.jsonl", "--resume", "-q"]) == 0
     assert runs == [16, 16, 10]
     assert Path("p.jsonl").read_bytes() == whole
