@@ -340,8 +340,11 @@ class Block:
             first_class = self.logits[0, :, 0]
             return self.arrays.filled(first_class, 0.0)
         information = self._pooled_entropy - self.member_entropy.mean(axis=0)
-        agree = (self.member_probs[1:] == self.member_probs[:-1]).all(axis=2).all(axis=0)  # [n]
-        return self.arrays.at_least(information, 0.0) * ~agree
+        # Comparisons and booleans are not reduced here: an exported file may hold no operator that does it.
+        probs = self.member_probs
+        range_of_members = self.arrays.max(probs, axis=0) - self.arrays.min(probs, axis=0)  # [n, C]
+        they_differ = self.arrays.max(range_of_members, axis=1) > 0.0  # [n]
+        return self.arrays.at_least(information, 0.0) * they_differ
 
     def of_members(self, members: slice) -> Block:
         """Return a block of some members on the same samples, without a calibration.
