@@ -23,7 +23,7 @@ import hydractl
 from hydractl.families.torchvision_operators import declare_operators
 from tests.pico import HF, TIMM, WORDS, close, images, logits, publish, removed_heads, stock, zero_columns
 from tests.running import quiet as run
-from tests.spread import marked_long
+from tests.spread import marked_long, marked_release
 
 declare_operators()
 
@@ -180,7 +180,7 @@ def known() -> dict[frozenset[tuple[str, int]], tuple[int, int]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("batch_size", ["5", "64"])
+@pytest.mark.parametrize("batch_size", ["5", *marked_release(["64"])])
 def test_circuits_equal_the_naive_algorithm(
     batch_size: str, known: dict[frozenset[tuple[str, int]], tuple[int, int]]
 ) -> None:

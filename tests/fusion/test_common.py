@@ -34,7 +34,7 @@ from tests.pico import (
     stock_logits,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH, marked_long, spread
+from tests.spread import ONE_OF_EACH, marked_long, marked_release, spread
 
 # Three members that part at the first, second or third site, or not at all; sites without heads among them.
 AT_ONCE = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[], [1, 2], [0, 1]]]
@@ -246,10 +246,11 @@ def test_a_file_that_holds_other_heads_than_it_says_is_refused(tmp_path: Path) -
 
 # The others are among the batched ones.
 OTHERS = [v for v in ONE_OF_EACH if v not in BATCHED]
+OF_GRAPHS = spread(["class-token", *OTHERS], [False, True])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("variant", "own"), spread(["class-token", *OTHERS], [False, True]))
+@pytest.mark.parametrize(("variant", "own"), [*OF_GRAPHS[:3], *marked_release(OF_GRAPHS[3:])])
 @torch.no_grad()
 def test_all_of_it_is_one_graph(variant: str, own: bool) -> None:
     """Of members that share a prefix, or of which each has weights of its own."""

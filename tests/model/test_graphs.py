@@ -30,7 +30,7 @@ from hydractl.model.runtime import HydraModel
 from tests.fusion.test_batched import NEARLY, SHARED, batched, one_weight, own_weights
 from tests.model.test_host_path import CHANGES, MODELS, data_in_place, in_place
 from tests.pico import VARIANTS, close, images, inputs, published, shared_stock, source_of
-from tests.spread import ONE_OF_EACH, marked_long
+from tests.spread import ONE_OF_EACH, marked_release
 
 REFUSED = {"_local_scalar_dense", "nonzero", "lift_fresh", "equal", "is_nonzero"}
 """Operators that wait for the device, or that copy from the memory of the host, where CUDA graphs cannot."""
@@ -275,7 +275,7 @@ HOST = ("dinov3", "sapiens2", "deberta-v3")
 
 
 @pytest.mark.parametrize(
-    "variant", [*ONE_OF_EACH, *marked_long(v for v in VARIANTS if v not in ONE_OF_EACH and v not in HOST)]
+    "variant", [*ONE_OF_EACH, *marked_release(v for v in VARIANTS if v not in ONE_OF_EACH and v not in HOST)]
 )
 @torch.no_grad()
 def test_a_replay_gives_what_the_model_gives(variant: str) -> None:

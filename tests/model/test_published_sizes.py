@@ -26,6 +26,8 @@ import timm  # noqa: E402
 import torchvision  # noqa: E402
 import transformers  # noqa: E402
 
+from tests.spread import marked_release  # noqa: E402
+
 _12 = [12] * 12
 _SWIN = [3] * 2 + [6] * 2 + [12] * 6 + [24] * 2
 # Name -> the pico model of its kind, heads of each site, and the pixels of an image.
@@ -133,8 +135,12 @@ def heads_of(config: Any) -> list[int]:
     return [count for count, depth in zip(heads, config.depths, strict=True) for _ in range(depth)]
 
 
+# Every sixth in the long run; all before a release.
+OFTEN = list(CASES)[::6]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*OFTEN, *marked_release(name for name in CASES if name not in OFTEN)])
 def test_a_published_model(name: str, tmp_path: Path) -> None:
     variant = NAMED[name][0] if name in NAMED else CLASSES[name]
     with torch.device("meta"):
