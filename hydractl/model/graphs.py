@@ -99,7 +99,7 @@ def padded(tensor: Tensor, size: int) -> Tensor:
 # --- recordings -------------------------------------------------------------------------------------------------------
 
 
-class Graph(Protocol):
+class RecordedGraph(Protocol):
     """What was recorded; :class:`torch.cuda.CUDAGraph`, as far as it is used here."""
 
     def replay(self) -> None:
@@ -115,7 +115,7 @@ class Recorder(Protocol):
     def aside(self) -> AbstractContextManager[None]:
         """Enter the stream in which runs are warmed up and recorded."""
 
-    def record(self, run: Callable[[], Tensor], pool: Any) -> tuple[Graph, Tensor]:
+    def record(self, run: Callable[[], Tensor], pool: Any) -> tuple[RecordedGraph, Tensor]:
         """Record a run in a pool of memory (None: a new one); return also its output, which replays overwrite."""
 
     def in_turn(self) -> AbstractContextManager[None]:
@@ -135,7 +135,7 @@ class Recording:
 
     places: Mapping[str, Tensor]
     output: Tensor
-    graph: Graph
+    graph: RecordedGraph
     storages: Sequence[torch.UntypedStorage]
 
     def replayed(self, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
@@ -199,7 +199,7 @@ class CudaRecorder:
             yield
         outer_stream.wait_stream(self._stream)
 
-    def record(self, run: Callable[[], Tensor], pool: Any) -> tuple[Graph, Tensor]:
+    def record(self, run: Callable[[], Tensor], pool: Any) -> tuple[RecordedGraph, Tensor]:
         """Record a run in the side stream.
 
         Raises:
