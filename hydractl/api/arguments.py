@@ -102,7 +102,7 @@ class OnModels(OpensModels, total=False):
 class InBatches(OnModels, total=False):
     """Arguments of every verb with one batch size and one number format: all but ``bench``."""
 
-    workers: int
+    workers: int | None
     dtype: Dtype
     batch_size: int
 
@@ -251,7 +251,7 @@ class ExportArguments(OpensModels, total=False):
     input: Literal["float32", "uint8"]
     test: Data | None
     ood: NamedData
-    workers: int
+    workers: int | None
     batch_size: int
 
 

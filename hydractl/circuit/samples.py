@@ -67,7 +67,7 @@ class SampleSet:
         order: Sequence[int],
         model: HydraModel,
         batch_size: int,
-        workers: int,
+        workers: int | None,
         labelled: bool,
         tasks: Sequence[int] = (0,),
         columns: ClassRange = ALL_CLASSES,
@@ -105,7 +105,7 @@ class SampleSet:
         """Return an iterator over the inputs of all batches, read ahead by worker processes if there are any."""
         return self._inputs_in_batches(self._order, self._workers)
 
-    def _inputs_in_batches(self, indices: list[int], workers: int) -> Iterator[Any]:
+    def _inputs_in_batches(self, indices: list[int], workers: int | None) -> Iterator[Any]:
         """Yield the inputs of some samples in batches, on the model's device."""
         model = self._model
         parameter = next(model.parameters())
@@ -209,7 +209,7 @@ def measure_certainty(
     dataset: Dataset,
     model: HydraModel,
     batch_size: int,
-    workers: int,
+    workers: int | None,
     ood_score: str,
     labelled: bool,
     advance: Callable[[int], None] = lambda samples: None,
@@ -264,7 +264,7 @@ def logits_of(
     dataset: Dataset,
     model: HydraModel,
     batch_size: int,
-    workers: int,
+    workers: int | None,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Tensor:
     """Return the logits ``[N, classes]`` of a model with one member, in the order of the data set, on the CPU.

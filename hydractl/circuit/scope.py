@@ -49,7 +49,7 @@ class SearchOptions:
     batch_size: int
     dtype: str
     device: str
-    workers: int
+    workers: int | None
     memory: str | None
     seed: int
     resume: bool

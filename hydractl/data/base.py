@@ -155,6 +155,7 @@ class Dataset(ABC):
     Attributes:
         spec: the SPEC from which the set was opened.
         kind: what a sample is: ``"image"``, ``"text"`` or :data:`PAIRS`.
+        is_encoded: whether samples are images that have to be decoded, as from JPEG files, which takes long.
         where: the name of this data set in messages (option and SPEC).
         ids: one id per sample, the same on every machine.
         labels: int64 ``[samples]``, or None if the set is unlabelled. If the checkpoint has class names, a label is an
@@ -166,6 +167,7 @@ class Dataset(ABC):
     """
 
     kind = "image"
+    is_encoded = False
 
     def __init__(self, spec: str, where: str, ids: Sequence[str]) -> None:
         """Set the attributes that every set has. Whoever opens the set fills in its labels and names afterwards."""

@@ -44,6 +44,7 @@ class CaptionedImages(Dataset):
         """
         super().__init__(images.spec, images.where, images.ids)
         self.images = images
+        self.is_encoded = images.is_encoded
         self.captions = captions
 
     def _sample(self, i: int) -> tuple[Image.Image, str]:

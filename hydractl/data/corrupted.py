@@ -60,6 +60,7 @@ class CorruptedImages(Dataset):
             settings += f"&photographs={setting_value(photographs)}"
         super().__init__(with_setting(clean.spec, settings), clean.where, clean.ids)
         self.clean = clean
+        self.is_encoded = clean.is_encoded
         self.name = name
         self.severity = severity
         self.labels = clean.labels

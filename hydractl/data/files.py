@@ -30,6 +30,7 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 class EncodedImages(Dataset):
     """Images that are stored encoded, as in PNG or JPEG files, wherever the bytes come from."""
 
+    is_encoded = True
     nothing = "the file is empty"
     """How messages describe an image that has no bytes."""
 

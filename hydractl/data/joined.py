@@ -37,6 +37,7 @@ class JoinedSets(Dataset):
         super().__init__(" ".join(specs), "INPUT", _joined_ids(parts))
         first = parts[0]
         self.kind = first.kind
+        self.is_encoded = any(part.is_encoded for part in parts)
         self.parts = list(parts)
         self.label_names = first.label_names
 

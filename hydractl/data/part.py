@@ -59,6 +59,7 @@ class DatasetPart(Dataset):
         self._whole = whole
         self._rows = list(rows)
         self.kind = whole.kind
+        self.is_encoded = whole.is_encoded
         if whole.labels is not None:
             self.labels = whole.labels[self._rows]
         self.label_names = whole.label_names

@@ -219,6 +219,7 @@ class PseudoOod(Dataset):
         ids = [f"{clean_id}?ood={ood_kind}" for clean_id in clean.ids]
         super().__init__(spec, where, ids)
         self.kind = clean.kind  # "image" or "text"
+        self.is_encoded = clean.is_encoded
         self.clean = clean
         self.seed = seed
         self._names = names

@@ -42,6 +42,8 @@ class TorchvisionImages(Dataset):
         source: torchvision's data set object.
     """
 
+    is_encoded = True  # as most of torchvision's sets are
+
     def __init__(self, spec: Spec, rows: Sequence[int], source: Any) -> None:
         ids = [f"torchvision:{spec.path}#{row}" for row in rows]
         super().__init__(spec.text, spec.where, ids)

@@ -53,7 +53,7 @@ def read_batches(
     preprocess: Mapping[str, object],
     batch_size: int,
     *,
-    workers: int = 0,
+    workers: int | None = None,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Yield the batches of a data set, from memory if they were already read in the same way.

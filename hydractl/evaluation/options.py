@@ -17,7 +17,7 @@ class EvalRunOptions:
     Attributes:
         batch_size: the number of samples that run together.
         dtype, device: the values of ``--dtype`` and ``--device``.
-        workers: the number of processes that read data.
+        workers: the number of processes that read data; None leaves it to the device and the data.
         whole_last_block: whether the last block runs for all tokens, not only for those that the readout uses.
         dropout: the settings of MC dropout; None without MC dropout.
     """
@@ -25,7 +25,7 @@ class EvalRunOptions:
     batch_size: int
     dtype: str = "float32"
     device: str = "cpu"
-    workers: int = 0
+    workers: int | None = None
     whole_last_block: bool = False
     dropout: DropoutRecord | None = None
 

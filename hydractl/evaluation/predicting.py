@@ -136,7 +136,7 @@ class Predicting:
     """
 
     def __init__(
-        self, model: Predictor, name: str, dataset: Dataset, form: LineForm, batch_size: int, workers: int = 0
+        self, model: Predictor, name: str, dataset: Dataset, form: LineForm, batch_size: int, workers: int | None = None
     ) -> None:
         self._model = model
         self._name = name

@@ -61,7 +61,7 @@ class CheckData:
     inside: Dataset
     outside: Mapping[str, Dataset]
     batch_size: int
-    workers: int
+    workers: int | None
 
     @torch.no_grad()
     def measure(self, model: WholeAnswers, log: Log) -> Answers:

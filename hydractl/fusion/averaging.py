@@ -52,7 +52,7 @@ class MembersRunOptions:
     device: str
     dtype: str
     batch_size: int
-    workers: int
+    workers: int | None
 
 
 @dataclass(frozen=True)

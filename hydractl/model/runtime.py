@@ -748,8 +748,15 @@ def calibrated(log_probs: Tensor, calibration: StoredScaling) -> Tensor:
 
 
 def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Move inputs to the device of a model. Floating point inputs also get its dtype."""
+    """Move inputs to the device of a model. Floating point inputs also get its dtype.
+
+    What goes to a GPU is copied to page-locked memory first: from there it travels while the GPU computes something
+    else. From other memory this process would wait until the GPU has finished.
+    """
     if isinstance(inputs, Tensor):
+        goes_to_gpu = device.type == "cuda" and inputs.device.type == "cpu"
+        if goes_to_gpu:
+            inputs = inputs.pin_memory().to(device, non_blocking=True)
         new_dtype = dtype if inputs.is_floating_point() else None
         return inputs.to(device, new_dtype, non_blocking=True)
     return {key: move(value, device, dtype) for key, value in inputs.items()}

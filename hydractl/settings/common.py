@@ -142,7 +142,11 @@ class Common:
         example="cuda:0",
         often=True,
     )
-    workers: int = run_option("Processes that read data; 0 is the main one [processes]", 0, at_least=0)
+    workers: int | None = run_option(
+        "Processes that read data; 0 is the main one [processes; default: 0; up to 4 where images are decoded for a "
+        "CUDA device]",
+        at_least=0,
+    )
     seed: int = run_option("The seed of everything random", 0, at_least=0, often=True)
     dry_run: bool = run_option("Print the plan and stop", False, often=True)
     config: str | None = general_option(

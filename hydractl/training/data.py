@@ -197,6 +197,7 @@ class Numbered(Dataset):
         super().__init__(base.spec, base.where, base.ids)
         self._base = base
         self.kind = base.kind
+        self.is_encoded = base.is_encoded
         self.labels = base.labels
         self.label_names = base.label_names
 
@@ -329,13 +330,18 @@ class Reader:
         model: the model that reads the batches.
         dataset: a set of labelled samples, or of pairs.
         size: how many samples a batch has.
-        workers: how many processes prepare samples.
+        workers: how many processes prepare samples; None means :func:`hydractl.data.batching.default_workers`.
         augmentation: changes the images. Without it, inputs are prepared as in evaluation; if they are tensors of one
             size that take less than :data:`CACHE_BYTES`, they are prepared once and kept.
     """
 
     def __init__(
-        self, model: AnyModel, dataset: Dataset, size: int, workers: int, augmentation: Augmentation | None = None
+        self,
+        model: AnyModel,
+        dataset: Dataset,
+        size: int,
+        workers: int | None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Also prepare all inputs now, if they are not augmented and fit into memory."""
         self._model = model

@@ -22,7 +22,7 @@ class TrainingDataOptions:
         seed: draws these samples if the set is sorted by class.
         batch_size: how many samples are computed together, by all processes.
         accumulate: how many batches a step has.
-        workers: how many processes prepare samples.
+        workers: how many processes prepare samples; None leaves it to the device and the data.
         augment: items of :class:`hydractl.training.data.Augmentation`.
     """
 
@@ -32,7 +32,7 @@ class TrainingDataOptions:
     seed: int = 0
     batch_size: int = 64
     accumulate: int = 1
-    workers: int = 0
+    workers: int | None = None
     augment: tuple[str, ...] = ()
 
 

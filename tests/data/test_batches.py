@@ -14,9 +14,21 @@ import torch
 from PIL import Image
 
 from hydractl.data import Batch, batches, open_data
+from hydractl.data.batching import default_workers
+from hydractl.data.captions import CaptionedImages
+from hydractl.data.joined import JoinedSets
 from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.training.data import Numbered
 from tests.forked import Forked
 from tests.image_data import stacked
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder of twelve grey images."""
+    for i in range(12):
+        Image.new("L", (8, 8), i).save(tmp_path / f"{i:02}.png")
+    return tmp_path
 
 
 @pytest.mark.fault(34)
@@ -68,6 +80,54 @@ def test_workers_are_other_processes_that_end() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a process with eight processors and enough shared memory believe that it uses a GPU."""
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("hydractl.data.batching._ENOUGH_SHARED_MEMORY", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+
+
+def test_image_files_are_decoded_in_workers_where_a_gpu_would_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, on_a_gpu: None
+) -> None:
+    """Unless somebody says how many; and so are those of which other sets are made."""
+    files = open_data(str(folder))
+    captioned = CaptionedImages(files, ["a ship"] * len(files))
+    sets = (
+        files,
+        open_data(f"{folder}?fraction=0:0.5"),
+        open_data(f"{folder}?corruption=fog&severity=1"),
+        open_data(f"{folder}?ood=auto"),
+        JoinedSets([open_data("builtin:photos"), files]),
+        captioned,
+        Numbered(files),
+    )
+    assert [default_workers(data) for data in sets] == [4] * len(sets)
+    read = batches(files, lambda _: os.getpid(), 2, workers=None)
+    assert os.getpid() not in {batch.inputs for batch in read}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5})
+    assert default_workers(files) == 1
+
+
+def test_this_process_reads_where_workers_gain_nothing_or_may_be_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, on_a_gpu: None
+) -> None:
+    files = open_data(str(folder))
+    assert default_workers(open_data("builtin:digits/val")) == 0  # nothing to decode
+    with monkeypatch.context() as change:
+        change.setattr("hydractl.data.batching._ENOUGH_SHARED_MEMORY", 1 << 60)
+        assert default_workers(files) == 0
+    with monkeypatch.context() as change:
+        change.setattr("sys.platform", "win32")  # a collate function cannot be pickled
+        assert default_workers(files) == 0
+    with monkeypatch.context() as change:
+        change.setattr("torch.cuda.is_initialized", lambda: False)
+        assert default_workers(files) == 0
+    assert default_workers(files) > 0
+
+
 def test_random_state_is_left_alone() -> None:
     before = torch.get_rng_state()
     list(batches(open_data("builtin:photos", limit=9), stacked, 4, workers=2))
@@ -75,15 +135,13 @@ def test_random_state_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_bad_image_is_the_same_error_from_a_worker(tmp_path: Path, workers: int) -> None:
-    for i in range(12):
-        Image.new("L", (8, 8), i).save(tmp_path / f"{i:02}.png")
-    (tmp_path / "05.png").write_bytes((tmp_path / "05.png").read_bytes()[:40])
-    found = batches(open_data(str(tmp_path)), stacked, 2, workers=workers)
+def test_a_bad_image_is_the_same_error_from_a_worker(folder: Path, workers: int) -> None:
+    (folder / "05.png").write_bytes((folder / "05.png").read_bytes()[:40])
+    found = batches(open_data(str(folder)), stacked, 2, workers=workers)
     assert [next(found).indices, next(found).indices] == [[0, 1], [2, 3]]
     with pytest.raises(InputError) as error:
         next(found)
-    assert error.value.message.startswith(f"cannot read image {tmp_path}/05.png: ")
+    assert error.value.message.startswith(f"cannot read image {folder}/05.png: ")
     assert error.value.hint and "Traceback" not in str(error.value)
     assert not multiprocessing.active_children()
 
