@@ -280,33 +280,44 @@ def _is_like_a_path(name: str) -> bool:
 
 def _entry_problem(name: str, entry: Any) -> str | None:
     """Return the first problem with the entry of one tensor, as a sentence; None if there is none."""
-    shown_name = shown(name)
+    problem_of_name = _name_problem(name)
+    if problem_of_name is not None:
+        return f"tensor name {shown(name)} {problem_of_name}"
+    problem_of_fields = _fields_problem(entry)
+    if problem_of_fields is not None:
+        return f"tensor {shown(name)} {problem_of_fields}"
+    return None
 
-    # The name.
+
+def _name_problem(name: str) -> str | None:
+    """Return what is wrong with the name of a tensor, without the name itself; None if nothing is."""
     if _has_half_characters(name):
-        return f"tensor name {shown_name} holds half a character (an unpaired surrogate)"
+        return "holds half a character (an unpaired surrogate)"
     if _is_like_a_path(name):
-        return f"tensor name {shown_name} looks like a path"
+        return "looks like a path"
+    return None
 
-    # The fields, one after another.
+
+def _fields_problem(entry: Any) -> str | None:
+    """Return the first thing that is wrong with the fields of an entry; None if nothing is."""
     if not isinstance(entry, dict) or set(entry) != _KEYS_OF_ENTRY:
-        return f"tensor {shown_name} has a malformed entry"
+        return "has a malformed entry"
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        return f"tensor {shown_name} has the unknown dtype {shown(dtype)}"
+        return f"has the unknown dtype {shown(dtype)}"
     shape = entry["shape"]
     if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
-        return f"tensor {shown_name} has the bad shape {shown(shape)}"
+        return f"has the bad shape {shown(shape)}"
     offsets = entry["data_offsets"]
     if not _are_counts(offsets) or len(offsets) != 2:
-        return f"tensor {shown_name} has bad offsets {shown(offsets)}"
+        return f"has bad offsets {shown(offsets)}"
 
     # The byte range must have exactly the size that dtype and shape ask for.
     needed = TensorInfo(dtype, tuple(shape)).nbytes
     start, end = offsets
     in_file = end - start
     if needed != in_file:
-        return f"tensor {shown_name} needs {needed} bytes, its range has {in_file}"
+        return f"needs {needed} bytes, its range has {in_file}"
     return None
 
 
