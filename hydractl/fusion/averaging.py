@@ -135,11 +135,12 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
     squares = np.zeros(len(sources))
     elements = 0
 
-    # Each tensor counts by its number of elements.
+    # Each tensor counts by its number of elements. If it is equal in all members, none lies apart.
     for name in plan.averaged:
         count = plan.tensors.info(name).numel
-        squares += count * _relative_squares(name, count, sources)
         elements += count
+        if name not in plan.tensors.equal:
+            squares += count * _relative_squares(name, count, sources)
     mean_squares = squares / max(1, elements)
     root_mean_squares = np.sqrt(mean_squares)
     return [to_three_digits(value) for value in root_mean_squares.tolist()]

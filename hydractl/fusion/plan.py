@@ -30,7 +30,7 @@ from hydractl.model.source import Source
 from hydractl.model.stored import heads_of_any_member, member_name
 
 PIECE = 1 << 16
-"""The number of elements of a tensor that are averaged at once."""
+"""The number of elements of a tensor that are averaged, or compared, at once."""
 
 _MOST_NAMED = 3
 """How many tensors a sentence names at most."""
@@ -83,8 +83,11 @@ class FusedTensors:
     Args:
         sources: the members.
         averaged: stock names of the tensors that are the mean over members.
-        equal: stock names of the tensors that are equal in all members.
+        equal: stock names of the tensors that are equal in all members; they are their own mean.
         unions: the sites whose heads are stored once.
+
+    Attributes:
+        equal: as above.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class FusedTensors:
     ) -> None:
         """Work out the names of all stored tensors, and where each comes from; no tensor is read yet."""
         self.sources = [source.tensors for source in sources]
-        self._averaged = set(averaged)
+        self.equal = frozenset(equal)
+        self._to_average = set(averaged) - self.equal
 
         # Tensors of sites whose heads are stored once, by their names.
         self._union_of: dict[str, HeadUnion] = {}
@@ -148,7 +152,7 @@ class FusedTensors:
             tensors_of_site = self._tensors_of_site(union_of_site)
             return tensors_of_site[name]
         member, stock_name = self._origins[name]
-        if member is None and stock_name in self._averaged:
+        if stock_name in self._to_average:
             return self._mean_over_members(stock_name)
         source = self.sources[member or 0]  # a tensor that is equal in all members is read from the first
         return source.read(stock_name)
@@ -223,15 +227,14 @@ def plan_fusion(
         if owners is not None:
             unions.append(HeadUnion(sources, site, names_of_site, owners))
 
-    # Outside attention, a tensor that is not averaged is stored once if it is equal in all members.
+    # Outside attention, a tensor that is equal in all members is stored once, and need not be averaged.
     elsewhere = [name for name in names if name not in in_attention]
-    not_averaged = [name for name in elsewhere if name not in averaged]
     equal: set[str] = set()
     if not headers_only:
-        equal = equal_names(sources, not_averaged)
+        equal = equal_names(sources, elsewhere)
 
     # Every member keeps its own tensor of what is neither averaged nor shared.
-    shared = set(equal)
+    shared = equal.difference(averaged)
     for union_of_site in unions:
         shared.update(union_of_site.names)
     own = set(names).difference(averaged, shared)
@@ -392,15 +395,26 @@ def _dtype_differences(a: TensorSource, b: TensorSource) -> list[str]:
 
 def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
     """Return the names of the tensors that are equal in all members, element by element."""
-    first = sources[0]
-    equal = set(names)
-    for name in names:
-        tensor = first.tensors.read(name)
-        for other in sources[1:]:
-            if not torch.equal(tensor, other.tensors.read(name)):
-                equal.discard(name)
-                break
-    return equal
+    tensors_of_members = [source.tensors for source in sources]
+    return {name for name in names if _is_equal_in_all(tensors_of_members, name)}
+
+
+def _is_equal_in_all(tensors_of_members: Sequence[TensorSource], name: str) -> bool:
+    """Return whether a tensor is equal in all members; it is read only up to the first piece that differs."""
+    first, *others = tensors_of_members
+    if not others:
+        return True
+    shape = first.info(name).shape
+    if any(other.info(name).shape != shape for other in others):
+        return False
+    count = first.info(name).numel
+    for start in range(0, count, PIECE):
+        stop = min(start + PIECE, count)
+        piece = read_piece(first, name, start, stop)
+        for other in others:
+            if not torch.equal(piece, read_piece(other, name, start, stop)):
+                return False
+    return True
 
 
 def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:

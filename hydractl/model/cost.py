@@ -96,8 +96,12 @@ def _digest_of_call(description: Description, tensors: TensorSource, batch: int,
     # Of the results stored with a model only the names matter, e.g. that there is a Laplace posterior.
     document["extra"] = sorted(document["extra"])
 
-    # Of members only the heads matter, and not where they came from.
-    document["members"] = [mask.kept for mask in description.masks]
+    # Of members only the heads matter, and not where they came from. Of a single one it matters how many there are, of
+    # several also which ones, because sites with the same heads in all members run once.
+    heads_of_members: list[Any] = [mask.kept for mask in description.masks]
+    if len(heads_of_members) == 1:
+        heads_of_members = [description.mask.counts()]
+    document["members"] = heads_of_members
 
     shapes = []
     for name in tensors.names():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
+from hydractl.files.checkpoint import DictTensors
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -142,8 +144,21 @@ def test_equal_parts_survive_averaging_bit_for_bit() -> None:
     source = source_of(shared_stock("class-token"), "class-token")
     pruned = [prune_source(source, mask_of(source, heads)) for heads in KEPT[:3]]
     plan = plan_fusion(pruned)
+    plan.tensors.sources[1:] = []  # the others need not be read again
     for name in plan.averaged:
         assert torch.equal(plan.tensors.read(name), source.tensors.read(name))
+
+
+def test_a_tensor_whose_last_element_differs_is_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydractl.fusion.plan.PIECE", 61)
+    source = source_of(shared_stock("class-token"), "class-token")
+    tensors = {name: source.tensors.read(name).clone() for name in source.tensors.names()}
+    name = "blocks.0.mlp.fc1.weight"
+    tensors[name].view(-1)[-1] += 1
+    other = replace(source, tensors=DictTensors(tensors))
+    plan = plan_fusion([source, other])
+    assert set(plan.averaged) - plan.tensors.equal == {name}
+    assert torch.equal(plan.tensors.read(name), (source.tensors.read(name) + tensors[name]) / 2)
 
 
 @torch.no_grad()

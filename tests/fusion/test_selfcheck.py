@@ -13,7 +13,7 @@ from hydractl.errors import HydraError
 from hydractl.files.checkpoint import DictTensors
 from hydractl.files.fuse_answer import SelfCheckRecord
 from hydractl.fusion.plan import FusedTensors, plan_fusion
-from hydractl.fusion.selfcheck import BATCH, float32_model, self_check, storage_dtype
+from hydractl.fusion.selfcheck import INPUTS, float32_model, self_check, storage_dtype
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -55,7 +55,7 @@ def check(sources: list[Source], merge: list[str]) -> SelfCheckRecord:
 def test_the_effect_of_averaging(seeds: list[int]) -> None:
     variant, merge = "class-token", ["mlp", "norm", "embed"]
     sources, models = members(variant, seeds)
-    images = torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(SEED))
+    images = torch.randn(INPUTS, 3, 16, 16, generator=torch.Generator().manual_seed(SEED))
     before = [logits(model, images) for model in models]
     for name in merged_names(variant, models[0], merge):
         mean = torch.stack([m.get_parameter(name) for m in models]).double().mean(0).float()
@@ -67,6 +67,18 @@ def test_the_effect_of_averaging(seeds: list[int]) -> None:
     assert (max(effect) < 1e-5) == (len(set(seeds)) == 1)
     assert max(found.member_max_abs) <= 1e-5 and found.pool_max_abs <= 1e-5
     assert check(sources, []).merge_max_abs == [0.0] * 2
+
+
+def test_a_big_model_has_fewer_inputs_where_no_decision_hangs_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = ["mlp", "norm", "embed"]
+    of_one_checkpoint, _ = members("class-token", [0, 0])
+    trained_apart, _ = members("class-token", [0, 1])
+    assert check(of_one_checkpoint, everything).inputs == f"4 random inputs, seed {SEED}"
+    monkeypatch.setattr("hydractl.fusion.selfcheck.BIG", 1)
+    few = f"2 random inputs, seed {SEED}"
+    assert check(of_one_checkpoint, everything).inputs == few
+    assert check(trained_apart, []).inputs == few
+    assert check(trained_apart, everything).inputs == f"4 random inputs, seed {SEED}"
 
 
 @pytest.mark.parametrize(("wrong", "merge"), [(0.5, ["mlp", "norm", "embed"]), (math.nan, [])])
