@@ -516,15 +516,21 @@ def bench(name: str) -> str:
 
 
 def memory(name: str) -> str:
-    """What one checkpoint needed: the peak of each command above a process that has imported what it needs."""
+    """What one checkpoint needed: the peak of each command above a process that has imported what it needs.
+
+    Then its processor time over that of such a process and of one that reads, hashes and writes the same bytes.
+    """
     document = json.loads((DOCS.parent / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
     made = []
     for row in document["commands"]:
         size, ratio, over_block = row["output_bytes"], row["peak_ratio"], row["peak_over_shard_and_block"]
         # A plan may need less than the process that it is compared with; scores are hardly an output.
         written, over = ("", "") if size < MIB else (f"{size / MIB:,.0f}", f"{max(0, ratio):.2f}")
-        made.append([row["name"], written, f"{max(0, ratio) * size / MIB:,.0f}", over, f"{max(0, over_block):.2f}"])
-    return markdown(["", "output, MiB", "peak, MiB", "over output", "over shard + block"], made)
+        time = row["cpu"] / (row["bare_cpu"] + row["reference_cpu"])
+        memory = [f"{max(0, ratio) * size / MIB:,.0f}", over, f"{max(0, over_block):.2f}"]
+        made.append([row["name"], written, *memory, f"{time:.2f}"])
+    columns = ["", "output, MiB", "peak, MiB", "over output", "over shard + block", "time over a copy"]
+    return markdown(columns, made)
 
 
 def start_up(name: str) -> str:
