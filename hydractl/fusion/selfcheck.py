@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError, NonFiniteError
+from hydractl.families.base import ModelFamily
 from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.collecting import collecting_new_objects_only
 from hydractl.files.description import Description
@@ -30,6 +31,8 @@ INPUTS = 4
 INPUTS_OF_A_BIG_MODEL = 2
 """The same where nothing hangs on them but that the fused model equals its members; a single one would hide samples
 that are mixed up."""
+TOKENS_OF_A_BIG_MODEL = 16
+"""How long random texts are there."""
 BIG = 20e9
 """From so many mult-adds of one sample on, a fused model is big."""
 TOLERANCE = 1e-5
@@ -285,8 +288,7 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
     tensors = averages.in_place(plan.tensors)
     fused = float32_model(plan.description, tensors, device, averages.dtype)
     fused = fused.with_classes()
-    examples = fused.family.example_inputs(plan.description.preprocess, _number_of_inputs(plan), seed)
-    inputs = move(examples, device, torch.float32)
+    inputs = move(_random_inputs(plan, fused.family, seed), device, torch.float32)
     classes: Classes | None = None  # the members run alone need the same classes
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
@@ -294,15 +296,19 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
     return inputs, classes, logits
 
 
-def _number_of_inputs(plan: FusionPlan) -> int:
-    """Return on how many random inputs to compare; on few if that takes long, and averaging changes no weight.
+def _random_inputs(plan: FusionPlan, family: ModelFamily, seed: int) -> Any:
+    """Draw the inputs on which to compare: few and short ones if that takes long, and averaging changes no weight.
 
     Where it does change weights, it is decided on these inputs whether they may be averaged.
     """
+    preprocess = plan.description.preprocess
     changed_by_averaging = set(plan.averaged) - plan.tensors.equal
     if changed_by_averaging or macs(plan.description, plan.tensors) < BIG:
-        return INPUTS
-    return INPUTS_OF_A_BIG_MODEL
+        return family.example_inputs(preprocess, INPUTS, seed)
+    inputs = family.example_inputs(preprocess, INPUTS_OF_A_BIG_MODEL, seed)
+    if preprocess.get("kind") != "text":
+        return inputs
+    return {name: tokens[:, :TOKENS_OF_A_BIG_MODEL] for name, tokens in inputs.items()}
 
 
 def _run_member_alone(source: Source, averages: _AveragedTensors, inputs: Any, classes: Classes | None) -> Tensor:

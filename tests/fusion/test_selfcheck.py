@@ -81,6 +81,26 @@ def test_a_big_model_has_fewer_inputs_where_no_decision_hangs_on_them(monkeypatc
     assert check(trained_apart, everything).inputs == f"4 random inputs, seed {SEED}"
 
 
+@pytest.mark.parametrize("variant", ["bert", *marked_long(["llama", "gpt2", "distilbert"])])
+def test_a_big_model_of_texts_reads_short_ones(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, _ = members(variant, [0, 0])
+    long_texts = check(sources, [])
+    monkeypatch.setattr("hydractl.fusion.selfcheck.BIG", 1)
+    monkeypatch.setattr("hydractl.fusion.selfcheck.TOKENS_OF_A_BIG_MODEL", 3)
+    lengths = []
+    run = HydraModel.member_logits
+
+    def seen(self: HydraModel, texts: Any) -> torch.Tensor:
+        lengths.extend(tokens.shape for tokens in texts.values())
+        return run(self, texts)
+
+    monkeypatch.setattr(HydraModel, "member_logits", seen)
+    short_texts = check(sources, [])
+    assert set(lengths) == {(2, 3)}
+    assert max(short_texts.member_max_abs) <= 1e-5
+    assert short_texts.max_abs_logit != long_texts.max_abs_logit
+
+
 @pytest.mark.parametrize(("wrong", "merge"), [(0.5, ["mlp", "norm", "embed"]), (math.nan, [])])
 def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sources, _ = members("class-token", [0, 1])
