@@ -175,7 +175,9 @@ REST = sorted(set(VARIANTS) - set(FEW) - UNKNOWN)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("variant", "fused"), spread(FEW, FUSED) + marked_release(spread(REST, FUSED)))
+@pytest.mark.parametrize(
+    ("variant", "fused"), spread(FEW[::2], FUSED) + marked_release(spread([*FEW[1::2], *REST], FUSED))
+)
 def test_the_counter_agrees_with_the_formula(variant: str, fused: tuple[Sequence[int], Sequence[str]]) -> None:
     source = source_of(shared_stock(variant), variant)
     tower = tower_of_samples(source)
