@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +28,6 @@ from hydractl.model.runtime import HydraModel
 from tests.forked import ForkedPopen
 from tests.running import run
 from tests.served import JSON, PNG, Reply, Served, form, picture, served
-
 
 STARTED = [sys.executable, "-c", "", ""]
 """What stands before the words of a command that hydractl starts; it is forked instead."""
