@@ -226,7 +226,7 @@ def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a*)*b"}, "behavior": "Isolated", "invert": False}},
         {"model": {"type": "Unigram", "unk_id": 7, "vocab": []}},
         {"added_tokens": [{"id": 2**31, "content": "", "special": True}]},
-        *marked_long([
+        *marked_release([
             {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
                                 "pair": [], "special_tokens": {}}},
             {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
