@@ -35,7 +35,7 @@ def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     images = real_data / "images"
     with np.load(images / "fashion_mnist_train.npz") as whole:
-        for name, part in (("train", slice(0, 3000)), ("val", slice(3000, 3300))):
+        for name, part in (("train", slice(0, 4000)), ("val", slice(4000, 4300))):
             np.savez(f"{name}.npz", x=whole["x"][part], y=whole["y"][part], classes=whole["classes"])
     train = ["--train", "train.npz", "--val", "val.npz", "--epochs", "4", "--lr", "3e-3", "-q"]
     run("finetune", BASE, *train, "-o", "base.st")
