@@ -112,7 +112,7 @@ def test_killed_again_and_again_it_gives_the_same_bytes() -> None:
     while kills < 5:  # how often one search is killed before it is done depends on the machine
         for file in [*Path().glob("k.*.json"), Path("k.json.journal")]:
             file.unlink(missing_ok=True)
-        while killed(command, Path("k.json.journal"), draw.randint(0, 12), draw.uniform(0, 0.02)):
+        while killed(command, Path("k.json.journal"), draw.randint(0, 30), draw.uniform(0, 0.02)):
             kills += 1
             for file in Path().glob("k.*.json"):  # killed between two renames at the end
                 assert file.read_bytes() == Path(file.name.replace("k", "full", 1)).read_bytes()
