@@ -40,7 +40,7 @@ READY_DOCS := $(VENV)/.ready-docs
 
 help:
 	@echo "make test      run the tests, but the long ones"
-	@echo "make test-all  run those of make test, then the long ones"
+	@echo "make test-all  run those of make test and the long ones"
 	@echo "make test-release  run all tests: those of make test-all, then those for which a release waits"
 	@echo "make test-rounding  run those of make test as other machines round; WAYS=\"1 3\" for some of the five ways"
 	@echo "make test-elsewhere  run them with other threads, instructions, umask, language, time zone and order"
@@ -64,8 +64,9 @@ help:
 test: $(READY)
 	$(PYTEST) -m "not long" $(ARGS)
 
-test-all: test $(READY_DOCS)
-	$(PYTEST) -m "long and not release" $(ARGS)
+# All at once: files whose tests are partly long make what these tests share only once.
+test-all: $(READY_DOCS)
+	$(PYTEST) -m "not release" $(ARGS)
 
 test-release: test-all
 	$(PYTEST) -m release $(ARGS)

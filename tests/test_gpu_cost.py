@@ -53,16 +53,15 @@ NAMES = [
 def test_every_row_is_measured_and_ratios_are_to_the_single_model(
     run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ["--arch", f"{SMALL},bert-tiny", "--batches", "1,4", "--dtypes", "bfloat16", "--modes", "eager"]
+    few = ["--arch", f"{SMALL},bert-tiny", "--batches", "4", "--dtypes", "bfloat16", "--modes", "eager"]
     document = run(*few, "--shared", "0,2,10", "-o", tmp_path / "g.json")
     assert document["missing"] == [
-        f"{arch}, bfloat16, batch {batch}, eager: fused, 10 shared{way}: the model has {sites} sites"
+        f"{arch}, bfloat16, batch 4, eager: fused, 10 shared{way}: the model has {sites} sites"
         for arch, sites in ((SMALL, 4), ("bert-tiny", 3))
-        for batch in (4, 1)
         for way in ("", ", not batched")
     ]
     found = [(row["arch"], row["batch_size"], row["model"]) for row in document["rows"]]
-    assert found == [(arch, batch, name) for arch in (SMALL, "bert-tiny") for batch in (4, 1) for name in NAMES]
+    assert found == [(arch, 4, name) for arch in (SMALL, "bert-tiny") for name in NAMES]
     for row in document["rows"]:
         assert len(row["latency_ms"]["runs"]) == len(row["device_runs_ms"]) == 2
         assert row["kernels"] >= row["operators"] / 2 and row["kernel_ms"] > 0
@@ -81,7 +80,7 @@ def test_every_row_is_measured_and_ratios_are_to_the_single_model(
         (arch, "eager", "fused, 0 shared", 1.07) for arch in (SMALL, "bert-tiny")
     ]
     printed = capsys.readouterr().out
-    assert printed.count("| single |") == 4 and '"torch"' in printed
+    assert printed.count("| single |") == 2 and '"torch"' in printed
     assert "at most 1.07" in printed
 
 
@@ -202,7 +201,7 @@ def test_cut_off_at_any_moment_it_leaves_a_valid_file_and_goes_on(tmp_path: Path
     command = [sys.executable, "-c", DRIVER, str(file)]
     environment = {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{ROOT}", "PATH": ""}
     rows_before: list[dict[str, Any]] = []
-    for _ in range(5):
+    for _ in range(3):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert process.stdout is not None and process.stdout.readline() == b"begins\n"
         time.sleep(moments.uniform(0.01, 0.12))

@@ -70,7 +70,7 @@ def install(page: str, target: Path, folder: Path) -> None:
 def add(page: str, tree: Path) -> None:
     """Add the file of a page to a copy of the source, and the toy library beside it: no file that is there changes."""
     if not tree.exists():
-        shutil.copytree(ROOT / "hydractl", tree / "hydractl", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "hydractl", tree / "hydractl")  # with what is compiled: to compile it anew takes long
     rooms = {"vo_norm.py": "hydractl/criteria", "toy.py": "hydractl/families", "toylib.py": "."}
     for name, text in files_of(page).items():
         if name in rooms:

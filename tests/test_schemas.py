@@ -95,7 +95,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             [
                 *("eval", "ab.st", "b.st", "deep=a.st+b.st", "--test", "test.npz", "--ood", "other:near=other.npz"),
                 *("--val", "val.npz", "--ood-val", "far=other.npz", "--temperature", "vector", "--threshold"),
-                *("ood:0.95", "--conformal", "0.2", "--bootstrap", "5", "--corruptions", "all", "--severities", "1"),
+                *("ood:0.95", "--conformal", "0.2", "--bootstrap", "5", "--corruptions", "fog", "--severities", "1"),
                 *("--allow-seen", "-o", "eval.json"),
             ],
             ["eval", "ab.st", "--test", "test.npz", "--mc-dropout", "0.1", "--predictions", "p.st", "-o", "mc.json"],

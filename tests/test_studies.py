@@ -69,7 +69,7 @@ def test_a_study_and_its_dial(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain, shared = modules["chain"], modules["shared_sites"]
-    chain.run(study(chain))
+    chain.run(study(chain, remove=4))
     printed = capsys.readouterr().out
     rows = {row["name"]: row for row in json.loads(Path("runs/eval.json").read_text())["models"]}
     assert list(rows) == [
@@ -87,17 +87,12 @@ def test_a_study_and_its_dial(
     shown = f"{change['value']:+.4f} ({change['ci'][0]:+.3f}..{change['ci'][1]:+.3f})"
     assert any(line.startswith("| deep |") and shown in line for line in lines)
 
-    chain.run(study(chain, resume=True))
+    chain.run(study(chain, remove=4, resume=True))
     assert "$ hydractl" not in capsys.readouterr().out, "everything was there"
 
     monkeypatch.setattr(shared, "RUNS", Path("runs/shared"))
     monkeypatch.setattr(shared, "SHARED", {"circuit": (0, 1), "taylor": (0, 1)})
     monkeypatch.setattr(modules["fashion_mnist"], "study", lambda data, folder: study(chain, remove=4))
-    Path("runs/circuit.avg.json").unlink()  # of 2 removals, the dial below needs 4
-    for name in ("acc", "ood", "avg"):
-        Path(f"runs/circuit.{name}.json").unlink(missing_ok=True)
-    chain.run(study(chain, remove=4))
-    capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["shared_sites", "."])
     shared.main()
     lines = capsys.readouterr().out.splitlines()

@@ -30,7 +30,7 @@ from tests.pico import (
     stock,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH, marked_long, spread
+from tests.spread import ONE_OF_EACH, marked_release, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []], [[0], [2], [1]]]
 
@@ -132,7 +132,7 @@ FEW = ["class-token", "hybrid", "swin", "torchvision", "bert", "deberta-v3", "cl
 REST = [variant for variant in (*ONE_OF_EACH, "gpt2") if variant not in FEW]
 
 
-@pytest.mark.parametrize("variant", [*FEW, *marked_long(REST)])
+@pytest.mark.parametrize("variant", [*FEW, *marked_release(REST)])
 def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as the library's model, by its own attention and not by hydractl's."""
     monkeypatch.setattr("hydractl.model.attention.HeadAttention.forward", None)

@@ -180,7 +180,7 @@ def test_a_trained_vit_on_digits(tmp_path: Path) -> None:
     check_vit(path, 8, 4, "builtin:digits/val", "builtin:symbols", (60, 40), certain=0.65)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_trained_vit_on_fashion_mnist(real_data: Path, tmp_path: Path) -> None:
     with np.load(real_data / "images" / "fashion_mnist_train.npz") as whole:
         for name, part in (("train", slice(0, 3000)), ("val", slice(3000, 3060))):

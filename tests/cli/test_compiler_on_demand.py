@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.spread import marked_release
-
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +19,7 @@ import torch
 def is_there():
     return "torch._dynamo.convert_frame" in sys.modules
 """
+PREPARED = "from hydractl.families.torchvision_operators import declare_operators\ndeclare_operators()\n"
 WITHOUT = """
 import hydractl.families.timm, hydractl.families.torchvision, torchvision.transforms.v2
 weight = torch.nn.Parameter(torch.ones(2))
@@ -66,17 +65,13 @@ def run(code: str) -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_what_is_not_compiled_does_without_it() -> None:
-    run("from hydractl.families.torchvision_operators import declare_operators\ndeclare_operators()\n" + WITHOUT)
+def test_what_is_not_compiled_does_without_it_and_what_was_kept_out_before_there_was_a_compiler_stays_out() -> None:
+    run(PREPARED + WITHOUT + COMPILED)
 
 
-def test_a_function_that_was_kept_out_of_what_is_compiled_before_there_was_a_compiler() -> None:
-    run(COMPILED)
-
-
-@pytest.mark.parametrize("asked", ["a function", *marked_release(name for name in ASKED if name != "a function")])
+@pytest.mark.release
+@pytest.mark.parametrize("asked", ASKED)
 def test_it_comes_when_it_is_asked(asked: str) -> None:
-    prepared = "from hydractl.families.torchvision_operators import declare_operators\ndeclare_operators()\n"
     real = "assert is_there() and torch._dynamo is sys.modules['torch._dynamo']\n"
     real += "assert torch._dynamo.__file__ and torch._dynamo.utils.__file__\n"
-    run(prepared + WITHOUT + ASKED[asked] + "\n" + real + COMPILED.replace("assert not is_there()", ""))
+    run(PREPARED + WITHOUT + ASKED[asked] + "\n" + real + COMPILED.replace("assert not is_there()", ""))

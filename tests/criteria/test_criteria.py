@@ -31,11 +31,11 @@ from tests.pico import (
     zero_columns,
 )
 from tests.pico_clip import clip_tokenizer
-from tests.spread import ONE_OF_EACH, marked_long
+from tests.spread import ONE_OF_EACH, marked_release
 
 # One of each, and those whose weights lie otherwise or whose heads have terms of their own.
 CLASSIFIERS = [variant for variant in ONE_OF_EACH if variant not in CLIP]
-CLASSIFIERS += marked_long(["eva-post-norm", "rope-mixed", "swinv2", "deberta-v3", "gpt2", "qwen3", "electra"])
+CLASSIFIERS += marked_release(["eva-post-norm", "rope-mixed", "swinv2", "deberta-v3", "gpt2", "qwen3", "electra"])
 
 
 def sample(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:

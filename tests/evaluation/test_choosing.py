@@ -175,7 +175,7 @@ def test_any_number_can_be_required(run: Any, capsys: pytest.CaptureFixture[str]
     assert "did you mean ci.id.accuracy.1" in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_an_exported_file_is_calibrated_too(run: Any) -> None:
     run("calibrate", "hydra.st", "--temperature", "2.5", "-o", "k.st")
     run("export", "k.st", "--format", "pt2", "-o", "k", "-q")

@@ -98,7 +98,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(run: Any) -> None:
     own = ["hydra.st", *TEST, *SETS, "--allow-seen", "--batch-size", "7", "-q"]
     run("eval", *own, "--predictions", "whole.st", "-o", "whole.json")
     part, dice, kills = Path("k.st.part"), random.Random(0), 0
-    while kills < 4:
+    while kills < 2:
         process = Forked(command("--resume"))
         while process.poll() is None and not part.exists():
             time.sleep(0.005)

@@ -135,7 +135,7 @@ def test_a_repository_for_triton_says_what_its_graph_takes_and_gives(vit: Path) 
     }
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_repository_of_texts_takes_texts_of_any_length(tmp_path: Path) -> None:
     run("export", str(published("bert", tmp_path / "bert")), "--format", "triton")
     check_repository(Path("bert.triton"), "bert")

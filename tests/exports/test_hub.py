@@ -21,7 +21,7 @@ from hydractl.families.reading import checkpoint_on_hub
 from hydractl.files.checkpoint import sha256_file
 from tests.fake_hub import Hub, serving
 from tests.pico import SMALL
-from tests.spread import marked_long
+from tests.spread import marked_long, marked_release
 
 REPO = "me/hydra-vit"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # between two libraries
@@ -121,7 +121,7 @@ def test_what_is_there_already_is_not_uploaded_again_nor_replaced(hub: Hub) -> N
         assert hydractl.open(pinned).source.sha256 == sha256_file(file)
 
 
-@pytest.mark.parametrize("step", ["commit", *marked_long(["create", "large", "preupload", "batch"])])
+@pytest.mark.parametrize("step", ["commit", *marked_long(["create"]), *marked_release(["large", "preupload", "batch"])])
 def test_a_broken_upload_leaves_nothing(hub: Hub, step: str) -> None:
     hydractl.push("vit.st", REPO)
     before = list(hub.commits[REPO])

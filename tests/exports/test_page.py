@@ -88,32 +88,41 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert np.allclose(answer["ood_score"], prediction.ood_score, atol=1e-4)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["onnx", "pt2"])
-def test_predict_gives_the_rows_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
-    labelled = (pixels, np.arange(60) % 3)
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fused model with a temperature, a score on features, a threshold and prediction sets."""
+    path = tmp_path_factory.mktemp("calibrated") / "best.st"
     members = [hydractl.prune(TINY, method="random", keep=2, seed=seed) for seed in range(2)]
     model = hydractl.fuse(members)
-    train = (generator.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8), np.arange(60) % 3)
     hydractl.calibrate(
         model,
-        val=labelled,
-        train=train,
+        val=(drawn_images(0), np.arange(60) % 3),
+        train=(drawn_images(1), np.arange(60) % 3),
         ood_score="vim",
         temperature="vector",
         threshold="id:0.5",
         conformal=0.2,
-        output="best.st",
+        output=path,
     )
+    return path
+
+
+def drawn_images(seed: int) -> np.ndarray:
+    """60 images of noise."""
+    return np.random.default_rng(seed).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_predict_gives_the_rows_of_the_checkpoint(
+    calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     options = {"input": "uint8"} if kind == "onnx" else {}
-    hydractl.export("best.st", f"best.{kind}", **options)
+    hydractl.export(calibrated, f"best.{kind}", **options)
     # Other samples than those whose scores the thresholds are: these lie on them.
-    others = generator.integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
-    samples = {"data": others, "top": 2, "members": True, "batch_size": 16}
-    rows = hydractl.predict("best.st", **samples).rows
+    samples = {"data": drawn_images(2), "top": 2, "members": True, "batch_size": 16}
+    rows = hydractl.predict(calibrated, **samples).rows
     answer = hydractl.predict(f"best.{kind}", **samples)
     assert len(answer.rows) == 60
     assert 0 < sum(row["is_ood"] for row in rows) < 60
@@ -127,4 +136,4 @@ def test_predict_gives_the_rows_of_the_checkpoint(tmp_path: Path, monkeypatch: p
     part = hydractl.predict(f"best.{kind}", **samples, part="2/2").rows
     assert part == answer.rows[-len(part) :]
     with pytest.raises(hydractl.errors.UsageError, match="exported files run on the CPU"):
-        hydractl.predict(f"best.{kind}", data=pixels, dtype="bfloat16")
+        hydractl.predict(f"best.{kind}", data=drawn_images(0), dtype="bfloat16")

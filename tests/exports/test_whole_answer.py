@@ -37,7 +37,7 @@ from hydractl.model.prediction import Chosen, prediction_of
 from hydractl.model.runtime import HydraModel
 from tests.exports.test_export import plan_of
 from tests.pico import images
-from tests.spread import spread
+from tests.spread import marked_release, spread
 
 ALL_SCORES = [*SCORES, *FEATURE_SCORES]
 MEMBERS, CLASSES, WIDTH = 2, 5, 12
@@ -179,14 +179,19 @@ class EveryScore(nn.Module):
         return outputs
 
 
+# Among them, each way to sort, to choose, to divide and to classify anew that a score has.
+KINDS_OF_SCORES = ["msp", "gen", "mi", "variance", "ddu", "knn", "ash", "vilu", "nnguide", "fdbd"]
+
+
 @pytest.mark.long
-def test_every_score_is_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [KINDS_OF_SCORES, *marked_release([ALL_SCORES])], ids=["of each kind", "all"])
+def test_scores_are_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(names: list[str], tmp_path: Path) -> None:
     answers = {}
     chosen_by_score = {}
     fitted_by_score = {}
     logits, features = drawn(40)
     sets = {"msp": Conformal("lac", 0.1, 0.871, 10), "gen": Conformal("aps", 0.1, 0.871, 10)}
-    for name in ALL_SCORES:
+    for name in names:
         fitted_by_score[name] = detector(name)
         calibration = VECTOR if name in sets else None
         scores = expected(Chosen(name, calibration, None, None), fitted_by_score[name], logits, features)["ood_score"]
@@ -207,13 +212,13 @@ def test_every_score_is_the_same_in_onnx_runtime_and_in_a_program_that_is_opened
     with open(content, "wb") as handle:
         Onnx().write(graph, {}, handle, None)
     session = onnxruntime.InferenceSession(content.read_bytes(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
+    outputs_of_file = [output.name for output in session.get_outputs()]
     for samples in (7, 40):
         logits, features = drawn(samples)
         fed = inputs_of(samples)
-        by_runtime = dict(zip(names, session.run(None, {k: v.numpy() for k, v in fed.items()}), strict=True))
+        by_runtime = dict(zip(outputs_of_file, session.run(None, {k: v.numpy() for k, v in fed.items()}), strict=True))
         by_torch = exported.module()(**fed)
-        for score in ALL_SCORES:
+        for score in names:
             wanted = expected(chosen_by_score[score], fitted_by_score[score], logits, features)
             for outputs in (by_runtime, by_torch):
                 answer = {name: outputs[f"{score}_{name}"] for name in wanted}

@@ -23,6 +23,7 @@ from hydractl.model.source import ModelOptions, open_source
 from hydractl.training.start import with_drawn_head, with_new_head
 from tests import pico
 from tests.pico import HF, PAIRS, SMALL, close, inputs, logits, write_tokenizer
+from tests.spread import marked_release
 
 declare_operators()
 
@@ -61,6 +62,11 @@ TIMM = {
     "siglip": f"vit_base_patch16_siglip_224?{SMALL.replace('num_classes=5', 'num_classes=0')}",
     "swin": pico.TIMM["swin"].replace("num_classes=5", "num_classes=0"),
 }
+OFTEN = (
+    *("BertModel", "RobertaForMaskedLM", "ModernBertModel", "DebertaV2ForMaskedLM", "GPT2LMHeadModel", "ViTModel"),
+    *("BeitModel", "SwinModel"),
+)
+"""One of each kind: of texts and of images, alone, with another task and with what is tied."""
 TIED = ("GPT2LMHeadModel", "Gemma3ForCausalLM")
 """Those whose head of words is the embedding."""
 ALLOWED = ModelOptions(bodies=True)
@@ -97,7 +103,7 @@ def reference(name: str, folder: Path, classes: int, seed: int) -> tuple[Any, se
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", [*OFTEN, *marked_release(name for name in BODIES if name not in OFTEN)])
 @torch.no_grad()
 def test_a_body_gets_the_classifier_that_its_library_would_give_it(name: str, tmp_path: Path) -> None:
     folder = published_body(name, tmp_path)

@@ -30,7 +30,7 @@ from tests.pico import (
     stock_logits,
     tensors_of,
 )
-from tests.spread import ONE_OF_EACH, marked_long, marked_release, spread
+from tests.spread import ONE_OF_EACH, marked_release, spread
 
 MASKS = {
     "unequal": [[0, 2], [1], [0, 1, 2]],
@@ -40,9 +40,9 @@ MASKS = {
 
 
 def first(fast: Sequence[str]) -> list[Any]:
-    """These variants in every run, the others in the long run or before a release."""
+    """These variants in every run, the others before a release."""
     rest = [variant for variant in VARIANTS if variant not in fast]
-    return [*fast, *marked_long(rest), *marked_release(MORE)]
+    return [*fast, *marked_release([*rest, *MORE])]
 
 
 def pico(variant: str) -> Source:

@@ -42,7 +42,7 @@ from tests.pico import (
     write_tokenizer,
     zero_columns,
 )
-from tests.spread import marked_long, spread
+from tests.spread import marked_long, marked_release, spread
 
 declare_operators()
 
@@ -86,7 +86,7 @@ REST = [name for name in HF if name not in FOLDERS]
 DTYPES = [torch.float32, torch.float16]
 
 
-@pytest.mark.parametrize(("variant", "dtype"), spread(FOLDERS, DTYPES) + marked_long(spread(REST, DTYPES)))
+@pytest.mark.parametrize(("variant", "dtype"), spread(FOLDERS, DTYPES) + marked_release(spread(REST, DTYPES)))
 @torch.no_grad()
 def test_a_saved_folder_gives_the_librarys_logits(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     publish(stock(variant).to(dtype), variant, tmp_path)

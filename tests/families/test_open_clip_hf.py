@@ -28,7 +28,7 @@ from hydractl.model.source import Source, open_source, with_labels
 from hydractl.model.stored import zeroed
 from tests.pico import WORDS, close, images, mask_of, prune_source, write_tokenizer
 from tests.pico_clip import clip_config, publish_clip
-from tests.spread import marked_long
+from tests.spread import marked_long, marked_release
 
 import open_clip  # isort: skip - behind the families, which make it importable
 import transformers  # isort: skip
@@ -182,7 +182,7 @@ PUBLISHED = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", ["roberta-ViT-B-32", *marked_release(["ViT-B-16-SigLIP", "coca_ViT-B-32"])])
 def test_sizes_of_published_models(name: str, tmp_path: Path) -> None:
     count, heads = PUBLISHED[name]
     config = towers_of_coca(open_clip.get_model_config(name))

@@ -155,18 +155,14 @@ def test_names_without_end(attack: Attack) -> None:
 
 
 def bomb_csv() -> str:
-    with gzip.open("b.csv.gz", "wb", compresslevel=1) as file:
-        file.write(b"text,label\n")
-        for _ in range(120):
-            file.write(b"a" * (10 << 20))
+    many = gzip.compress(b"a" * (10 << 20), compresslevel=1)
+    Path("b.csv.gz").write_bytes(gzip.compress(b"text,label\n") + many * 120)
     return "b.csv.gz"
 
 
 def bomb_jsonl() -> str:
-    with gzip.open("b.jsonl.gz", "wb", compresslevel=1) as file:
-        file.write(b'{"text": "')
-        for _ in range(120):
-            file.write(b"a" * (10 << 20))
+    many = gzip.compress(b"a" * (10 << 20), compresslevel=1)
+    Path("b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "') + many * 120)
     return "b.jsonl.gz"
 
 
@@ -179,8 +175,8 @@ def bomb_png() -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    deflate = zlib.compressobj(9)
-    rows = b"".join(deflate.compress(bytes(13_301 * 3 + 1)) for _ in range(13_300)) + deflate.flush()
+    deflate = zlib.compressobj(1)
+    rows = b"".join(deflate.compress(bytes(100 * (13_300 * 3 + 1))) for _ in range(133)) + deflate.flush()
     size = struct.pack(">II", 13_300, 13_300)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size + b"\x08\x02\0\0\0") + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
@@ -230,7 +226,7 @@ def test_no_library_prints_what_a_file_says(attack: Attack) -> None:
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a*)*b"}, "behavior": "Isolated", "invert": False}},
         {"model": {"type": "Unigram", "unk_id": 7, "vocab": []}},
         {"added_tokens": [{"id": 2**31, "content": "", "special": True}]},
-        *marked_long([
+        *marked_release([
             {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
                                 "pair": [], "special_tokens": {}}},
             {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},

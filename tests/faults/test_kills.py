@@ -17,7 +17,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from hydractl.cli.app import main
 from tests.forked import Forked
 from tests.fuzz.readers import CORPUS
 
@@ -83,13 +82,11 @@ def killed(words: list[str], kills: int, inputs: Path, monkeypatch: pytest.Monke
     place = inputs.with_name(f"work {words[0]} {len(words)}")
     fresh(place, inputs, words, {})
     monkeypatch.chdir(place)
-    assert main(words) == 0  # imports what a fork then has
-    expected = outputs(place, inputs)
-    fresh(place, inputs, words, expected)
-    monkeypatch.chdir(place)
     start, process = time.monotonic(), Forked(words)
-    process.communicate()
+    said = process.communicate()[1]
     lasts = time.monotonic() - start
+    assert process.returncode == 0, said
+    expected = outputs(place, inputs)
     fresh(place, inputs, words, expected)
     monkeypatch.chdir(place)
     done = 0

@@ -10,7 +10,7 @@ from hydractl.model.runtime import HydraModel
 from tests.fusion.test_common import MASKS, of_one_checkpoint
 from tests.fusion.test_fused import members as of_their_own
 from tests.pico import close, inputs
-from tests.spread import ONE_OF_EACH, marked_long, spread
+from tests.spread import ONE_OF_EACH, marked_release, spread
 
 # Who goes on does not depend on the library: with one model every two settings together, and one of the thirty ways
 # with each of the others.
@@ -20,7 +20,7 @@ PAIRS = [
 ]
 FEW = ["beit", "bert", "llama", "clip", "swin"]
 REST = [variant for variant in ONE_OF_EACH if variant not in ("class-token", *FEW)]
-CASES = PAIRS + spread(FEW, *WAYS) + marked_long(spread(REST, *WAYS))
+CASES = PAIRS + spread(FEW, *WAYS) + marked_release(spread(REST, *WAYS))
 
 
 @pytest.mark.parametrize(("variant", "case", "first", "own"), CASES)

@@ -71,7 +71,7 @@ PAIRS = [
 ]
 FEW = ["beit", "bert", "llama", "clip", "hf-siglip", "swin"]
 REST = [variant for variant in ONE_OF_EACH if variant not in ("class-token", *FEW)]
-CASES = PAIRS + spread(FEW, *WAYS) + marked_long(spread(REST, *WAYS))
+CASES = PAIRS + spread(FEW, *WAYS) + marked_release(spread(REST, *WAYS))
 
 
 @pytest.mark.parametrize(("variant", "case", "together", "whole"), CASES)

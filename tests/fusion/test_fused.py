@@ -27,7 +27,7 @@ from tests.pico import (
     stock_logits,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH, marked_long, marked_release, spread
+from tests.spread import ONE_OF_EACH, marked_release, spread
 
 KEPT = [
     [[0, 2], [1], [0, 1, 2]],
@@ -68,7 +68,7 @@ WAYS = (MASKS, [True, False])
 OTHERS = [*MERGED, "hf-siglip", "hybrid"]
 REST = [variant for variant in (*VARIANTS, *MORE) if variant not in (*UNMERGED, *OTHERS)]
 CASES = [*spread(UNMERGED, *WAYS), ("class-token", "2-members", False)]
-CASES += marked_long(spread(OTHERS, *WAYS)) + marked_release(spread(REST, *WAYS))
+CASES += marked_release(spread(OTHERS, *WAYS) + spread(REST, *WAYS))
 
 
 @pytest.mark.parametrize(("variant", "case", "side_by_side"), CASES)
@@ -130,7 +130,7 @@ def test_merged_parts_are_those_of_the_library(variant: str) -> None:
 
 
 # Which parts are merged is tested with every model above.
-@pytest.mark.parametrize(("variant", "merge"), spread(MERGED, MERGES) + marked_long(spread(NOT_MERGED, MERGES)))
+@pytest.mark.parametrize(("variant", "merge"), spread(MERGED, MERGES) + marked_release(spread(NOT_MERGED, MERGES)))
 @torch.no_grad()
 def test_merged_members_equal_the_library_with_averaged_weights(variant: str, merge: list[str]) -> None:
     plan = plan_fusion(pruned_sources(variant, KEPT[:2]), merge)

@@ -28,7 +28,7 @@ from tests.pico import (
     stock,
     zero_columns,
 )
-from tests.spread import ONE_OF_EACH, marked_long, spread
+from tests.spread import ONE_OF_EACH, marked_long, marked_release, spread
 
 KEPT = [[[0, 2], [1], [0, 1, 2]], [[1], [0, 1, 2], []]]
 
@@ -147,7 +147,7 @@ REST = [variant for variant in ONE_OF_EACH if variant not in FEW]
 WAYS = ([torch.float16, torch.bfloat16], [["mlp", "norm", "embed"], []])
 
 
-@pytest.mark.parametrize(("variant", "dtype", "merge"), spread(FEW, *WAYS) + marked_long(spread(REST, *WAYS)))
+@pytest.mark.parametrize(("variant", "dtype", "merge"), spread(FEW, *WAYS) + marked_release(spread(REST, *WAYS)))
 @torch.no_grad()
 def test_the_same_numbers_as_float32(variant: str, dtype: torch.dtype, merge: list[str]) -> None:
     description, tensors = narrowed(variant, dtype, merge)

@@ -26,7 +26,7 @@ from hydractl.training.loop import Training, TrainingContext
 from hydractl.verbs.finetune import train_options
 from tests.pico import source_of, stock
 from tests.running import answer, run, tensors
-from tests.spread import marked_long
+from tests.spread import marked_long, marked_release
 from tests.training.test_loop import settings, training_data
 
 RANK, SEED = 3, 3
@@ -161,7 +161,9 @@ def test_stopped_and_taken_up_again_it_gives_the_same_bytes(
         Path(part).unlink()
 
 
-@pytest.mark.parametrize(("method", "files"), marked_long([("swa:0.5,4", [""]), ("swag:2,3,0.5,4", [".1", ".2"])]))
+@pytest.mark.parametrize(
+    ("method", "files"), marked_long([("swag:2,3,0.5,4", [".1", ".2"])]) + marked_release([("swa:0.5,4", [""])])
+)
 def test_of_several_learning_rates_the_average_that_validates_best_is_written(
     method: str, files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

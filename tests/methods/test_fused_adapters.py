@@ -17,7 +17,7 @@ from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import FileTensors
 from tests.pico import CLIP_TEXT, LABELS, WORDS, close, inputs, publish, stock
 from tests.pico_clip import pico_clip, zero_shot_logits
-from tests.spread import marked_long
+from tests.spread import marked_release
 
 declare_operators()
 
@@ -85,12 +85,8 @@ def stored_once(models: list[Any]) -> int:
     ("variant", "what", "merge"),
     [
         ("class-token", ["--ensemble", "lora:4,8"], None),
-        *marked_long(
-            [
-                ("clip", ["--ensemble", "lora:4,8", "--tower", "visual"], None),
-                ("bert", ["--ensemble", "batch-ensemble:0.1"], "norm,embed"),
-            ]
-        ),
+        ("bert", ["--ensemble", "batch-ensemble:0.1"], "norm,embed"),
+        *marked_release([("clip", ["--ensemble", "lora:4,8", "--tower", "visual"], None)]),
     ],
 )
 @pytest.mark.long

@@ -29,7 +29,7 @@ from hydractl.training.members import MemberMaker, Together
 from hydractl.verbs.finetune import train_options
 from tests.pico import images, inputs, mask_of, prune_source, shared_stock, source_of, stock, write_tokenizer
 from tests.running import answer, quiet, run, tensors
-from tests.spread import marked_long
+from tests.spread import marked_long, marked_release
 from tests.training.test_loop import BATCH, SIZE, sample, settings, training_data
 
 PLAIN = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "clip": 0.0, "schedule": "constant", "warmup": 0}
@@ -376,7 +376,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", ["h", *marked_long("mp")])
+@pytest.mark.parametrize("name", ["h", *marked_release("mp")])
 def test_stopped_and_resumed_it_gives_the_same_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = loop.Training._save_or_stop
 

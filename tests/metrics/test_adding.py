@@ -25,11 +25,15 @@ PAGE = (ROOT / "docs" / "adding-a-metric.md").read_text(encoding="utf-8")
 MODULE, SCORE = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 ENTRY, ENTRY_OF_SCORE = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
 
-# A command in a process of its own: documents and tables read the metrics when they are imported.
-EVAL = """
-import sys
+# Commands in a process of their own: documents and tables read the metrics when they are imported.
+PROCESS = """
+import contextlib, io, json, sys
 from hydractl.cli.app import main
-sys.exit(main(sys.argv[1:]))
+ended = []
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        ended.append((main(command), said.getvalue()))
+print(json.dumps(ended))
 """
 
 
@@ -102,7 +106,6 @@ def test_what_is_no_metric_is_refused(module: str, fresh: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
 
@@ -112,26 +115,29 @@ def test_eval_measures_requires_and_shows_it(tmp_path: Path, monkeypatch: pytest
     write_predictions(str(tmp_path / "p.st"))
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
 
-    def run(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-c", EVAL, *arguments]
-        found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-        return found.returncode, found.stdout + found.stderr
+    def run(*commands: list[str]) -> list[tuple[int, str]]:
+        command = [sys.executable, "-c", PROCESS, json.dumps(commands)]
+        found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        ended: list[tuple[int, str]] = json.loads(found.stdout)
+        return ended
 
     require = ["--require", "id.overconfidence>=2"]
-    code, text = run("eval", "p.st", "--bootstrap", "20", *require, "-o", "e.json")
+    (code, text), (code_of_page, text_of_page), (code_of_report, text_of_report) = run(
+        ["eval", "p.st", "--bootstrap", "20", *require, "-o", "e.json"],
+        ["report", "e.json", *require, "--html", "r.html"],
+        ["report", "e.json", "--require", "id.overconfidence<=1"],
+    )
     assert code == 4 and "over" in text, text
-    code, text = run("report", "e.json", *require, "--html", "r.html")
-    assert code == 4, text
+    assert code_of_page == 4 and "over" in text_of_page, text_of_page
+    assert code_of_report == 0 and "over" in text_of_report, text_of_report
     document: Any = json.loads((tmp_path / "e.json").read_text())
     row = document["models"][0]
     assert row["ci"]["id.overconfidence"][0] <= row["id"]["overconfidence"] <= row["ci"]["id.overconfidence"][1]
     assert "too sure of itself" in document["conventions"]["overconfidence"]
-    assert "over" in text and "overconfidence" in (tmp_path / "r.html").read_text()
-    code, text = run("report", "e.json", "--require", "id.overconfidence<=1")
-    assert code == 0 and "over" in text
+    assert "overconfidence" in (tmp_path / "r.html").read_text()
     row["id"]["overconfidence"] = "much"
     (tmp_path / "e.json").write_text(json.dumps(document))
-    code, text = run("report", "e.json")
+    ((code, text),) = run(["report", "e.json"])
     assert code == 3 and "models[0].id.overconfidence is 'much', not a number" in text
 
 

@@ -14,7 +14,7 @@ from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.detection import classifiers, fit_detector, read_features, read_training
 from hydractl.model.runtime import HydraModel
 from tests.pico import VARIANTS, close, inputs, shared_stock, source_of
-from tests.spread import marked_long
+from tests.spread import marked_release
 
 
 def built(variant: str) -> HydraModel:
@@ -30,7 +30,7 @@ KINDS = (
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", [*KINDS, *marked_long(v for v in VARIANTS if v not in KINDS)])
+@pytest.mark.parametrize("variant", [*KINDS, *marked_release(v for v in VARIANTS if v not in KINDS)])
 def test_the_classifier_of_the_features_gives_the_logits(variant: str) -> None:
     model = built(variant)
     logits, features = read_features(model, inputs(variant))

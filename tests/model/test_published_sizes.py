@@ -135,8 +135,8 @@ def heads_of(config: Any) -> list[int]:
     return [count for count, depth in zip(heads, config.depths, strict=True) for _ in range(depth)]
 
 
-# Every sixth in the long run; all before a release.
-OFTEN = list(CASES)[::6]
+# Every ninth in the long run; all before a release.
+OFTEN = list(CASES)[::9]
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +25,12 @@ from hydractl.evaluation.predicting import LineForm, prediction_rows
 from hydractl.metrics import watching
 from hydractl.metrics.watching import reference_of
 from hydractl.model.runtime import HydraModel
+from tests.forked import ForkedPopen
 from tests.running import run
 from tests.served import JSON, PNG, Reply, Served, form, picture, served
+
+STARTED = [sys.executable, "-c", "", ""]
+"""What stands before the words of a command that hydractl starts; it is forked instead."""
 
 
 def rows_of_model(path: Path, samples: list[Any], form: LineForm | None = None) -> list[dict[str, Any]]:
@@ -250,16 +253,16 @@ def test_several_models_and_predictions_are_refused(image_model: Path, capsys: p
 @pytest.mark.long
 @pytest.mark.fault(81)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_command_behind_the_last_answer(image_model: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "hydractl", "serve", str(image_model), "--port", "0", "--device", "cpu", "--json"]
+def test_a_signal_ends_the_command_behind_the_last_answer(
+    image_model: Path, number: signal.Signals, tmp_path: Path
+) -> None:
+    command = [*STARTED, "serve", str(image_model), "--port", "0", "--device", "cpu", "--json"]
     # A batch waits long for company: the signal comes while a request is in hand.
-    process = subprocess.Popen(
-        [*command, "--wait", "900"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-    assert process.stderr is not None and process.stdout is not None
+    with open(tmp_path / "answer.json", "wb") as output:
+        process = ForkedPopen([*command, "--wait", "900"], stdout=output, env=dict(os.environ))
     place = None
     for said in process.stderr:  # it ends when the command does
-        place = re.search(r"http://127\.0\.0\.1:(\d+)", said)
+        place = re.search(r"http://127\.0\.0\.1:(\d+)", said.decode())
         if place is not None:
             break
     assert place is not None
@@ -285,11 +288,11 @@ def test_a_signal_ends_the_command_behind_the_last_answer(image_model: Path, num
     while not here.metrics()["hydractl_requests_in_hand"]:
         pass
     process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
+    errors = process.stderr.read().decode()
     client.join(10)
-    assert process.returncode == 0, errors
+    assert process.wait() == 0, errors
     assert len(replies[0].rows) == 1
-    assert json.loads(output)["inputs"] == 1
+    assert json.loads((tmp_path / "answer.json").read_text())["inputs"] == 1
     assert "Traceback" not in errors
 
 

@@ -45,7 +45,7 @@ from hydractl.verbs.children import Ended
 from hydractl.verbs.study import _passes_of_training, _run_side_by_side
 from tests.forked import Forked, ForkedPopen, server
 from tests.pico import published
-from tests.spread import marked_long
+from tests.spread import marked_release
 
 TINY = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -185,7 +185,7 @@ def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path)
     assert list(counts["decoded"].values()) == [1] * (3 + 2 + 1)
 
 
-@pytest.mark.parametrize("of", ["test", *marked_long(["choose"])])
+@pytest.mark.parametrize("of", ["test", *marked_release(["choose"])])
 def test_the_predictions_of_a_row_are_those_of_eval_on_it_alone(copy: Path, of: str) -> None:
     steps = json.loads(Path("runs/study.json").read_text())["steps"]
     for row in ("single", "whole-avg@2", "circuits"):
@@ -548,16 +548,20 @@ def test_the_names_of_rows_are_those_there_are() -> None:
 GRID = ["--train", "train.npz", "--epochs", "3", "--batch-size", "2", "--lr", "0.0001,0.01"]
 
 
+LAST_OF_ROW = {"trained": "trained0", "snapshots": "snapshots.3", "swa": "swa", "masksembles": "masksembles.1"}
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("made_rows", ["trained,swa", *marked_release([",".join(LAST_OF_ROW)])])
 def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kill(
-    copy: Path, capsys: pytest.CaptureFixture[str]
+    made_rows: str, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"--rows": "trained,snapshots,swa,masksembles"}
+    options = {"--rows": made_rows}
     assert study(*GRID, **options, **{"-o": "whole"}) == 0
     document = json.loads(Path("whole/study.json").read_text())
     rates = {row["name"]: row.get("lr") for row in document["rows"]}
-    assert rates.pop("single") is None and list(rates) == ["trained", "snapshots", "swa", "masksembles"]
-    files = {"trained": "trained0", "snapshots": "snapshots.3", "swa": "swa", "masksembles": "masksembles.1"}
+    assert rates.pop("single") is None and list(rates) == made_rows.split(",")
+    files = {row: LAST_OF_ROW[row] for row in rates}
     for row, kept in rates.items():
         results = open_source(f"whole/{files[row]}.st").description.provenance["settings"]["grid"]
         best = max(results, key=lambda result: result["val_accuracy"])  # the first of equals

@@ -76,7 +76,7 @@ def forked(arguments: list[str], then: Callable[[int], None]) -> int:
 @pytest.mark.long
 @pytest.mark.fault(7)
 def test_killed_at_random_points_it_gives_the_same_bytes() -> None:
-    kills_wanted = 8
+    kills_wanted = 5
     clean("timed")
     draw = random.Random(0)
     begun = time.monotonic()

@@ -15,7 +15,7 @@ import hydractl
 from hydractl.verbs.max_drop import steps_within
 from tests.pico import without_heads
 from tests.running import quiet as run
-from tests.spread import marked_long
+from tests.spread import marked_release
 
 MODEL = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 BASE = f"timm:vit_tiny_patch16_224?pretrained=0&{'&'.join(f'{key}={value}' for key, value in MODEL.items())}"
@@ -86,7 +86,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", ["magnitude", *marked_long(["sequential", "global"])])
+@pytest.mark.parametrize("way", ["sequential", "global", *marked_release(["magnitude"])])
 @pytest.mark.long
 def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
     used = sorted(np.random.default_rng(0).choice(60, 40, replace=False)) if way == "sequential" else list(range(60))

@@ -15,6 +15,7 @@ from PIL import Image
 import hydractl
 from tests.forked import Forked, team
 from tests.running import main, run
+from tests.spread import marked_release
 
 BASE = (
     "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&in_chans=1"
@@ -74,7 +75,7 @@ def broken_images(folder: str, count: int, broken: list[int]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("ending", ["parquet", *marked_release(["jsonl"])])
 def test_ranks_write_the_file_of_a_single_process(ending: str) -> None:
     if ending == "parquet":
         pytest.importorskip("pyarrow")
