@@ -24,6 +24,7 @@ from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.metrics.watching import FEWEST
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
 from hydractl.report.eval_document import read_eval
@@ -994,15 +995,18 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     steps = in_order([*measuring_steps, *plan.last_steps(study)])
     last_steps = [step for step in steps if step not in measuring_steps]
     _run_steps(last_steps, len(steps), len(measuring_steps), plan, log)
-    stored_in_best = _stored_results(folder / "best.st")
+    best = folder / "best.st"
+    stored_in_best = _stored_results(best)
     stored_threshold = stored_in_best.get("threshold")
     threshold = None
     if isinstance(stored_threshold, Mapping):
         threshold = ThresholdRecord.from_json(stored_threshold)
     has_reference = stored_in_best.get("reference") is not None
     if not has_reference:
+        command = shlex.join(["hydractl", "calibrate", str(best), "--reference"])
         log.info(
-            "best.st holds no reference to compare inputs with; hydractl calibrate best.st --reference SPEC adds it"
+            f"best.st holds no reference to compare inputs with, for --test has fewer than {FEWEST} samples; of other "
+            f"ID samples {command} SPEC -o F.st writes one"
         )
 
     # Make the answer.

@@ -316,7 +316,9 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert study() == 0
-    commands = printed_commands(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert "calibrate runs/best.st --reference SPEC -o F.st writes one" in " ".join(shown.err.split())
+    commands = printed_commands(shown.out)
     document = json.loads(Path("runs/study.json").read_text())
     program = program_words()
     assert commands == [[*program, *step["command"]] for step in document["next"]]
