@@ -61,7 +61,8 @@ def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]
         return []
     return [
         "Rows whose accuracy on the validation data is not above that of always guessing the largest class: "
-        f"{', '.join(guessing)}. They are no baselines: train them longer, with another --lr, or leave them out."
+        f"{', '.join(guessing)}. They are no baselines: leave them out, or, where they are trained, train them longer "
+        "or with another --lr."
     ]
 
 

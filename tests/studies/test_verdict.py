@@ -211,6 +211,7 @@ def test_rows_that_only_guess_are_named() -> None:
     right = {"single": 378, "deep": 380, "deep-random": 213, "barely": 244, "not quite": 242}
     (line,) = doubts.of_guessing(right, "single", labels)
     assert "deep-random (0.4885), not quite (0.5550)." in line
+    assert "leave them out, or, where they are trained, train them longer" in line  # circuits are not
     assert doubts.of_guessing({"single": 378, "deep": 380}, "single", labels) == []
     # Where the single model guesses too, so few samples tell nothing.
     assert doubts.of_guessing({"single": 4, "deep": 2}, "single", np.array([0, 1, 0, 1, 2, 2])) == []
