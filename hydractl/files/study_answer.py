@@ -24,7 +24,10 @@ class FindingRecord(Record, form="Finding"):
     value: float = needed("The difference.")
     ci: Annotated[Sequence[float], Sized(2, 2)] = needed("Its 95 % bootstrap interval.")
     kind: Word = needed("What it says.")
-    needed: Count | None = described("About how many samples would tell; null where these do.", null=True)
+    needed: Count | None = described(
+        "About how many samples of the smallest set would tell, if every set grows alike; null where these do.",
+        null=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ from hydractl.studies.mistakes import Mistakes, mistakes_of
 from hydractl.studies.rows import Row
 from hydractl.studies.steps import in_order
 from hydractl.studies.verdict import Facts, Price, Use, verdict
-from hydractl.studies.words import AUROC, AUROC_MARGIN, Finding, judge, judge_all
+from hydractl.studies.words import AUROC, AUROC_MARGIN, KINDS, Finding, judge, judge_all, smallest_set_behind
 
 SCHEMA = "hydractl.study/2"
 RULE = (
@@ -398,7 +398,6 @@ class Study:
             against_hardest=findings_against_hardest,
             by_test_set=findings_by_set,
             against_baseline=findings_against_baseline,
-            smallest_test_set=self._smallest_test_set,
             labelled=self._single_uncalibrated.inside.labels is not None,
             has_vote=has_vote,
             has_other_rows=len(self._rows) > 1,
@@ -461,13 +460,11 @@ class Study:
         return self.scores[row]
 
     @property
-    def _smallest_test_set(self) -> int:
-        """The number of samples of the smallest test set, ID or OOD."""
+    def _samples_by_metric(self) -> dict[str, int]:
+        """By metric of the verdict, the number of samples of the smallest test set that it is measured on."""
         single = self._tests[SINGLE]
-        sizes = [len(single.inside)]
-        for samples in single.outside.values():
-            sizes.append(len(samples))
-        return min(sizes)
+        ood_sets = [(single.groups[name], len(samples)) for name, samples in single.outside.items()]
+        return {metric: smallest_set_behind(metric, len(single.inside), ood_sets) for metric in KINDS}
 
     def _measured_on_resamples(self, measured: MeasuredRow, rung: Rung) -> Resampled:
         """Return the metrics that the verdict judges, on the test data and on their resamples, with progress.
@@ -484,7 +481,7 @@ class Study:
     def _findings(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
         """Return the findings for the paired differences ``figures`` minus ``other``, by metric."""
         differences = paired_differences(other, figures)
-        return judge_all(differences, self._smallest_test_set)
+        return judge_all(differences, self._samples_by_metric)
 
     def _against_single(self, rung: Rung, free_scores: Mapping[str, Resampled]) -> AgainstSingle:
         """Compare the mean AUROC of a rung with that of the single model under each of its scores.
@@ -506,7 +503,7 @@ class Study:
             mean_of_single = mean_over_sets(aurocs, AUROC)
             difference = paired_differences(mean_of_single, mean_of_rung)[AUROC]
             assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
-            finding = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
+            finding = judge(AUROC, difference["value"], difference["ci"], self._samples_by_metric[AUROC])
             if score in fixed_beforehand:
                 rivals[score] = finding
             else:
@@ -524,10 +521,12 @@ class Study:
         aurocs_of_rung = self._aurocs(rung)
         aurocs_of_rival = self._aurocs(rival)
         differences = paired_differences(aurocs_of_rival, aurocs_of_rung)
+        single = self._tests[SINGLE]
         findings = {}
         for name, difference in differences.items():
             assert difference["value"] is not None and difference["ci"] is not None  # no test set is empty
-            findings[name] = judge(AUROC, difference["value"], difference["ci"], self._smallest_test_set)
+            smaller_set = min(len(single.inside), len(single.outside[name]))
+            findings[name] = judge(AUROC, difference["value"], difference["ci"], smaller_set)
         return findings
 
     def _sentences_of_doubt(self, rung: Rung) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,7 +92,6 @@ class Facts:
         against_hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
         by_test_set: by the name of each test set, the difference of AUROC between these two.
         against_baseline: the differences of the final rung to the single model with MSP and no temperature, by metric.
-        smallest_test_set: the number of samples of the smallest test set.
         labelled: whether the ID test data have labels.
         has_vote: whether any OOD validation set had a vote.
         has_other_rows: whether rows other than the single model were made.
@@ -107,7 +107,6 @@ class Facts:
     against_hardest: Mapping[str, Finding]
     by_test_set: Mapping[str, Finding]
     against_baseline: Mapping[str, Finding]
-    smallest_test_set: int
     labelled: bool = True
     has_vote: bool = True
     has_other_rows: bool = True
@@ -454,10 +453,12 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
         if finding is None or finding.needed is None:
             continue
         words = KINDS[metric].words
-        sentences.append(
-            f"To tell about {words}, about {finding.needed:,} samples of each test set would do; the "
-            f"smallest has {facts.smallest_test_set:,}."
-        )
+        if metric == ACCURACY:  # it is measured on the ID test data alone
+            enough = f"about {finding.needed:,} samples of --test would do; it has {finding.n:,}"
+        else:  # sets of other sizes count, too: only if all of them grow alike, the interval shrinks as expected
+            times = math.ceil(10 * finding.needed / finding.n) / 10
+            enough = f"about {times:,} times as many samples of each test set would do; the smallest has {finding.n:,}"
+        sentences.append(f"To tell about {words}, {enough}.")
     return sentences
 
 

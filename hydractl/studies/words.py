@@ -76,13 +76,16 @@ class Finding:
         value: the figure of one row minus the figure of another.
         ci: the paired 95 % interval of the difference.
         kind: one of :data:`WORDS`.
-        needed: about how many samples of each set would be enough to tell; None if the data can tell.
+        n: the number of samples of the smallest set that it was measured on.
+        needed: about how many samples of that set would be enough to tell, if every other set it was measured on grows
+            by the same factor; None if the data can tell.
     """
 
     metric: str
     value: float
     ci: tuple[float, float]
     kind: Word
+    n: int
     needed: int | None = None
 
     def __str__(self) -> str:
@@ -121,7 +124,7 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     Args:
         metric: a key of :data:`KINDS`, e.g. ``id.accuracy``.
         value, ci: the difference and its 95 % interval.
-        n: the number of samples that the difference was measured on.
+        n: the number of samples of the smallest set that the difference was measured on.
     """
     low, high = ci
     judged = KINDS[metric]
@@ -135,7 +138,7 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     if kind == CANNOT_TELL:
         half_width = (high - low) / 2
         needed = samples_needed(value, half_width, margin, n)
-    return Finding(metric, value, (low, high), kind, needed)
+    return Finding(metric, value, (low, high), kind, n, needed)
 
 
 def samples_needed(value: float, half_width: float, margin: float, n: int) -> int:
@@ -158,12 +161,28 @@ def _two_digits_up(value: float) -> int:
     return units * unit
 
 
-def judge_all(table: Mapping[str, Mapping[str, Any]], n: int) -> dict[str, Finding]:
+def smallest_set_behind(metric: str, id_samples: int, ood_sets: Sequence[tuple[str | None, int]]) -> int:
+    """Return the number of samples of the smallest set that a metric is measured on.
+
+    Args:
+        metric: a key of :data:`KINDS`. Metrics of ID data have no OOD set, averages of a group those of the group.
+        id_samples: the number of ID samples.
+        ood_sets: of each OOD set its group, ``near``, ``far`` or None, and its number of samples.
+    """
+    measured, _, _ = metric.partition(".")  # id, ood_avg, near_avg or far_avg
+    sizes = [id_samples]
+    for group, samples in ood_sets:
+        if measured in ("ood_avg", f"{group}_avg"):
+            sizes.append(samples)
+    return min(sizes)
+
+
+def judge_all(table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int]) -> dict[str, Finding]:
     """Return the findings for all metrics of :data:`KINDS` that have an interval, by metric.
 
     Args:
         table: paired differences of the bootstrap, by metric.
-        n: the number of samples that they were measured on.
+        samples: by metric, the number of samples of the smallest set that it was measured on.
     """
     findings = {}
     for metric in KINDS:
@@ -172,5 +191,5 @@ def judge_all(table: Mapping[str, Mapping[str, Any]], n: int) -> dict[str, Findi
             continue
         if difference["ci"] is None:
             continue
-        findings[metric] = judge(metric, difference["value"], difference["ci"], n)
+        findings[metric] = judge(metric, difference["value"], difference["ci"], samples[metric])
     return findings

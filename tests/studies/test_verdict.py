@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,6 @@ def facts_of(
     facts: dict[str, Any] = {
         "by_test_set": {},
         "against_baseline": {AUROC: finding(BETTER)},
-        "smallest_test_set": 1000,
         **others,
     }
     return Facts(
@@ -92,7 +92,17 @@ def test_what_a_pruned_choice_is_answered(hardest: Figure, accuracy: Figure, ans
     if answer == "trades":
         assert "It pays with accuracy" in said[0]
     if answer == "cannot tell":
-        assert any("about 4,900 samples of each test set would do; the smallest has 1,000" in line for line in said)
+        assert any(
+            "about 4.9 times as many samples of each test set would do; the smallest has 1,000" in x for x in said
+        )
+
+
+def test_enough_samples_for_accuracy_are_those_of_the_id_test_data_alone() -> None:
+    """The ID test data have 5,000 samples, the smallest OOD set has 1,000."""
+    tested = facts_of([BETTER, BETTER], {"msp": UNCLEAR})
+    hardest = {AUROC: finding(UNCLEAR), ACCURACY: judge(ACCURACY, 0.004, (-0.008, 0.016), 5000)}
+    said = lines(replace(tested, against_hardest=hardest))
+    assert "To tell about accuracy, about 20,000 samples of --test would do; it has 5,000." in said
 
 
 def test_a_free_score_outside_the_comparison_that_did_better_is_named_and_nothing_helps_then() -> None:
@@ -119,7 +129,6 @@ def test_every_score_is_said_only_where_every_score_was_met() -> None:
         some.against_hardest,
         {},
         some.against_baseline,
-        1000,
     )
     assert "than the single model with any score:" in lines(every)[0]
 

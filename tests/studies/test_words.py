@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hydractl.metrics.bootstrap import mean_over_sets, paired_differences, resample_aurocs
-from hydractl.studies.words import AUROC, KINDS, WORDS, judge, judge_all, samples_needed, word
+from hydractl.studies.words import AUROC, KINDS, WORDS, judge, judge_all, samples_needed, smallest_set_behind, word
 
 BECOMES = {
     "better": {"better"},
@@ -72,8 +72,20 @@ def test_fewer_samples_are_never_asked_for_than_there_are() -> None:
     assert samples_needed(0.01, 0.0100001, 0.01, 50) > 50
 
 
+def test_samples_are_counted_in_the_sets_that_a_metric_is_measured_on() -> None:
+    ood_sets = [("near", 700), ("far", 300), (None, 200)]
+    counted = {metric: smallest_set_behind(metric, 5000, ood_sets) for metric in KINDS}
+    assert counted == {
+        **dict.fromkeys(("id.accuracy", "id.nll", "id.ece"), 5000),
+        **dict.fromkeys(("ood_avg.auroc", "ood_avg.fpr95"), 200),
+        "near_avg.auroc": 700,
+        "far_avg.auroc": 300,
+    }
+
+
 def test_differences_without_a_value_are_not_judged() -> None:
-    assert list(judge_all({AUROC: {"value": 0.1, "ci": [0, 1]}, "id.nll": {"value": None, "ci": None}}, 10)) == [AUROC]
+    table = {AUROC: {"value": 0.1, "ci": [0, 1]}, "id.nll": {"value": None, "ci": None}}
+    assert list(judge_all(table, dict.fromkeys(KINDS, 10))) == [AUROC]
 
 
 def test_twice_the_test_data_never_turn_better_into_no_difference() -> None:
