@@ -71,7 +71,7 @@ FOOTNOTE = (
     "Intervals cover the drawing of test samples: one base model, one search. Another training may decide otherwise."
 )
 _BARELY = 0.1
-"""If a search raises the AUROC of its objective by less than this, heads hardly matter for the objective."""
+"""If a search raises the AUROC of its objective by less than this, the verdict says by how much."""
 _LITTLE_MI = 0.01
 """Members with less mutual information than this, in nats, hardly differ."""
 
@@ -578,13 +578,16 @@ class Study:
             return []
 
         # Reason 1: the search found hardly anything.
-        lines = _sentence_on_search(others)
+        gains = [_search_gain(validated.row) for validated in others]
+        lines = sentences_on_search([gain for gain in gains if gain is not None])
 
         # Reason 2: the members of all ensembles hardly differ.
         mi_of_ensembles = [validated.mean_mi for validated in others if validated.measured.members > 1]
         highest_mi = max(mi_of_ensembles, default=math.inf)
         if highest_mi < _LITTLE_MI:
-            lines.append(f"Members hardly differ: their mutual information on ID data is at most {highest_mi:.2g}.")
+            lines.append(
+                f"Members hardly differ: their mean mutual information on ID data is at most {highest_mi:.2g} nats."
+            )
 
         # Reason 3: all other rows lose too much accuracy.
         names = [validated.row.name for validated in others]
@@ -826,14 +829,11 @@ def _auroc_gain(search: SearchGainRecord) -> float | None:
     return after - before
 
 
-def _sentence_on_search(results: Sequence[ValidatedRow]) -> list[str]:
-    """Return a sentence if even the most successful search hardly raised its AUROC; else empty."""
+def sentences_on_search(searches: Sequence[SearchGainRecord]) -> list[str]:
+    """Return a sentence if even the most successful search raised its AUROC by less than :data:`_BARELY`; else empty."""
     best: SearchGainRecord | None = None
     highest_gain = -math.inf
-    for validated in results:
-        search = _search_gain(validated.row)
-        if search is None:
-            continue
+    for search in searches:
         gain = _auroc_gain(search)
         if gain is None:
             continue
@@ -843,10 +843,13 @@ def _sentence_on_search(results: Sequence[ValidatedRow]) -> list[str]:
     if best is None or highest_gain >= _BARELY:
         return []
 
-    raised = "did not raise"
-    if highest_gain > 0:
+    # More than the margin is no small gain. But it was found on the samples of the search, where it looks largest.
+    raised = "raised"
+    if highest_gain <= 0:
+        raised = "did not raise"
+    elif highest_gain <= AUROC_MARGIN:
         raised = "hardly raised"
     return [
-        f"The search itself {raised} the AUROC it looked for: from {number(best.before.auroc, 3)} to "
-        f"{number(best.after.auroc, 3)} with {best.removed} heads removed."
+        f"The search itself {raised} the AUROC it looked for, on the samples that it searched on: from "
+        f"{number(best.before.auroc, 3)} to {number(best.after.auroc, 3)} with {best.removed} heads removed."
     ]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from hydractl.files.study_answer import SearchGainRecord, SearchStateRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies import doubts
+from hydractl.studies.answer import sentences_on_search
 from hydractl.studies.choosing import Stability
 from hydractl.studies.comparing import AgainstSingle, Rung, end_of, ladder
 from hydractl.studies.verdict import ANSWERS, Facts, Price, Use, answer_of, verdict
@@ -173,6 +175,23 @@ def test_the_ladder_has_each_rung_once() -> None:
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
     tested = facts_of(steps, {"msp": BETTER}, rungs, reasons_for_single=["Because."])
     assert answer_of(tested) == answer and lines(tested)[0].startswith(begins) and "Because." in lines(tested)
+
+
+@pytest.mark.parametrize(
+    ("auroc", "said"),
+    [(0.8, "did not raise"), (0.809, "hardly raised"), (0.877, "itself raised"), (0.91, None)],
+)
+def test_a_gain_above_the_margin_is_not_called_small(auroc: float, said: str | None) -> None:
+    """The search begins at an AUROC of 0.8; another one, on fewer heads, lowers it."""
+    before = SearchStateRecord(score=0.8, accuracy=0.9, auroc=0.8)
+    gains = [
+        SearchGainRecord(removed=removed, before=before, after=SearchStateRecord(score=0.8, accuracy=0.9, auroc=after))
+        for removed, after in ((2, 0.7), (8, auroc))
+    ]
+    sentences = sentences_on_search(gains)
+    assert len(sentences) == (said is not None)
+    if said is not None:
+        assert said in sentences[0] and f"from 0.800 to {auroc:.3f} with 8 heads removed" in sentences[0]
 
 
 def test_blind_validation_data_choose_nothing() -> None:
