@@ -67,23 +67,29 @@ def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]
 
 
 def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:
-    """Return a sentence if the single model is significantly more accurate on validation data than on test data.
+    """Return a sentence if the single model's accuracy differs significantly between validation data and test data.
 
     Args:
         right, n: its correct predictions and the number of samples, on the validation data.
         test_right, test_n: the same on the test data.
     """
     low, high = share_difference_interval(right, n, test_right, test_n)
-    if low <= 0:
+    if low > 0:
+        why = (
+            "either it was trained on the validation data, which then choose and calibrate badly, or the test set is "
+            "harder"
+        )
+    elif high < 0:
+        why = "either it was trained on the test data, whose figures are then too good, or the test set is easier"
+    else:
         return []
     accuracy = right / n
     test_accuracy = test_right / test_n
-    difference = number(accuracy - test_accuracy)
-    interval = f"{number(low)} to {number(high)}"
+    difference = signed_number(accuracy - test_accuracy)
+    interval = f"{signed_number(low)} to {signed_number(high)}"
     return [
         f"The single model's accuracy is {number(accuracy)} on the validation data and {number(test_accuracy)} on the "
-        f"test data (a difference of {difference}, {interval}): either it was trained on the validation data, which "
-        "then choose and calibrate badly, or the test set is harder."
+        f"test data (a difference of {difference}, {interval}): {why}."
     ]
 
 

@@ -199,9 +199,7 @@ def verdict(facts: Facts, use: Use) -> Verdict:
     against_single = facts.against_single[facts.final_index]
     if against_single.hardest is not None:
         lines.append(_differences_in_words(facts.against_hardest, single_with(against_single.hardest)))
-    lines.append(
-        _differences_in_words(facts.against_baseline, "the single model as it is, with MSP and no temperature")
-    )
+    lines.append(_differences_in_words(facts.against_baseline, "the single model with MSP and no temperature"))
     lines += _sentences_on_needed_samples(facts, answer)
     if not facts.labelled:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")

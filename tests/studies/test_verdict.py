@@ -230,7 +230,12 @@ def test_validation_accuracy_significantly_above_that_of_the_test_data_is_said()
     (line,) = doubts.of_accuracies(951, 1000, 4585, 5000)
     assert "0.9510" in line and "0.9170" in line and "trained on the validation data" in line
     assert doubts.of_accuracies(925, 1000, 4585, 5000) == []  # by chance
-    assert doubts.of_accuracies(900, 1000, 4585, 5000) == []  # below
+    assert doubts.of_accuracies(900, 1000, 4585, 5000) == []  # below, by chance
+
+
+def test_test_accuracy_significantly_above_that_of_the_validation_data_is_said() -> None:
+    (line,) = doubts.of_accuracies(190, 500, 1480, 1500)
+    assert "0.3800" in line and "0.9867" in line and "trained on the test data" in line and "easier" in line
 
 
 def test_rows_that_only_guess_are_named() -> None:
