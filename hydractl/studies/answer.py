@@ -830,7 +830,7 @@ def _auroc_gain(search: SearchGainRecord) -> float | None:
 
 
 def sentences_on_search(searches: Sequence[SearchGainRecord]) -> list[str]:
-    """Return a sentence if even the most successful search raised its AUROC by less than :data:`_BARELY`; else empty."""
+    """Return a sentence if the most successful search raised its AUROC by less than :data:`_BARELY`; else empty."""
     best: SearchGainRecord | None = None
     highest_gain = -math.inf
     for search in searches:
