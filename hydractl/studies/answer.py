@@ -412,6 +412,11 @@ class Study:
         return self._tested.rung
 
     @property
+    def free_alternative(self) -> str | None:
+        """The score with which the single model is as good as the rung to use, or better; needs :meth:`test`."""
+        return self._tested.free_alternative
+
+    @property
     def stepped_down(self) -> bool:
         """Whether the test data changed which row or score is used."""
         return self._tested.final_index > 0

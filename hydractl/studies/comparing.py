@@ -71,17 +71,27 @@ class AgainstSingle:
         return min(self.rivals, key=lower_end)
 
     @property
+    def better_rivals(self) -> dict[str, Finding]:
+        """By score, the differences to those of :attr:`rivals` that did significantly better, largest lead first."""
+        return _ahead(self.rivals)
+
+    @property
     def better_afterwards(self) -> dict[str, Finding]:
         """By score, the differences to those of :attr:`others` that did significantly better, largest lead first."""
-        ahead = []
-        for score, finding in self.others.items():
-            _, high = finding.ci
-            if high < 0:
-                ahead.append(score)
+        return _ahead(self.others)
 
-        def value_of(score: str) -> float:
-            """Return the difference to a score."""
-            return self.others[score].value
 
-        ahead.sort(key=value_of)  # the most negative difference is the largest lead
-        return {score: self.others[score] for score in ahead}
+def _ahead(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+    """Return those findings, by score, that are significantly below 0, the largest lead of the score first."""
+    ahead = []
+    for score, finding in findings.items():
+        _, high = finding.ci
+        if high < 0:
+            ahead.append(score)
+
+    def value_of(score: str) -> float:
+        """Return the difference to a score."""
+        return findings[score].value
+
+    ahead.sort(key=value_of)  # the most negative difference is the largest lead
+    return {score: findings[score] for score in ahead}

@@ -1,4 +1,7 @@
-"""The commands to run after a study: predict with ``best.st``, export, serve, watch and calibrate it."""
+"""The commands to run after a study: predict with ``best.st``, export, serve, watch and calibrate it.
+
+If the single model is as good with a free score, one more command writes that model.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
 
 
 def next_commands(
-    settings: StudySettings, folder: Path, calibration: Mapping[str, Value], *, watched: bool
+    settings: StudySettings, folder: Path, calibration: Mapping[str, Value], *, watched: bool, free: Step | None = None
 ) -> list[NextCommandRecord]:
     """Return commands that use ``best.st``, with the data of the study in place of the user's data.
 
@@ -26,6 +29,8 @@ def next_commands(
         folder: the folder with ``best.st``; the files of the commands go there, too.
         calibration: the options of ``calibrate`` that ``best.st`` was written with.
         watched: whether ``best.st`` holds a reference; without one, inputs cannot be watched.
+        free: the step that writes the single model with a free score that is as good as ``best.st`` or better; None if
+            there is no such score.
     """
     best = str(folder / "best.st")
     predictions = folder / "predictions.jsonl"
@@ -57,4 +62,6 @@ def next_commands(
     if watched:
         commands.append(NextCommandRecord(purpose="watch", command=["report", str(summary)]))
     commands.append(NextCommandRecord(purpose="recalibrate", command=recalibrate.argv()))
+    if free is not None:
+        commands.append(NextCommandRecord(purpose="free score", command=free.argv()))
     return commands

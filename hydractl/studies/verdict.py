@@ -119,6 +119,26 @@ class Facts:
         """The final rung, where the verdict ends."""
         return self.ladder[self.final_index]
 
+    @property
+    def free_alternative(self) -> str | None:
+        """The score with which the single model is as good as the final rung or better, and that is no rung itself.
+
+        It was fixed before the test. For the single model itself, a score that is only as good is no alternative. None
+        without such a score.
+        """
+        if not self.has_vote:
+            return None
+        against_single = self.against_single[self.final_index]
+        if self.rung.row == SINGLE:
+            return next(iter(against_single.better_rivals), None)
+        hardest = against_single.hardest
+        if hardest is None:
+            return None
+        kind = against_single.rivals[hardest].kind
+        if kind == NO_DIFFERENCE or kind in LOSSES:
+            return hardest
+        return None
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -190,10 +210,12 @@ def verdict(facts: Facts, use: Use) -> Verdict:
     # The answer and its consequences.
     lines = _sentences_on_left_rungs(facts)
     lines.append(_first_sentence(facts, answer))
+    lines += _sentence_on_better_rivals(facts)
     lines += _sentence_on_better_free_scores(facts, answer)
     lines += _sentence_on_worse_sets(facts, answer)
     lines += facts.reasons_for_single
     lines.append(_sentence_on_best_file(use))
+    lines += _sentence_on_free_alternative(facts)
 
     # The comparisons.
     against_single = facts.against_single[facts.final_index]
@@ -334,6 +356,34 @@ def _rivals_text(against_single: AgainstSingle) -> str:
         return single_with(scores[0])
     *first_scores, last_score = scores
     return f"the single model with any of the scores {', '.join(first_scores)} and {last_score}"
+
+
+def _sentence_on_better_rivals(facts: Facts) -> list[str]:
+    """Return a sentence if the single model is to be used, and did better under scores that were fixed beforehand."""
+    if not facts.has_vote or facts.rung.row != SINGLE:
+        return []
+    better_scores = facts.against_single[facts.final_index].better_rivals
+    if not better_scores:
+        return []
+    first, *others = better_scores
+    also = ""
+    if others:
+        also = f", and so did {', '.join(others)}"
+    return [
+        f"A free score that was compared from the beginning did better here: {single_with(first)}, against which "
+        f"{name_of(facts.rung)} has {better_scores[first]}{also}."
+    ]
+
+
+def _sentence_on_free_alternative(facts: Facts) -> list[str]:
+    """Return a sentence on how to get the single model with a free score that is as good as ``best.st`` or better."""
+    score = facts.free_alternative
+    if score is None:
+        return []
+    return [
+        f"Test data choose no score, so best.st is not {single_with(score)}: the command for the free score writes it "
+        "as free.st."
+    ]
 
 
 def _sentence_on_better_free_scores(facts: Facts, answer: str) -> list[str]:

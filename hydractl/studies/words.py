@@ -35,6 +35,9 @@ WORDS = (BETTER, SLIGHTLY_BETTER, WORSE, SLIGHTLY_WORSE, NO_DIFFERENCE, CANNOT_T
 GAINS = (BETTER, SLIGHTLY_BETTER)
 LOSSES = (WORSE, SLIGHTLY_WORSE)
 
+_NO_WIDTH = 1e-12
+"""The least distance of a value from an end of its interval that is divided by."""
+
 AUROC_MARGIN = 0.01
 """The largest difference of AUROC that does not matter."""
 
@@ -136,20 +139,27 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
 
     needed = None
     if kind == CANNOT_TELL:
-        half_width = (high - low) / 2
-        needed = samples_needed(value, half_width, margin, n)
+        needed = samples_needed(value, low, high, margin, n)
     return Finding(metric, value, (low, high), kind, n, needed)
 
 
-def samples_needed(value: float, half_width: float, margin: float, n: int) -> int:
-    """Return about how many samples would be enough to tell, if ``n`` samples give an interval of this half width.
+def samples_needed(value: float, low: float, high: float, margin: float, n: int) -> int:
+    """Return about how many samples would be enough to tell, if ``n`` samples give the interval from low to high.
 
-    Intervals shrink with the square root of the number of samples. The data can tell as soon as the interval excludes
-    0 (half width below ``abs(value)``) or lies within the margin (half width below ``margin - abs(value)``).
+    Both ends of an interval come nearer to the value with the square root of the number of samples. The data can tell
+    as soon as the interval excludes 0, or lies within the margin.
     """
-    difference = abs(value)
-    enough = max(difference, margin - difference)  # the larger of the two half widths is reached first
-    needed = n * (half_width / enough) ** 2
+    below = max(value - low, _NO_WIDTH)
+    above = max(high - value, _NO_WIDTH)
+
+    # The share of its width that the interval may keep at most, for each way to tell.
+    if value > 0:
+        excludes_zero = value / below
+    else:
+        excludes_zero = -value / above
+    lies_within_margin = min((margin + value) / below, (margin - value) / above)
+    share = max(excludes_zero, lies_within_margin)  # the larger share is reached first
+    needed = n / share**2
     return max(n + 1, _two_digits_up(needed))
 
 

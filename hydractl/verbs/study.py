@@ -327,6 +327,13 @@ class StudyPlan:
         options["reference"] = str(self.settings.test)
         return options
 
+    def free_step(self, score: str) -> Step:
+        """Return the step that writes the single model with a free score as ``free.st``; no part of the study."""
+        single = self.rows[0]
+        options = self._calibration_options(single, score)
+        options["reference"] = str(self.settings.test)
+        return self.workshop.step("calibrate", [f"free={single.model}"], options, outputs=["free.st"])
+
     def card_step(self, row: Row, score: str, note: str) -> Step:
         """Return the step that writes the card (``best.md``) of the best row."""
         path = self.workshop.folder / "best.md"
@@ -1014,7 +1021,11 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     answer = study.answer(source.name, source.sha256, commands, threshold)
     row_used = study.row(study.used.row)
     calibration = plan.recalibration_options(row_used, study.used.score)
-    commands_to_go_on = next_commands(settings, folder, calibration, watched=has_reference)
+    free_score = study.free_alternative
+    free = None
+    if free_score is not None:
+        free = plan.free_step(free_score)
+    commands_to_go_on = next_commands(settings, folder, calibration, watched=has_reference, free=free)
     answer = replace(answer, next=commands_to_go_on)
     return _write(plan, answer, steps)
 

@@ -328,6 +328,18 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
     assert Path(serve[1]).exists() and serve[0] in VERBS
 
 
+def test_the_command_for_a_free_score_writes_the_single_model_with_it(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hydractl.studies.answer.Study.free_alternative", "energy")
+    assert study() == 0
+    last = json.loads(Path("runs/study.json").read_text())["next"][-1]
+    assert last["purpose"] == "free score"
+    assert main([*last["command"], "-q"]) == 0
+    free = open_source("runs/free.st")
+    assert len(free.description.masks) == 1 and free.description.extra["threshold"]["score"] == "energy"
+
+
 @pytest.mark.long
 def test_the_commands_that_it_ends_with_run_as_they_stand(copy: Path) -> None:
     document = json.loads(Path("runs/study.json").read_text())

@@ -120,6 +120,27 @@ def test_a_free_score_outside_the_comparison_that_did_better_is_named_and_nothin
     )
 
 
+def test_where_a_free_score_is_as_good_the_verdict_says_how_to_get_it() -> None:
+    command = "so best.st is not the single model with vim: the command for the free score writes it as free.st."
+    for hardest in (SAME, WORSE):
+        assert command in " ".join(lines(facts_of([BETTER, BETTER], {"msp": BETTER, "vim": hardest})))
+    for hardest in (BETTER, UNCLEAR):
+        assert "free.st" not in " ".join(lines(facts_of([BETTER, BETTER], {"msp": BETTER, "vim": hardest})))
+
+
+def test_a_rival_that_did_better_than_the_single_model_to_use_is_named() -> None:
+    tested = facts_of([BETTER], {"msp": BETTER, "knn": SLIGHTLY_WORSE, "rmd": WORSE}, [OWN, MSP])
+    assert answer_of(tested) == "score helps"
+    said = lines(tested)
+    assert said[1].endswith(
+        "did better here: the single model with rmd, against which the single model with vim has mean OOD AUROC "
+        "-0.0300 (-0.0400 to -0.0200), and so did knn."
+    )
+    assert any("best.st is not the single model with rmd" in line for line in said)
+    equal = lines(facts_of([BETTER], {"msp": BETTER, "knn": SAME}, [OWN, MSP]))
+    assert "did better" not in " ".join(equal) and "free.st" not in " ".join(equal)
+
+
 def test_every_score_is_said_only_where_every_score_was_met() -> None:
     some = facts_of([BETTER, BETTER], {"msp": BETTER, "vim": BETTER})
     assert "than the single model with any of the scores msp and vim:" in lines(some)[0]

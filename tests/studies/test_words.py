@@ -69,7 +69,14 @@ def test_how_many_samples_would_tell(value: float, half_width: float, n: int, ne
 
 
 def test_fewer_samples_are_never_asked_for_than_there_are() -> None:
-    assert samples_needed(0.01, 0.0100001, 0.01, 50) > 50
+    assert samples_needed(0.01, -0.0000001, 0.0200001, 0.01, 50) > 50
+
+
+def test_the_nearer_end_of_an_interval_that_is_not_symmetric_decides() -> None:
+    """Half of its width is below the value, but it holds 0: the lower end is the farther one."""
+    needed = samples_needed(0.0141, -0.0011, 0.0262, 0.01, 350)
+    assert needed == pytest.approx(350 * (0.0152 / 0.0141) ** 2, rel=0.04)
+    assert samples_needed(-0.0141, -0.0262, 0.0011, 0.01, 350) == needed
 
 
 def test_samples_are_counted_in_the_sets_that_a_metric_is_measured_on() -> None:
