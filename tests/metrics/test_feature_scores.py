@@ -224,6 +224,18 @@ def test_against_pytorch_ood(name: str) -> None:
     assert ours(name, data, samples, logits) == pytest.approx(expected, rel=0, abs=tolerance)
 
 
+@pytest.mark.parametrize("samples_to_fit", [3, WIDTH // 2])
+def test_vim_divides_by_no_rounding_where_few_samples_span_no_more_than_its_principal_space(
+    samples_to_fit: int,
+) -> None:
+    data, samples, logits = case(samples_to_fit)
+    factor = float(FEATURE_SCORES["vim"].fit(data)["alpha"][0])
+    many, _, _ = case()
+    usual = float(FEATURE_SCORES["vim"].fit(many)["alpha"][0])
+    assert abs(factor) < 1000 * abs(usual)
+    assert np.abs(ours("vim", data, samples, logits)).max() < 1000 * np.abs(logits).max()
+
+
 def test_directions_without_spread_and_absent_classes_do_not_count() -> None:
     data, samples, logits = case()
     assert data.labels is not None

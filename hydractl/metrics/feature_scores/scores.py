@@ -110,6 +110,14 @@ def _declare(
     return declare
 
 
+def _exceed_rounding(eigenvalues: Floats) -> NDArray[np.bool_]:
+    """Return which eigenvalues, [D] in rising order, are more than float32 rounding of the features could make."""
+    largest = eigenvalues[-1]
+    rounding = largest * len(eigenvalues) * _EPSILON**2
+    exceeds_rounding: NDArray[np.bool_] = eigenvalues > rounding
+    return exceeds_rounding
+
+
 # --- Gaussians --------------------------------------------------------------------------------------------------------
 
 
@@ -126,11 +134,8 @@ def _whitening(centred: Floats) -> Floats:
     covariance = centred.T @ centred / len(centred)
     eigenvalues, eigenvectors = np.linalg.eigh(covariance)  # [D] in rising order, and [D, D], one vector a column
 
-    # A variance below this could be due to float32 rounding of the features.
-    largest = eigenvalues[-1]
-    rounding = largest * len(eigenvalues) * _EPSILON**2
-    exceeds_rounding = eigenvalues > rounding
-    if not exceeds_rounding.any() or largest <= 0:
+    exceeds_rounding = _exceed_rounding(eigenvalues)
+    if not exceeds_rounding.any() or eigenvalues[-1] <= 0:
         raise InputError("the features of --train are the same for every sample", hint="give more training data")
 
     # Divide each direction by the standard deviation of the features along it.
@@ -458,10 +463,16 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
     second_moments = shifted.T @ shifted / len(shifted)  # [D, D]
 
     # Eigenvectors come by rising eigenvalue: the first ones span the residual space, the others the principal space.
-    _, eigenvectors = np.linalg.eigh(second_moments)
+    eigenvalues, eigenvectors = np.linalg.eigh(second_moments)
     dimensions = len(eigenvectors)
-    residual_dimensions = dimensions - _principal_dimensions(dimensions)
-    residual = eigenvectors[:, :residual_dimensions]
+    principal_dimensions = _principal_dimensions(dimensions)
+
+    # Few training samples span only a few directions. If these all were principal, the lengths of their residuals would
+    # be rounding alone, and the factor divides by these lengths.
+    spanned = int(_exceed_rounding(eigenvalues).sum())
+    if spanned <= principal_dimensions:
+        principal_dimensions = spanned // 2
+    residual = eigenvectors[:, : dimensions - principal_dimensions]
 
     # The factor makes the mean length of the residual equal to the mean highest logit.
     lengths = np.linalg.norm(shifted @ residual, axis=1)
