@@ -316,9 +316,7 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert study() == 0
-    shown = capsys.readouterr()
-    assert "calibrate runs/best.st --reference SPEC -o F.st writes one" in " ".join(shown.err.split())
-    commands = printed_commands(shown.out)
+    commands = printed_commands(capsys.readouterr().out)
     document = json.loads(Path("runs/study.json").read_text())
     program = program_words()
     assert commands == [[*program, *step["command"]] for step in document["next"]]
@@ -326,6 +324,16 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
     assert purposes == ["predict", "export", "serve", "recalibrate"]  # so few test data are no reference
     serve = commands[2][len(program) :]
     assert Path(serve[1]).exists() and serve[0] in VERBS
+
+
+def test_where_test_data_are_too_few_for_a_reference_the_command_for_one_names_the_file(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for pair in {**OPTIONS, "-o": "runs"}.items() for word in pair]
+    assert main(["study", "vit.st", *words, "--no-timed"]) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "--test has fewer than 200 samples" in shown
+    assert "hydractl calibrate runs/best.st --reference SPEC -o F.st writes one" in shown
 
 
 def test_the_command_for_a_free_score_writes_the_single_model_with_it(
