@@ -1046,6 +1046,8 @@ def _write(plan: StudyPlan, answer: StudyAnswer, steps: Sequence[Step]) -> Outco
     if plan.warnings:
         answer = replace(answer, warnings=list(plan.warnings))
     table = read_eval(str(folder / "test.json"))
+    # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
+    table = replace(table, test=read_eval(str(folder / "best.json")).test)
     page = render(table, study=answer)
     commands = script(_steps_to_best(steps, folder), steps, folder, Path.cwd())
     script_bytes = commands.encode("utf-8", "surrogateescape")
