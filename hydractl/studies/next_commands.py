@@ -18,6 +18,9 @@ _PORT = "8000"
 _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
 """The options of a study that say how a model runs; the commands after it get them, too."""
 
+_WHICH_SAMPLES = ("limit", "seed")
+"""The options of a study that say which samples it takes; the same calibration needs the same samples."""
+
 
 def next_commands(
     settings: StudySettings, folder: Path, calibration: Mapping[str, Value], *, watched: bool, free: Step | None = None
@@ -51,7 +54,7 @@ def next_commands(
     recalibrate = Step(
         verb="calibrate",
         models=(best,),
-        options={**settings.common(SETTINGS["calibrate"], _HOW_IT_RUNS), **calibration},
+        options={**settings.common(SETTINGS["calibrate"], (*_HOW_IT_RUNS, *_WHICH_SAMPLES)), **calibration},
         outputs=(folder / "recalibrated.st",),
     )
     commands = [

@@ -337,6 +337,20 @@ def test_where_test_data_are_too_few_for_a_reference_the_command_for_one_names_t
     assert "hydractl calibrate runs/best.st --reference SPEC -o F.st writes one" in shown
 
 
+def test_the_command_that_recalibrates_takes_as_many_samples_as_the_study(copy: Path) -> None:
+    assert study(**{"-o": "limited", "--rows": "single", "--limit": "8"}) == 0
+    (command,) = (
+        step["command"]
+        for step in json.loads(Path("limited/study.json").read_text())["next"]
+        if step["purpose"] == "recalibrate"
+    )
+    assert main([*command, "-q"]) == 0
+    again = open_source("limited/recalibrated.st").description.extra
+    before = open_source("limited/best.st").description.extra
+    assert again["threshold"]["value"] == pytest.approx(before["threshold"]["value"], rel=1e-4)
+    assert again["calibration"]["temperature"] == pytest.approx(before["calibration"]["temperature"], rel=1e-4)
+
+
 def test_the_command_for_a_free_score_writes_the_single_model_with_it(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
