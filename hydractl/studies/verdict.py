@@ -505,7 +505,7 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
             enough = f"about {finding.needed:,} samples of --test would do; it has {finding.n:,}"
         else:  # sets of other sizes count, too: only if all of them grow alike, the interval shrinks as expected
             times = math.ceil(10 * finding.needed / finding.n) / 10
-            enough = f"about {times:,} times as many samples of each test set would do; the smallest has {finding.n:,}"
+            enough = f"about {times:,g} times as many samples of each test set would do; the smallest has {finding.n:,}"
         sentences.append(f"To tell about {words}, {enough}.")
     return sentences
 
