@@ -541,7 +541,10 @@ class Study:
             rung: the row and the score to use.
         """
         choice = self._decided.choice
-        sentences = doubts.of_blind_sets(choice.telling, choice.blind)
+        has_circuits = any(row.circuit is not None for row in self._rows)
+        first_set = self._decided.evidence.sets[0]  # a search takes the first OOD validation set
+        searched = first_set if has_circuits else None
+        sentences = doubts.of_blind_sets(choice.telling, choice.blind, searched)
         sentences += self._doubts_of_guessing()
         if self._single_uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(rung.row)

@@ -22,11 +22,12 @@ OFTEN = 0.2
 """If more than this share of the resamples lead to another choice, the choice is called doubtful."""
 
 
-def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
-    """Return a sentence on the OOD validation sets that had no vote; empty if all had one.
+def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | None = None) -> list[str]:
+    """Return sentences on the OOD validation sets that had no vote; empty if all had one.
 
     Args:
         telling, blind: the names of the sets with and without a vote.
+        searched: the name of the set that heads were searched on; None if no row has a circuit.
     """
     if not blind:
         return []
@@ -39,7 +40,13 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str]) -> list[str]:
         consequence = f"nothing could be chosen on {object_}"
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
-    return [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
+    sentences = [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
+    if telling and searched in blind:
+        sentences.append(
+            f"Heads were searched on {searched} all the same, so the rows of circuits say nothing of what a search on "
+            "other data would find: give another set as the first --ood-val."
+        )
+    return sentences
 
 
 def of_guessing(right: Mapping[str, int], single: str, labels: NDArray[np.int64]) -> list[str]:

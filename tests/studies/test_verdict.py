@@ -247,6 +247,14 @@ def test_blind_sets_are_named() -> None:
     assert "nothing could be chosen on them" in doubts.of_blind_sets([], ["a", "b"])[0]
 
 
+def test_a_search_on_a_blind_set_is_said() -> None:
+    _, line = doubts.of_blind_sets(["auto"], ["a"], searched="a")
+    assert line.startswith("Heads were searched on a all the same") and "as the first --ood-val" in line
+    assert len(doubts.of_blind_sets(["a"], ["auto"], searched="a")) == 1
+    assert len(doubts.of_blind_sets(["auto"], ["a"], searched=None)) == 1  # no row has a circuit
+    assert len(doubts.of_blind_sets([], ["a"], searched="a")) == 1  # nothing was chosen at all
+
+
 def test_validation_accuracy_significantly_above_that_of_the_test_data_is_said() -> None:
     (line,) = doubts.of_accuracies(951, 1000, 4585, 5000)
     assert "0.9510" in line and "0.9170" in line and "trained on the validation data" in line
