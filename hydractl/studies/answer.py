@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -640,8 +640,10 @@ class Study:
         """
         rung = self._tested.rung
         threshold_value = None
+        doubts_of_threshold: list[str] = []
         if threshold is not None:
             threshold_value = threshold.value
+            doubts_of_threshold = self._doubts_of_threshold(rung, threshold)
         use = Use(
             rung=rung,
             temperature=self.temperature(rung.row),
@@ -650,7 +652,7 @@ class Study:
         )
         return StudyAnswer(
             model=StudiedModelRecord(name=name, sha256=sha256),
-            verdict=self._verdict_record(use),
+            verdict=self._verdict_record(use, doubts_of_threshold),
             use=UseRecord(
                 row=rung.row,
                 score=rung.score,
@@ -668,9 +670,17 @@ class Study:
             steps=[list(step) for step in steps],
         )
 
-    def _verdict_record(self, use: Use) -> VerdictRecord:
+    def _doubts_of_threshold(self, rung: Rung, threshold: ThresholdRecord) -> list[str]:
+        """Return the doubts about the threshold that ``best.st`` holds for the score of a rung."""
+        scores = self._tests[rung.row].inside.scores[rung.score]
+        if scores is None or threshold.value is None or threshold.rule is None:
+            return []
+        flagged = int((scores >= threshold.value).sum())
+        return doubts.of_threshold(threshold.rule, flagged, len(scores))
+
+    def _verdict_record(self, use: Use, further_doubts: Sequence[str]) -> VerdictRecord:
         """Return the verdict in words, and the comparisons behind it."""
-        facts = self._tested
+        facts = replace(self._tested, doubts=[*self._tested.doubts, *further_doubts])
         in_words = verdict(facts, use)
         against_single = facts.against_single[facts.final_index]
         return VerdictRecord(

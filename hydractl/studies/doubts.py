@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydractl.metrics.bootstrap import Resampled, paired_differences
-from hydractl.metrics.confidence import share_difference_interval
+from hydractl.metrics.confidence import share_difference_interval, share_interval
 from hydractl.metrics.plausibility import is_above_guessing
 from hydractl.report.eval_tables import signed_number
 from hydractl.report.texts import number
@@ -124,6 +124,26 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     return [
         f"The temperature {temperature_text} sharpens probabilities, and makes the NLL of the test data worse by "
         f"{rise} ({low_text} to {high_text}): it suits the validation data alone; was the model trained on them?"
+    ]
+
+
+def of_threshold(rule: str, flagged: int, n: int) -> list[str]:
+    """Return a sentence if a threshold flags significantly more ID test samples than it was chosen to flag ID samples.
+
+    Args:
+        rule: how it was chosen, e.g. ``id:0.05``; other rules promise nothing of ID samples.
+        flagged, n: how many ID test samples it flags, and how many there are.
+    """
+    kind, _, text = rule.partition(":")
+    if kind != "id":
+        return []
+    promised = float(text)
+    low, high = share_interval(flagged, n)
+    if low <= promised:
+        return []
+    return [
+        f"The threshold was chosen to flag {100 * promised:g} % of the ID validation data, and flags "
+        f"{100 * flagged / n:.1f} % of the ID test data ({100 * low:.1f} % to {100 * high:.1f} %): these are not alike."
     ]
 
 

@@ -247,6 +247,13 @@ def test_blind_sets_are_named() -> None:
     assert "nothing could be chosen on them" in doubts.of_blind_sets([], ["a", "b"])[0]
 
 
+def test_a_threshold_that_flags_more_id_samples_than_it_was_chosen_for_is_said() -> None:
+    (line,) = doubts.of_threshold("id:0.05", 18, 100)
+    assert line.startswith("The threshold was chosen to flag 5 % of the ID validation data, and flags 18.0 % of the ID")
+    assert doubts.of_threshold("id:0.05", 8, 100) == []  # by chance
+    assert doubts.of_threshold("ood:0.95", 60, 100) == []
+
+
 def test_a_search_on_a_blind_set_is_said() -> None:
     _, line = doubts.of_blind_sets(["auto"], ["a"], searched="a")
     assert line.startswith("Heads were searched on a all the same") and "as the first --ood-val" in line
