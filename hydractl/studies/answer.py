@@ -675,8 +675,11 @@ class Study:
         scores = self._tests[rung.row].inside.scores[rung.score]
         if scores is None or threshold.value is None or threshold.rule is None:
             return []
+        scores_chosen_on = self._results[rung.row].measured.inside.scores[rung.score]
+        assert scores_chosen_on is not None  # a row has the same scores on both data
         flagged = int((scores >= threshold.value).sum())
-        return doubts.of_threshold(threshold.rule, flagged, len(scores))
+        chosen_flagged = int((scores_chosen_on >= threshold.value).sum())
+        return doubts.of_threshold(threshold.rule, flagged, len(scores), chosen_flagged, len(scores_chosen_on))
 
     def _verdict_record(self, use: Use, further_doubts: Sequence[str]) -> VerdictRecord:
         """Return the verdict in words, and the comparisons behind it."""

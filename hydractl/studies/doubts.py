@@ -127,19 +127,22 @@ def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resamp
     ]
 
 
-def of_threshold(rule: str, flagged: int, n: int) -> list[str]:
-    """Return a sentence if a threshold flags significantly more ID test samples than it was chosen to flag ID samples.
+def of_threshold(rule: str, flagged: int, n: int, chosen_flagged: int, chosen_n: int) -> list[str]:
+    """Return a sentence if a threshold flags significantly more ID test samples than the ID samples it was chosen on.
 
     Args:
         rule: how it was chosen, e.g. ``id:0.05``; other rules promise nothing of ID samples.
         flagged, n: how many ID test samples it flags, and how many there are.
+        chosen_flagged, chosen_n: the same for the ID validation samples that it was chosen on; few of them decide
+            little.
     """
     kind, _, text = rule.partition(":")
     if kind != "id":
         return []
     promised = float(text)
     low, high = share_interval(flagged, n)
-    if low <= promised:
+    difference = share_difference_interval(flagged, n, chosen_flagged, chosen_n)
+    if low <= promised or difference.low <= 0:
         return []
     return [
         f"The threshold was chosen to flag {100 * promised:g} % of the ID validation data, and flags "
