@@ -102,7 +102,7 @@ def test_a_study_and_its_dial(
     assert Path("runs/shared/shared-sites.png").stat().st_size > 1000
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_circuits_by_every_kind_of_ood_sample(
     modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,7 +160,7 @@ def test_several_rows_have_a_file_of_features_each(run: Any) -> None:
 OTHERS = ("mahalanobis", "ddu", "ash", "nnguide", "fdbd", "nci", "she", "scale")
 
 
-@pytest.mark.parametrize("score", ["vim", *marked_long(["mi", "knn"]), *marked_release(OTHERS)])
+@pytest.mark.parametrize("score", ["vim", *marked_long(["mi"]), *marked_release(["knn", *OTHERS])])
 def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], score: str) -> None:
     fitted = TRAIN if score not in ("energy", "mi") else []
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]

@@ -113,7 +113,7 @@ def drawn_images(seed: int) -> np.ndarray:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+@pytest.mark.parametrize("kind", ["onnx", pytest.param("pt2", marks=pytest.mark.release)])
 def test_predict_gives_the_rows_of_the_checkpoint(
     calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -156,7 +156,7 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
     assert not [name for name in read_header(tmp_path / "anew.st").tensors if name.startswith("hydractl.ood")]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_an_exported_file_has_it(fused: Path, tmp_path: Path) -> None:
     hydractl.export(fused / "with.st", tmp_path / "with.pt2")
     batch = images(4)

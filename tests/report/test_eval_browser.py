@@ -52,7 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", [390, pytest.param(1200, marks=pytest.mark.release)])
 def test_every_picture_is_drawn_and_nothing_is_wider_than_the_page(width: int, page: Path) -> None:
     found = measured(page, width)
     assert len(found["seen"]) == 30
