@@ -1012,8 +1012,8 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     if not has_reference:
         command = shlex.join(["hydractl", "calibrate", str(best), "--reference"])
         log.info(
-            f"best.st holds no reference to compare inputs with, for --test has fewer than {FEWEST} samples; of other "
-            f"ID samples {command} SPEC -o F.st writes one"
+            f"best.st holds no reference to compare inputs with, for fewer than {FEWEST} samples of --test are held "
+            f"out and can be read; of other ID samples {command} SPEC -o F.st writes one"
         )
 
     # Make the answer.

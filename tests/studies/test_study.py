@@ -333,7 +333,7 @@ def test_where_test_data_are_too_few_for_a_reference_the_command_for_one_names_t
     words = [word for pair in {**OPTIONS, "-o": "runs"}.items() for word in pair]
     assert main(["study", "vit.st", *words, "--no-timed"]) == 0
     shown = " ".join(capsys.readouterr().err.split())
-    assert "--test has fewer than 200 samples" in shown
+    assert "fewer than 200 samples of --test are held out and can be read" in shown
     assert "hydractl calibrate runs/best.st --reference SPEC -o F.st writes one" in shown
 
 
