@@ -82,7 +82,13 @@ def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalS
 
 
 def row_doubts(
-    model: LogitsProvider, inside: Samples, fitted: RowFit, counts: Counted | None, sets: Sequence[EvalSet]
+    model: LogitsProvider,
+    inside: Samples,
+    fitted: RowFit,
+    counts: Counted | None,
+    sets: Sequence[EvalSet],
+    *,
+    advises_temperature: bool,
 ) -> list[str]:
     """Return the doubts about the results of one row.
 
@@ -92,15 +98,18 @@ def row_doubts(
         fitted: everything that was fitted for it, with its predictions on the validation data.
         counts: the counts of its prediction sets; None if there are none.
         sets: the test sets, the ID set first.
+        advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
-    id_option = option_of(sets[0])
+    # The name of the data says which is meant where the command is a step of a study, and --test its validation data.
+    id_set = sets[0]
+    id_option = f"{option_of(id_set)} {id_set.spec}".rstrip()
     doubts: list[str | None] = []  # None for a check that found nothing
 
     # The accuracy on the ID test data should be close to the one that the training recorded.
     training_accuracy = _recorded_accuracy(model)
     expected_on_val = training_accuracy
     if inside.labels is not None:
-        doubts.append(_id_doubt(model, inside, id_option, training_accuracy))
+        doubts.append(_id_doubt(model, inside, id_option, training_accuracy, advises_temperature))
         test_accuracy = inside.mean("correct")
         expected_on_val = ExpectedAccuracy(test_accuracy, samples=len(inside), where=f"that on {id_option}")
 
@@ -132,7 +141,13 @@ def signed_features(name: str, scores: Sequence[str]) -> str:
     return f"{name}: {made_for}, and some here are: {effects}"
 
 
-def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: ExpectedAccuracy | None) -> str | None:
+def _id_doubt(
+    model: LogitsProvider,
+    inside: Samples,
+    option: str,
+    recorded: ExpectedAccuracy | None,
+    advises_temperature: bool,
+) -> str | None:
     """Return the doubt about the accuracy or the NLL on the ID test data; None if both are plausible.
 
     If both are implausible, only the accuracy is reported, because a wrong accuracy implies wrong probabilities.
@@ -140,8 +155,9 @@ def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: Exp
     Args:
         model: the model of the row.
         inside: its predictions on the ID test data, with labels.
-        option: the option that named the data, for the sentence.
+        option: the option that named the data, and the data, for the sentence.
         recorded: the accuracy that the training recorded, or None.
+        advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
     assert inside.labels is not None and inside.label_log_probs is not None
     doubt = accuracy_doubt(inside.predicted, inside.labels, model.classes, model.labels, recorded)
@@ -150,6 +166,8 @@ def _id_doubt(model: LogitsProvider, inside: Samples, option: str, recorded: Exp
     doubt = nll_doubt(inside.label_log_probs, model.classes)
     if doubt is None:
         return None
+    if not advises_temperature:
+        return f"{option}: {doubt}"
     return f"{option}: {doubt}: fit a temperature with --temperature fit --val SPEC"
 
 

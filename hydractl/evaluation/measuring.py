@@ -196,7 +196,16 @@ class Measuring:
         for name, share in shares.items():
             self._log.info(f"{model.name}: {share:.1%} of the samples of {name} run all members")
 
-        self.warnings += row_doubts(model, id_predictions.samples, fitted, on_tests.counts, test_sets)
+        # Stored logits are calibrated by the command that reads them, as in a study.
+        no_temperature_was_fitted = fitted.fitted_on is None and not self._options.keep_logits
+        self.warnings += row_doubts(
+            model,
+            id_predictions.samples,
+            fitted,
+            on_tests.counts,
+            test_sets,
+            advises_temperature=no_temperature_was_fitted,
+        )
         self._warn_of_signed_features(model)
         for dataset in of_role(self._sets, CORRUPTION):
             gathered[dataset.name] = gather(

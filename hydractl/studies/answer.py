@@ -5,7 +5,6 @@ ID data are in-distribution ("inside" in names), OOD data are not ("outside").
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -350,11 +349,15 @@ class Study:
             measured = self._tests[rung.row]
             figures_of_rungs.append(self._measured_on_resamples(measured, rung))
         differences_to_next = []
-        for upper, lower in itertools.pairwise(figures_of_rungs):
-            differences_to_next.append(self._findings(upper, lower))
+        for index in range(len(rungs) - 1):
+            upper, lower = index, index + 1
+            same_row = rungs[upper].row == rungs[lower].row
+            differences = self._findings(figures_of_rungs[upper], figures_of_rungs[lower], same_row)
+            differences_to_next.append(differences)
         final_index = end_of([step[AUROC] for step in differences_to_next])
         final_rung = rungs[final_index]
         final_figures = figures_of_rungs[final_index]
+        is_single = final_rung.row == SINGLE
 
         # Compare all rungs with the single model under each of its scores ("free": they cost no further computation).
         aurocs_of_single = single.aurocs(single.scores, self._rounds, self._seed)
@@ -367,12 +370,12 @@ class Study:
         if hardest_score is not None:
             rival = Rung(SINGLE, hardest_score)
             rival_figures = self._measured_on_resamples(single, rival)
-            findings_against_hardest = self._findings(final_figures, rival_figures)
+            findings_against_hardest = self._findings(final_figures, rival_figures, is_single)
             findings_by_set = self._findings_by_set(final_rung, rival)
 
         # Compare it with the single model as it is: MSP, and no temperature.
         baseline_figures = self._measured_on_resamples(self._single_uncalibrated, Rung(SINGLE, REFERENCE))
-        findings_against_baseline = self._findings(final_figures, baseline_figures)
+        findings_against_baseline = self._findings(final_figures, baseline_figures, is_single)
 
         # If the choice was the single model, explain why no other row was taken.
         has_vote = bool(self._decided.choice.telling)
@@ -381,7 +384,7 @@ class Study:
             reasons_for_single = self._why_no_other_row()
 
         # Find the score to trust for mistakes of the final row.
-        name_in_sentence = "the single model" if final_rung.row == SINGLE else final_rung.row
+        name_in_sentence = "the single model" if is_single else final_rung.row
         self._mistakes = mistakes_of(
             final_rung.row,
             name_in_sentence,
@@ -483,10 +486,15 @@ class Study:
         with self._log.progress(title, rounds, "resamples") as progress:
             return measured.resampled(rung.score, rounds, self._seed, advance=progress.advance)
 
-    def _findings(self, figures: Resampled, other: Resampled) -> dict[str, Finding]:
-        """Return the findings for the paired differences ``figures`` minus ``other``, by metric."""
+    def _findings(self, figures: Resampled, other: Resampled, same_row: bool) -> dict[str, Finding]:
+        """Return the findings for the paired differences ``figures`` minus ``other``, by metric.
+
+        Args:
+            figures, other: the metrics of two rungs on the same resamples.
+            same_row: whether the rungs have the same row.
+        """
         differences = paired_differences(other, figures)
-        return judge_all(differences, self._samples_by_metric)
+        return judge_all(differences, self._samples_by_metric, same_row)
 
     def _against_single(self, rung: Rung, free_scores: Mapping[str, Resampled]) -> AgainstSingle:
         """Compare the mean AUROC of a rung with that of the single model under each of its scores.

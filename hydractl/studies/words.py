@@ -10,6 +10,10 @@ that higher is better. The first of these conditions that holds gives the word:
     no difference     all of it lies within the margin
     cannot tell       otherwise
 
+One interval says less than it seems to: that of the accuracy of two models that are right and wrong on the same
+samples. Resamples of these samples cannot differ either, so its ends are 0 however few they are. Then the word is
+``cannot tell`` until there are so many that samples of which only one model is right would have shown up.
+
 More samples shrink an interval, on average within its former bounds. Then ``cannot tell`` can become any other word,
 ``no difference`` can become slightly better or slightly worse, and a slight word can become the strong one; no change
 goes the other way.
@@ -121,13 +125,15 @@ def word(low: float, high: float, margin: float) -> Word:
     return CANNOT_TELL
 
 
-def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
+def judge(metric: str, value: float, ci: Sequence[float], n: int, same_row: bool = False) -> Finding:
     """Return the finding for one paired difference.
 
     Args:
         metric: a key of :data:`KINDS`, e.g. ``id.accuracy``.
         value, ci: the difference and its 95 % interval.
         n: the number of samples of the smallest set that the difference was measured on.
+        same_row: whether one row is compared with itself, under another score or temperature. Its accuracy is then the
+            same on any data.
     """
     low, high = ci
     judged = KINDS[metric]
@@ -140,6 +146,11 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     needed = None
     if kind == CANNOT_TELL:
         needed = samples_needed(value, low, high, margin, n)
+    elif metric == ACCURACY and low == high == 0 and not same_row:
+        enough = samples_to_see(margin)
+        if n < enough:
+            kind = CANNOT_TELL
+            needed = _two_digits_up(enough)
     return Finding(metric, value, (low, high), kind, n, needed)
 
 
@@ -161,6 +172,15 @@ def samples_needed(value: float, low: float, high: float, margin: float, n: int)
     share = max(excludes_zero, lies_within_margin)  # the larger share is reached first
     needed = n / share**2
     return max(n + 1, _two_digits_up(needed))
+
+
+def samples_to_see(share: float) -> int:
+    """Return how many samples show with 97.5 % probability a kind of sample that makes up this share of all data.
+
+    This is the end of an exact (Clopper-Pearson) 95 % interval of a share of which no sample was seen.
+    """
+    unseen = 0.025
+    return math.ceil(math.log(unseen) / math.log1p(-share))
 
 
 def _two_digits_up(value: float) -> int:
@@ -187,12 +207,15 @@ def smallest_set_behind(metric: str, id_samples: int, ood_sets: Sequence[tuple[s
     return min(sizes)
 
 
-def judge_all(table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int]) -> dict[str, Finding]:
+def judge_all(
+    table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int], same_row: bool = False
+) -> dict[str, Finding]:
     """Return the findings for all metrics of :data:`KINDS` that have an interval, by metric.
 
     Args:
         table: paired differences of the bootstrap, by metric.
         samples: by metric, the number of samples of the smallest set that it was measured on.
+        same_row: whether one row is compared with itself, under another score or temperature.
     """
     findings = {}
     for metric in KINDS:
@@ -201,5 +224,5 @@ def judge_all(table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int]
             continue
         if difference["ci"] is None:
             continue
-        findings[metric] = judge(metric, difference["value"], difference["ci"], samples[metric])
+        findings[metric] = judge(metric, difference["value"], difference["ci"], samples[metric], same_row)
     return findings

@@ -63,6 +63,22 @@ def test_a_handful_of_samples_proves_nothing(answer: Answer) -> None:
 
 
 @pytest.mark.fault(65)
+def test_a_temperature_is_advised_where_none_is_fitted_later(
+    answer: Answer, right: tuple[np.ndarray, np.ndarray]
+) -> None:
+    images, labels = right
+    every_third = np.arange(len(labels)) % 3 == 0
+    np.savez("data.npz", x=images, y=np.where(every_third, (labels + 1) % 10, labels))
+    overconfident = ["base.st", "--test", "data.npz", "--temperature", "0.005"]
+    (warning,) = answer(*overconfident)["warnings"]
+    assert warning.startswith("base: --test data.npz: NLL ")
+    assert warning.endswith("that of the uniform prediction: fit a temperature with --temperature fit --val SPEC")
+    # A command that reads stored logits can fit one to them; a study does.
+    (warning,) = answer(*overconfident, "--predictions", "stored.st")["warnings"]
+    assert warning.endswith("that of the uniform prediction")
+
+
+@pytest.mark.fault(65)
 def test_prediction_sets_of_all_classes(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     test = ["base.st", "--test", "builtin:digits/test", "--limit", "60", "--conformal", "0.1"]
     (warning,) = answer(*test, "--val", "builtin:digits/val?take=7")["warnings"]

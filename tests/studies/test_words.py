@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from hydractl.metrics.bootstrap import mean_over_sets, paired_differences, resample_aurocs
-from hydractl.studies.words import AUROC, KINDS, WORDS, judge, judge_all, samples_needed, smallest_set_behind, word
+from hydractl.studies.words import (
+    ACCURACY,
+    AUROC,
+    KINDS,
+    WORDS,
+    judge,
+    judge_all,
+    samples_needed,
+    samples_to_see,
+    smallest_set_behind,
+    word,
+)
 
 BECOMES = {
     "better": {"better"},
@@ -66,6 +78,29 @@ def test_how_many_samples_would_tell(value: float, half_width: float, n: int, ne
     assert found.kind == "cannot tell" and found.needed == pytest.approx(needed, rel=0.03)
     shrunk = 0.999 * half_width * np.sqrt(n / found.needed)
     assert word(value - shrunk, value + shrunk, KINDS[AUROC].margin) != "cannot tell"
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05])
+def test_samples_to_see_are_those_of_an_exact_interval(share: float) -> None:
+    enough = samples_to_see(share)
+    ends = [binomtest(0, n).proportion_ci(0.95, "exact").high for n in (enough - 1, enough)]
+    assert ends[0] > share >= ends[1]
+
+
+@pytest.mark.parametrize(
+    ("n", "same_row", "kind", "needed"),
+    [
+        (60, False, "cannot tell", 370),  # up to 6 % of samples that were not seen may be right by one row only
+        (367, False, "cannot tell", 370),
+        (368, False, "no difference", None),
+        (60, True, "no difference", None),  # a temperature changes no answer
+    ],
+)
+def test_equal_answers_to_few_samples_do_not_show_equal_accuracy(
+    n: int, same_row: bool, kind: str, needed: int | None
+) -> None:
+    found = judge(ACCURACY, 0.0, (0.0, 0.0), n, same_row)
+    assert (found.kind, found.needed) == (kind, needed)
 
 
 def test_fewer_samples_are_never_asked_for_than_there_are() -> None:
