@@ -6,6 +6,8 @@ family.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import InputError
@@ -21,6 +23,15 @@ _HELPERS = (
 )
 FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers=_HELPERS, before_models=True)
 
+_PUBLISHED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "hf": ("config.json", ("architectures", "model_type")),
+    "open_clip": ("open_clip_config.json", ()),
+    "timm": ("config.json", ("architecture",)),
+    "torchvision": ("torchvision.json", ()),
+}
+"""By family, the configuration in the folders that its library publishes, and the keys that it has. A family refuses
+other folders; this is known here because importing a family, which imports its library, takes seconds."""
+
 
 def get_family(name: str) -> ModelFamily:
     """Return the family with this name.
@@ -34,10 +45,29 @@ def get_family(name: str) -> ModelFamily:
     return family
 
 
-def families_for_folders() -> list[ModelFamily]:
-    """Return all families in the order in which they are asked to load a folder: highest priority first."""
-    families = FAMILIES.all()
+def families_for_folder(folder: Path) -> list[ModelFamily]:
+    """Return the families that may load a folder, in the order in which they are asked: highest priority first.
+
+    Those of :data:`_PUBLISHED` are imported only if the folder has what their library publishes.
+
+    Raises:
+        InputError: if a configuration in the folder cannot be read or is not JSON.
+    """
+    families = []
+    for name in FAMILIES.names:
+        if name in _PUBLISHED and not _is_published(folder, *_PUBLISHED[name]):
+            continue
+        family = get_family(name)
+        families.append(family)
     return sorted(families, key=lambda family: family.priority, reverse=True)
+
+
+def _is_published(folder: Path, configuration: str, keys: Iterable[str]) -> bool:
+    """Return whether a folder has a configuration of this name, with these keys in it."""
+    from hydractl.families.reading import read_config
+
+    found = read_config(folder / configuration)
+    return found is not None and found.keys() >= set(keys)
 
 
 def classes_of(description: Description) -> int | None:

@@ -16,7 +16,7 @@ import torch
 from hydractl.data.labels import some
 from hydractl.data.names import renaming_doubt
 from hydractl.errors import InputError, UsageError
-from hydractl.families import FAMILIES, classes_of, families_for_folders, get_family
+from hydractl.families import FAMILIES, classes_of, families_for_folder, get_family
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import FileTensors, TensorSource, write_checkpoint, write_tensors
@@ -504,7 +504,7 @@ def _open_folder(path: Path, name: str | None) -> Source:
     Raises:
         InputError: if no family recognises the folder.
     """
-    for family in families_for_folders():
+    for family in families_for_folder(path):
         loaded = family.load_folder(path)
         if loaded is None:  # not a folder of this family
             continue

@@ -19,6 +19,7 @@ import torch
 
 import hydractl
 from hydractl.errors import InputError, NonFiniteError, UsageError
+from hydractl.families import FAMILIES, families_for_folder
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.heads.mask import HeadMask
@@ -275,6 +276,43 @@ def published(folder: Path, **config: Any) -> torch.nn.Module:
             parameter.copy_(torch.randn(parameter.shape) * 0.3)
     save_for_hf(model, str(folder), model_config=config or None, safe_serialization="both")
     return model
+
+
+OF_TIMM = {"architecture": "vit_tiny_patch16_224"}
+OF_TRANSFORMERS = {"architectures": ["ViTForImageClassification"], "model_type": "vit"}
+OF_OPEN_CLIP = {"model_cfg": {}}
+
+
+@pytest.mark.parametrize(
+    ("files", "asked"),
+    [
+        ({"config.json": OF_TIMM}, ["timm"]),
+        ({"config.json": OF_TRANSFORMERS}, ["hf"]),
+        ({"config.json": OF_TRANSFORMERS, "open_clip_config.json": OF_OPEN_CLIP}, ["open_clip", "hf"]),
+        ({"torchvision.json": {"image_size": 16}}, ["torchvision"]),
+        ({"config.json": {"model_type": "vit"}}, []),
+        ({"config.json": [1]}, []),
+        ({}, []),
+    ],
+)
+def test_only_families_that_may_load_a_folder_are_asked(
+    files: dict[str, Any], asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing a family takes seconds: that of transformers must not be needed to open a folder of timm."""
+    for name, document in files.items():
+        (tmp_path / name).write_text(json.dumps(document))
+    imported = []
+
+    def get(name: str) -> Any:
+        imported.append(name)
+        return FAMILIES.get(name)
+
+    monkeypatch.setattr("hydractl.families.get_family", get)
+    assert [family.name for family in families_for_folder(tmp_path)] == asked
+    assert sorted(imported) == sorted(asked)
+    for family in FAMILIES.all():  # all others would have refused it
+        if family.name not in asked:
+            assert family.load_folder(tmp_path) is None, family.name
 
 
 @torch.no_grad()
