@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,10 +32,12 @@ INPUTS = 4
 INPUTS_OF_A_BIG_MODEL = 2
 """The same where nothing hangs on them but that the fused model equals its members; a single one would hide samples
 that are mixed up."""
-TOKENS_OF_A_BIG_MODEL = 16
-"""How long random texts are there."""
-BIG = 20e9
-"""From so many mult-adds of one sample on, a fused model is big."""
+TOKENS_OF_A_BIG_TEXT = 16
+"""The number of tokens in a random text there."""
+TOKENS_OF_A_BIG_IMAGE = 32
+"""The number of tokens that the blocks get there of an image: more than a model has beside those of the patches."""
+BIG = 10e9
+"""From so many mult-adds of one sample on, a fused model is big; a ViT-B/16 is."""
 TOLERANCE = 1e-5
 """The largest allowed difference of logits in float32, times max(1, largest logit)."""
 
@@ -44,6 +47,38 @@ _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 Classes = tuple[Sequence[str], Sequence[str]]
 """The class names and the templates of prompts."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What all models of a check run with.
+
+    Attributes:
+        inputs: a batch of random inputs.
+        classes: the class names and templates of the prompts if the classes of the models are given by name, else None.
+        shortened: whether blocks get only the first tokens of an image.
+    """
+
+    inputs: Any
+    classes: Classes | None
+    shortened: bool
+
+    def logits_of(self, model: HydraModel) -> Tensor:
+        """Run a model that has its classes, and return the logits of its members, ``[M, B, classes]``."""
+        if self.shortened and not _knows_places(model):
+            model.chain_of_samples.keep_first_tokens(TOKENS_OF_A_BIG_IMAGE)
+        return model.member_logits(self.inputs)
+
+
+def _knows_places(model: HydraModel) -> bool:
+    """Return whether blocks know where in the image a token is: by windows, or by numbers for each distance."""
+    if model.chain_of_samples.spans:
+        return True
+    for site in model.sites:
+        layout = model.family.layout(site)
+        if layout.table or layout.positions:
+            return True
+    return False
 
 
 class _AveragedTensors:
@@ -134,10 +169,10 @@ def self_check(
     # Run all members together, each alone with the averages, and each as it was before.
     averages = _AveragedTensors(plan, device)
     with collecting_new_objects_only():
-        inputs, classes, logits = _run_fused_model(plan, averages, seed)
+        trial, logits = _run_fused_model(plan, averages, seed)
         together = logits.double()  # [M, B, classes]
-        alone = _run_members_alone(sources, averages, inputs, classes, log)
-        before = _run_members_as_they_were(sources, averages, inputs, classes, together)
+        alone = _run_members_alone(sources, averages, trial, log)
+        before = _run_members_as_they_were(sources, averages, trial, together)
 
     # The fused members must equal the members run alone.
     runtime_errors: list[float] = []
@@ -179,9 +214,7 @@ def self_check(
     return SelfCheckRecord.from_json(result)
 
 
-def _run_members_alone(
-    sources: Sequence[Source], averages: _AveragedTensors, inputs: Any, classes: Classes | None, log: Log
-) -> list[Tensor]:
+def _run_members_alone(sources: Sequence[Source], averages: _AveragedTensors, trial: _Trial, log: Log) -> list[Tensor]:
     """Run each member alone with the averages in place, and return its logits, float64 ``[B, classes]``.
 
     Raises:
@@ -190,7 +223,7 @@ def _run_members_alone(
     logits_of_members: list[Tensor] = []
     with log.progress("self-check", len(sources), "members") as progress:
         for source in sources:
-            logits = _run_member_alone(source, averages, inputs, classes)
+            logits = _run_member_alone(source, averages, trial)
             if not logits.isfinite().all():
                 raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
             logits_of_members.append(logits)
@@ -200,11 +233,7 @@ def _run_members_alone(
 
 
 def _run_members_as_they_were(
-    sources: Sequence[Source],
-    averages: _AveragedTensors,
-    inputs: Any,
-    classes: Classes | None,
-    together: Tensor,
+    sources: Sequence[Source], averages: _AveragedTensors, trial: _Trial, together: Tensor
 ) -> list[Tensor]:
     """Run each member with the weights that it had before averaging, and return its logits, float64 ``[B, classes]``.
 
@@ -214,7 +243,7 @@ def _run_members_as_they_were(
     Args:
         sources: the members.
         averages: the averaged tensors.
-        inputs, classes: the inputs and classes that the fused model ran with.
+        trial: what the fused model ran with.
         together: the logits of the fused model, ``[M, B, classes]``.
     """
     unchanged = [averages.same_in(source) for source in sources]
@@ -224,7 +253,7 @@ def _run_members_as_they_were(
         if unchanged[member]:
             logits = together[member]
         else:
-            logits = _run_member_alone(source, averages, inputs, classes)
+            logits = _run_member_alone(source, averages, trial)
         logits_of_members.append(logits)
     return logits_of_members
 
@@ -277,49 +306,57 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
     return rounded
 
 
-def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) -> tuple[Any, Classes | None, Tensor]:
+def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) -> tuple[_Trial, Tensor]:
     """Run the fused model on random inputs.
 
     Returns:
-        The inputs; the class names and templates of the prompts if the model's classes are given by name, else None;
-        and the logits of all members ``[M, B, classes]``.
+        What it ran with, which is also for the members; and the logits of all members, ``[M, B, classes]``.
     """
     device = averages.device
     tensors = averages.in_place(plan.tensors)
     fused = float32_model(plan.description, tensors, device, averages.dtype)
     fused = fused.with_classes()
-    inputs = move(_random_inputs(plan, fused.family, seed), device, torch.float32)
     classes: Classes | None = None  # the members run alone need the same classes
     if fused.prompted is not None:
         classes = (fused.prompted.labels, fused.prompted.templates)
-    logits = fused.member_logits(inputs)
-    return inputs, classes, logits
+
+    shortened = _may_be_shortened(plan)
+    inputs = _random_inputs(plan, fused.family, seed, shortened)
+    trial = _Trial(move(inputs, device, torch.float32), classes, shortened)
+    return trial, trial.logits_of(fused)
 
 
-def _random_inputs(plan: FusionPlan, family: ModelFamily, seed: int) -> Any:
-    """Draw the inputs on which to compare: few and short ones if that takes long, and averaging changes no weight.
+def _may_be_shortened(plan: FusionPlan) -> bool:
+    """Return whether to check with few and short inputs: that of a big model takes long, and decides nothing here.
 
-    Where it does change weights, it is decided on these inputs whether they may be averaged.
+    Where averaging changes weights, it is decided on these inputs whether they may be averaged.
     """
-    preprocess = plan.description.preprocess
     changed_by_averaging = set(plan.averaged) - plan.tensors.equal
-    if changed_by_averaging or macs(plan.description, plan.tensors) < BIG:
+    if changed_by_averaging:
+        return False
+    return macs(plan.description, plan.tensors) >= BIG
+
+
+def _random_inputs(plan: FusionPlan, family: ModelFamily, seed: int, shortened: bool) -> Any:
+    """Draw the inputs on which to compare; in a shortened check fewer ones, and texts of few tokens."""
+    preprocess = plan.description.preprocess
+    if not shortened:
         return family.example_inputs(preprocess, INPUTS, seed)
     inputs = family.example_inputs(preprocess, INPUTS_OF_A_BIG_MODEL, seed)
     if preprocess.get("kind") != "text":
         return inputs
-    return {name: tokens[:, :TOKENS_OF_A_BIG_MODEL] for name, tokens in inputs.items()}
+    return {name: tokens[:, :TOKENS_OF_A_BIG_TEXT] for name, tokens in inputs.items()}
 
 
-def _run_member_alone(source: Source, averages: _AveragedTensors, inputs: Any, classes: Classes | None) -> Tensor:
+def _run_member_alone(source: Source, averages: _AveragedTensors, trial: _Trial) -> Tensor:
     """Return the logits ``[B, classes]``, in float64, of a member run alone with the averages in place."""
     gc.collect()  # frees the model before, which refers to itself and would stay in memory
     tensors = averages.in_place(source.tensors)
     model = float32_model(source.description, tensors, averages.device, averages.dtype)
-    if classes is not None:
-        labels, templates = classes
+    if trial.classes is not None:
+        labels, templates = trial.classes
         model = model.zero_shot(labels, templates)
-    logits_of_members = model.member_logits(inputs)  # [1, B, classes]
+    logits_of_members = trial.logits_of(model)  # [1, B, classes]
     return logits_of_members[0].double()
 
 

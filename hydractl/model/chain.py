@@ -74,6 +74,19 @@ class CommonRun(NamedTuple):
     context: dict[str, Any]
 
 
+def _first_tokens_of(stem: Callable[[Any], State], count: int) -> Callable[[Any], State]:
+    """Return the stem of a tower that keeps the first tokens only, unless its context is not empty."""
+
+    def stem_of_first_tokens(inputs: Any) -> State:
+        state = stem(inputs)
+        context_of_tokens = [value for value in state.context.values() if value is not None]
+        if context_of_tokens:
+            return state
+        return State(state.hidden[:, :count], state.context)
+
+    return stem_of_first_tokens
+
+
 class Chain:
     """The blocks of one tower, run for all members at once.
 
@@ -145,6 +158,17 @@ class Chain:
             towers = self._family.stages(network)
             stages = with_posterior(towers[self._place], network)
             self._stages.append(stages)
+
+    def keep_first_tokens(self, count: int) -> None:
+        """Let the blocks run on the first ``count`` tokens of the stem alone.
+
+        The outputs are then other ones: this is for comparing models with each other in less time. Where the context
+        has something for each token, e.g. a mask, all tokens stay.
+        """
+        cut_stages = []
+        for stages in self._stages:
+            cut_stages.append(replace(stages, stem=_first_tokens_of(stages.stem, count)))
+        self._stages = cut_stages
 
     def of_projection(self) -> Chain:
         """Return a copy of the chain that reads out the input of the last linear layer, ``[M, B, prompts, d]``."""
