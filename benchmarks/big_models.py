@@ -3,10 +3,13 @@
     python benchmarks/big_models.py                                    # ViT-L/16, float32
     python benchmarks/big_models.py vit_huge_patch14_224 --dtype float16 --folder /tmp -o FILE.json
     python benchmarks/big_models.py llama16 --dtype bfloat16 --shards 4         # a Llama of 16 blocks, width 2,048
+    python benchmarks/big_models.py --before ../before --repeat 5               # beside another version of the source
 
 Makes a checkpoint with random weights, scores and prunes it and fuses the members. Each command runs in a process of
 its own, watched through /proc/PID/status (so: Linux), and its memory is that above a process which has only imported
-torch, timm and what hydractl needs of itself to run a model.
+torch, timm and what hydractl needs of itself to run a model. With --before, a folder with another version of the source
+(``git worktree add ../before COMMIT``), each repeat runs both versions by turns, the other one first every second time;
+the ratio of their processor times is the median of the ratios within a repeat, with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -27,11 +30,16 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
+HERE = Path(__file__).resolve().parents[1]
 
 IMPORTS = """
-import hydractl.families.timm, hydractl.families.hf.family
-import hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.prune
+import importlib, sys
+from hydractl.cli.compiler_on_demand import import_compiler_on_demand
+import_compiler_on_demand()
+importlib.import_module(sys.argv[1])
+import hydractl.model.runtime, hydractl.fusion.selfcheck, hydractl.verbs.fuse, hydractl.verbs.prune
 """
+"""Import what a verb does, and as it does, to open and run a model of one family."""
 
 MAKE = """
 import json, sys, zlib
@@ -127,13 +135,16 @@ def memory(pid: int) -> dict[str, int]:
     return {key: int(fields[key].split()[0]) * 1024 for key in ("VmHWM", "RssAnon", "RssFile") if key in fields}
 
 
-def watched(name: str, command: Sequence[str], threads: int) -> Run:
-    """Run a command to its end, looking at its memory every 2 ms."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+def watched(name: str, command: Sequence[str], threads: int, source: Path = HERE) -> Run:
+    """Run a command by a version of the source to its end, looking at its memory every 2 ms."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(source)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as where a package is installed
     start = time.perf_counter()
     with (
         tempfile.TemporaryFile() as said,
-        subprocess.Popen(command, stdout=said, stderr=said, env=environment) as child,
+        # Python looks in the working directory before PYTHONPATH.
+        tempfile.TemporaryDirectory() as empty,
+        subprocess.Popen(command, stdout=said, stderr=said, env=environment, cwd=empty) as child,
     ):
         peaks = {"VmHWM": 0, "RssAnon": 0, "RssFile": 0}
         while True:
@@ -172,8 +183,8 @@ class Bench:
     """The commands on one checkpoint, each against its reference."""
 
     def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
-        self.asked, self.folder = asked, folder
-        self.base = folder / "base"
+        self.asked, self.folder = asked, folder.resolve()
+        self.base = self.folder / "base"
         self.rows: list[dict[str, Any]] = []
         python(asked.threads, MAKE, asked.model, asked.dtype, str(self.base), str(asked.shards))
         self.files = sorted(self.base.glob("*.safetensors"))
@@ -181,7 +192,9 @@ class Bench:
         self.block = largest_block(self.files)
         size = sum(path.stat().st_size for path in self.files) / MIB
         print(f"{asked.model} {asked.dtype}: {size:.0f} MiB in {len(self.files)} files", file=sys.stderr)
-        bare = [watched("imports", [sys.executable, "-c", IMPORTS], asked.threads) for _ in range(asked.repeat)]
+        family = "hydractl.families.hf.family" if asked.model.startswith("llama") else "hydractl.families.timm"
+        imports = [sys.executable, "-c", IMPORTS, family]
+        bare = [watched("imports", imports, asked.threads) for _ in range(asked.repeat)]
         self.bare = min(bare, key=lambda run: run.peak)
         self.bare.seconds = statistics.median(run.seconds for run in bare)
 
@@ -189,7 +202,8 @@ class Bench:
         """Time and watch one verb (the repeat with the median time), then the reference on the same bytes."""
         verb, *options = arguments
         line = [sys.executable, "-m", "hydractl", verb, *map(str, inputs), *options, "-o", str(output), "--force", "-q"]
-        runs = [watched(name, line, self.asked.threads) for _ in range(self.asked.repeat)]
+        runs, before = self.by_turns(name, line)
+        over_before = [ours.cpu / theirs.cpu for ours, theirs in zip(runs, before, strict=False)]
         runs.sort(key=lambda r: r.seconds)
         run = runs[len(runs) // 2]
         run.peak, run.anonymous, run.file_backed = (
@@ -202,8 +216,25 @@ class Bench:
         scratch.unlink()
         reference.sort(key=lambda r: r.seconds)
         row = compared(run, reference[len(reference) // 2], self.bare, read, output)
-        self.rows.append({**row, "peak_over_shard_and_block": (run.peak - self.bare.peak) / (self.shard + self.block)})
-        print(f"{name}: {run.seconds:.1f} s, {(run.peak - self.bare.peak) / MIB:.0f} MiB", file=sys.stderr, flush=True)
+        row["peak_over_shard_and_block"] = (run.peak - self.bare.peak) / (self.shard + self.block)
+        said = f"{name}: {run.seconds:.1f} s, {(run.peak - self.bare.peak) / MIB:.0f} MiB"
+        if over_before:
+            row["cpu_over_before"] = [min(over_before), statistics.median(over_before), max(over_before)]
+            said += ", {1:.2f} ({0:.2f} to {2:.2f}) of before".format(*row["cpu_over_before"])
+        self.rows.append(row)
+        print(said, file=sys.stderr, flush=True)
+
+    def by_turns(self, name: str, line: Sequence[str]) -> tuple[list[Run], list[Run]]:
+        """Run a command so many times as asked, by this version and, where there is one, by the other."""
+        runs: dict[Path, list[Run]] = {HERE: []}
+        if self.asked.before is not None:
+            runs[self.asked.before.resolve()] = []
+        for repeat in range(self.asked.repeat):
+            order = list(runs) if repeat % 2 == 0 else list(reversed(runs))
+            for source in order:
+                runs[source].append(watched(name, line, self.asked.threads, source))
+        ours, *others = runs.values()
+        return ours, others[0] if others else []
 
     def all(self) -> None:
         """A score, three members by prune, then fuse, each also as a dry run."""
@@ -267,6 +298,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=int, default=8, metavar="N", help="heads that each site keeps [8]")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of each command [1]")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of torch [1]")
+    parser.add_argument("--before", type=Path, metavar="SOURCE", help="a folder with another version of the source")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where the files are made, and removed again")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all figures as JSON")
     return parser.parse_args()
@@ -282,7 +314,7 @@ def main() -> None:
         bench.all()
     print(table(bench.rows))
     if asked.output is not None:
-        settings = {k: v for k, v in vars(asked).items() if k not in ("output", "folder")}
+        settings = {k: v for k, v in vars(asked).items() if k not in ("output", "folder", "before")}
         machine = {"machine": platform.machine(), "python": platform.python_version()}
         document = {"settings": settings, **machine, "imports": asdict(bench.bare), "commands": bench.rows}
         asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
