@@ -54,7 +54,7 @@ def write_calibrated(
         extra["calibration"] = replace(calibration, stored=True).to_json()
     if fitted.threshold is not None:
         extra["threshold"] = fitted.threshold
-    conformal = _kept_conformal(model, fitted)
+    conformal = kept_conformal(model, fitted)
     if conformal is not None:
         extra["conformal"] = asdict(conformal)
 
@@ -83,7 +83,7 @@ def write_calibrated(
     return stored_reference(extra.get("reference"))
 
 
-def _kept_conformal(model: RunningModel, fitted: RowFit) -> Conformal | None:
+def kept_conformal(model: RunningModel, fitted: RowFit) -> Conformal | None:
     """Return the fit of prediction sets for the new checkpoint; None if there is none.
 
     It is the one that was fitted now. Otherwise it is the one in the model's file, if the probabilities stay the same,

@@ -20,6 +20,7 @@ from hydractl.evaluation.words import digest_of_words
 from hydractl.expressions.data_sets import parse_ood_set, with_setting
 from hydractl.files.fingerprints import Entry, marked, who_saw
 from hydractl.log import Log
+from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
 from hydractl.settings.studying import StudySettings
@@ -123,6 +124,27 @@ MADE_TEXTS = (
 )
 
 
+def _set_aside(source: Source) -> str | None:
+    """Return a sentence on what ``calibrate`` chose for the studied model, which the study does not use; or None."""
+    stored = source.description.extra
+    score = stored_score(stored)
+    names_by_key = {
+        "calibration": "a calibration",
+        "ood_score": f"the OOD score {score}",
+        "threshold": "a threshold",
+        "conformal": "prediction sets",
+    }
+    chosen = [name for key, name in names_by_key.items() if key in stored]
+    if not chosen:
+        return None
+    names = ", ".join(chosen)
+    return (
+        f"{source.name} holds {names}, which the study sets aside: its single model has MSP and no temperature, and "
+        "best.st gets a temperature, a score and a threshold of its own (prediction sets: hydractl calibrate "
+        "--conformal)"
+    )
+
+
 def study_sets(settings: StudySettings, source: Source) -> StudySets:
     """Open all data of a study, compare them with each other, and remove repeated samples.
 
@@ -142,8 +164,12 @@ def study_sets(settings: StudySettings, source: Source) -> StudySets:
     ood_val = _ood_val_without_repeats(settings, sets)
     _check_samples_to_fit_to(settings)
 
-    # Collect warnings about data that are odd.
-    warnings = list(overlaps.warnings)
+    # Collect warnings: what the study does not use of the model, and data that are odd.
+    warnings = []
+    set_aside = _set_aside(source)
+    if set_aside is not None:
+        warnings.append(set_aside)
+    warnings += overlaps.warnings
     if source.description.reads == "text" and settings.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
     for given_set in sets.every:

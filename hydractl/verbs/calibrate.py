@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hydractl.data.base import report_skipped
 from hydractl.evaluation.answer import records_of_sets
-from hydractl.evaluation.calibrated import write_calibrated
+from hydractl.evaluation.calibrated import kept_conformal, write_calibrated
 from hydractl.evaluation.choosing import Choice, choose_for
 from hydractl.evaluation.doubts import eval_data_doubts
 from hydractl.evaluation.features import FeaturesFile
@@ -93,6 +93,10 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             ties = ", ".join(choice.near_ties)
             log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
 
+        left_out = _left_out(model, choice)
+        if left_out is not None:
+            log.warn(left_out)
+
         # Write the checkpoint. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
         if options.fit.scores.are_named or model.stored.score:
@@ -104,10 +108,34 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
     if settings.reference is None and stored is None:
         log.info(_NO_REFERENCE)
     warnings = [*doubts, *choice.warnings]
+    if left_out is not None:
+        warnings.append(left_out)
     answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
     if stored is not None:
         answer = replace(answer, reference=stored.record())
     return Outcome(answer.to_json(), files=[path])
+
+
+def _left_out(model: RunningModel, choice: Choice) -> str | None:
+    """Return a sentence on what the model's file holds and the calibrated one will not, as it fits no longer; or None.
+
+    A new reference, which is often not wanted, has its own sentence.
+    """
+    (source,) = model.argument.sources
+    stored = source.description.extra
+    options_by_name = {}
+    if "threshold" in stored and choice.fitted.threshold is None:
+        options_by_name["threshold"] = "--threshold"
+    if "conformal" in stored and kept_conformal(model, choice.fitted) is None:
+        options_by_name["prediction sets"] = "--conformal"
+    if not options_by_name:
+        return None
+    names = " and ".join(options_by_name)
+    options = " and ".join(options_by_name.values())
+    return (
+        f"{model.name}: {names} in its file were chosen with another calibration or OOD score, and are left out; to "
+        f"choose anew: {options}"
+    )
 
 
 def _open_features(path: Path, stack: ExitStack) -> FeaturesFile:

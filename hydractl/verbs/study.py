@@ -320,18 +320,31 @@ class StudyPlan:
             options.update(feature_options)
         return options
 
-    def recalibration_options(self, row: Row, score: str) -> dict[str, Value]:
-        """Return the options that calibrate ``best.st`` again in the same way as the row that it was made from."""
+    def recalibration_options(self, row: Row, score: str, *, reference: bool) -> dict[str, Value]:
+        """Return the options that calibrate ``best.st`` again in the same way as the row that it was made from.
+
+        Args:
+            row: that row.
+            score: its OOD score.
+            reference: whether the test data are enough for a reference.
+        """
         options = self._calibration_options(row, score)
         options.pop("features", None)  # the stored features belong to the file of the row, not to best.st
-        options["reference"] = str(self.settings.test)
+        if reference:
+            options["reference"] = str(self.settings.test)
         return options
 
-    def free_step(self, score: str) -> Step:
-        """Return the step that writes the single model with a free score as ``free.st``; no part of the study."""
+    def free_step(self, score: str, *, reference: bool) -> Step:
+        """Return the step that writes the single model with a free score as ``free.st``; no part of the study.
+
+        Args:
+            score: the OOD score.
+            reference: whether the test data are enough for a reference.
+        """
         single = self.rows[0]
         options = self._calibration_options(single, score)
-        options["reference"] = str(self.settings.test)
+        if reference:
+            options["reference"] = str(self.settings.test)
         return self.workshop.step("calibrate", [f"free={single.model}"], options, outputs=["free.st"])
 
     def card_step(self, row: Row, score: str, note: str) -> Step:
@@ -1020,11 +1033,11 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     commands = [step.argv() for step in steps]
     answer = study.answer(source.name, source.sha256, commands, threshold)
     row_used = study.row(study.used.row)
-    calibration = plan.recalibration_options(row_used, study.used.score)
+    calibration = plan.recalibration_options(row_used, study.used.score, reference=has_reference)
     free_score = study.free_alternative
     free = None
     if free_score is not None:
-        free = plan.free_step(free_score)
+        free = plan.free_step(free_score, reference=has_reference)
     commands_to_go_on = next_commands(settings, folder, calibration, watched=has_reference, free=free)
     answer = replace(answer, next=commands_to_go_on)
     return _write(plan, answer, steps)

@@ -48,6 +48,23 @@ def test_it_chooses_what_eval_chooses_and_eval_takes_it_from_the_file(
     assert all(np.array_equal(before[name], value) for name, value in tensors("k.st").items())
 
 
+def test_what_fits_no_longer_is_left_out_and_said_so(
+    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibrated(
+        capsys, "base.st", *VAL, "--temperature", "2", "--threshold", "id:0.1", "--conformal", "0.2", "-o", "k.st"
+    )
+    document = calibrated(capsys, "k.st", *VAL, "--temperature", "3", "-o", "again.st")
+    assert any(
+        "k: threshold and prediction sets in its file were chosen with another calibration or OOD score, and are left "
+        "out; to choose anew: --threshold and --conformal" in warning
+        for warning in document["warnings"]
+    )
+    assert not {"threshold", "conformal"} & open_source("again.st").description.extra.keys()
+    document = calibrated(capsys, "k.st", *VAL, "--threshold", "id:0.2", "-o", "other.st")
+    assert "warnings" not in document and "conformal" in open_source("other.st").description.extra
+
+
 def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(
     answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -315,6 +315,15 @@ def test_only_families_that_may_load_a_folder_are_asked(
             assert family.load_folder(tmp_path) is None, family.name
 
 
+def test_a_folder_with_the_weights_of_one_library_is_not_taken_for_another_one(tmp_path: Path) -> None:
+    published(tmp_path)
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(OF_OPEN_CLIP))
+    assert open_source(str(tmp_path)).description.family == "timm"
+    (tmp_path / "open_clip_model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match="vision_cfg"):
+        open_source(str(tmp_path))
+
+
 @torch.no_grad()
 def test_a_folder_gives_the_library_s_own_logits_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(tmp_path / "vit", label_names=["cat", "dog", "Größe"])

@@ -323,6 +323,7 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
     assert commands == [[*program, *step["command"]] for step in document["next"]]
     purposes = [step["purpose"] for step in document["next"]]
     assert purposes == ["predict", "export", "serve", "recalibrate"]  # so few test data are no reference
+    assert "--reference" not in commands[3]  # it would give none here either
     serve = commands[2][len(program) :]
     assert Path(serve[1]).exists() and serve[0] in VERBS
 
@@ -526,6 +527,20 @@ def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: py
     search = next(step for step in document["steps"] if step[0] == "extract-circuit")
     assert "lazy:8" in search and search[search.index("--objective") + 1] == "avg"
     assert any("whole-three" in text for text in document["cut"])
+
+
+def test_what_was_calibrated_before_is_set_aside_and_said_so(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "calibrated").mkdir()
+    chosen = ["--val", "val.npz", "--temperature", "fit", "--threshold", "id:0.1", "--ood-score", "energy"]
+    assert main(["calibrate", "vit.st", *chosen, "-o", "calibrated/vit.st", "-q"]) == 0
+    words = [word for pair in {**OPTIONS, "-o": "new"}.items() for word in pair]
+    capsys.readouterr()
+    for model, stored in (("calibrated/vit.st", True), ("vit.st", False)):
+        assert main(["study", model, *words, "--dry-run", "--json", "-q"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        said = "vit holds a calibration, the OOD score energy, a threshold, which the study sets aside: "
+        warnings = document.get("warnings", [])
+        assert any(warning.startswith(said) for warning in warnings) == stored
 
 
 @pytest.mark.parametrize(

@@ -93,13 +93,16 @@ class OpenClip(ModelFamily):
         A CoCa is loaded without the decoder that writes captions.
 
         Returns:
-            The model, or None if the folder has no ``open_clip_config.json``.
+            The model, or None if the folder has no ``open_clip_config.json``, or no weights of open_clip but those of
+            another library.
 
         Raises:
             InputError: if the model is not supported, or its weights are pickled.
         """
         published = read_config(folder / CONFIG)
         if published is None:
+            return None
+        if _holds_weights_of_another_library(folder):
             return None
         published_config = published.get("model_cfg")
         if not isinstance(published_config, dict):
@@ -444,6 +447,15 @@ class OpenClip(ModelFamily):
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------
+
+
+def _holds_weights_of_another_library(folder: Path) -> bool:
+    """Return whether a folder has weights, but none by a name of open_clip."""
+    of_open_clip = [path for path in folder.glob("open_clip_*") if path.name != CONFIG]
+    if of_open_clip:
+        return False
+    others = [*folder.glob("model*.safetensors"), *folder.glob("model.safetensors.index.json")]
+    return bool(others)
 
 
 def _site_of_block(path: str, block: Any) -> Site:
