@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import InputError
+from hydractl.families.reading import read_config
 from hydractl.files.description import Description
 from hydractl.files.plugins import Registry
 
@@ -64,8 +65,6 @@ def families_for_folder(folder: Path) -> list[ModelFamily]:
 
 def _is_published(folder: Path, configuration: str, keys: Iterable[str]) -> bool:
     """Return whether a folder has a configuration of this name, with these keys in it."""
-    from hydractl.families.reading import read_config
-
     found = read_config(folder / configuration)
     return found is not None and found.keys() >= set(keys)
 
