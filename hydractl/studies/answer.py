@@ -349,8 +349,8 @@ class Study:
             measured = self._tests[rung.row]
             figures_of_rungs.append(self._measured_on_resamples(measured, rung))
         differences_to_next = []
-        for index in range(len(rungs) - 1):
-            upper, lower = index, index + 1
+        for upper in range(len(rungs) - 1):
+            lower = upper + 1
             same_row = rungs[upper].row == rungs[lower].row
             differences = self._findings(figures_of_rungs[upper], figures_of_rungs[lower], same_row)
             differences_to_next.append(differences)

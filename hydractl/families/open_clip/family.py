@@ -446,9 +446,6 @@ class OpenClip(ModelFamily):
                 setattr(block, name, nn.Sequential(module, dropout))
 
 
-# --- sites ------------------------------------------------------------------------------------------------------------
-
-
 def _holds_weights_of_another_library(folder: Path) -> bool:
     """Return whether a folder has weights, but none by a name of open_clip."""
     of_open_clip = [path for path in folder.glob("open_clip_*") if path.name != CONFIG]
@@ -456,6 +453,9 @@ def _holds_weights_of_another_library(folder: Path) -> bool:
         return False
     others = [*folder.glob("model*.safetensors"), *folder.glob("model.safetensors.index.json")]
     return bool(others)
+
+
+# --- sites ------------------------------------------------------------------------------------------------------------
 
 
 def _site_of_block(path: str, block: Any) -> Site:
