@@ -48,6 +48,7 @@ def test_it_chooses_what_eval_chooses_and_eval_takes_it_from_the_file(
     assert all(np.array_equal(before[name], value) for name, value in tensors("k.st").items())
 
 
+@pytest.mark.long
 def test_what_fits_no_longer_is_left_out_and_said_so(
     answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_handful_of_samples_proves_nothing(answer: Answer) -> None:
     assert "warnings" not in answer("base.st", "--test", "data.npz")
 
 
+@pytest.mark.long
 @pytest.mark.fault(65)
 def test_a_temperature_is_advised_where_none_is_fitted_later(
     answer: Answer, right: tuple[np.ndarray, np.ndarray]

@@ -529,6 +529,7 @@ def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: py
     assert any("whole-three" in text for text in document["cut"])
 
 
+@pytest.mark.long
 def test_what_was_calibrated_before_is_set_aside_and_said_so(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "calibrated").mkdir()
     chosen = ["--val", "val.npz", "--temperature", "fit", "--threshold", "id:0.1", "--ood-score", "energy"]
