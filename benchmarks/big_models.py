@@ -203,6 +203,7 @@ class Bench:
         verb, *options = arguments
         line = [sys.executable, "-m", "hydractl", verb, *map(str, inputs), *options, "-o", str(output), "--force", "-q"]
         runs, before = self.by_turns(name, line)
+        # Without another version there are no ratios. This is before sorting: the runs of a repeat belong together.
         over_before = [ours.cpu / theirs.cpu for ours, theirs in zip(runs, before, strict=False)]
         runs.sort(key=lambda r: r.seconds)
         run = runs[len(runs) // 2]

@@ -403,8 +403,8 @@ def page_buffer(count: int) -> torch.Tensor:
 def _own_pages(count: int) -> mmap.mmap:
     """Return memory of its own pages, of this process alone and of large pages where the system has them.
 
-    The first use of a page costs time: of one that could be shared with other processes, as mmap's are by default,
-    five times as much as of a large one.
+    The first use of a page costs time. A buffer of pages that could be shared with other processes, as mmap's are by
+    default, costs several times as much as one of large pages.
     """
     if sys.platform == "win32":
         return mmap.mmap(-1, count)

@@ -93,7 +93,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             ties = ", ".join(choice.near_ties)
             log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
 
-        left_out = _left_out(model, choice)
+        left_out = _left_out(model, choice, settings)
         if left_out is not None:
             log.warn(left_out)
 
@@ -116,7 +116,7 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
     return Outcome(answer.to_json(), files=[path])
 
 
-def _left_out(model: RunningModel, choice: Choice) -> str | None:
+def _left_out(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> str | None:
     """Return a sentence on what the model's file holds and the calibrated one will not, as it fits no longer; or None.
 
     A new reference, which is often not wanted, has its own sentence.
@@ -124,7 +124,8 @@ def _left_out(model: RunningModel, choice: Choice) -> str | None:
     (source,) = model.argument.sources
     stored = source.description.extra
     options_by_name = {}
-    if "threshold" in stored and choice.fitted.threshold is None:
+    has_no_threshold = choice.fitted.threshold is None and settings.threshold is None
+    if "threshold" in stored and has_no_threshold:
         options_by_name["threshold"] = "--threshold"
     if "conformal" in stored and kept_conformal(model, choice.fitted) is None:
         options_by_name["prediction sets"] = "--conformal"

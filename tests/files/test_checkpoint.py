@@ -336,7 +336,7 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_big_buffers_have_pages_of_this_process_alone() -> None:
-    """The first use of a page that could be shared with others takes five times as long."""
+    """The first use of pages that could be shared with other processes takes several times as long."""
     buffer = page_buffer(1 << 22)
     address = buffer.data_ptr()
     permissions = []
