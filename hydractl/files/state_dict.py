@@ -1,8 +1,8 @@
 """The tensors of a state dict as torch saves it (``.pth``), read by torch's reader of weights, which runs no code.
 
-A file may hold the state dict itself, or be a checkpoint of the training script of timm (``train.py``, which writes
-``.pth.tar``) or torchvision (``references/classification/train.py``): such a checkpoint also has the state of the
-optimiser and the script's arguments.
+A file may hold the state dict itself, or keep it as one entry of a dictionary. So do the checkpoints of the training
+scripts of timm (``train.py``, which writes ``.pth.tar``) and torchvision (``references/classification/train.py``), which
+also have the state of the optimiser and the script's arguments, and many published files, e.g. DeiT's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _WEIGHTS = {
     "model_ema": "torchvision",
     "model": "torchvision",
 }
-"""The entries in which training scripts keep weights, with the library of the script; averaged weights come first."""
+"""The entries that may hold weights, and the library whose training script calls them so; averaged weights come first.
+
+Whether one of these scripts did write the file is told by its arguments, which both scripts store as ``args``.
+"""
 
 _WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that ``torch.compile``, parallel training and averaged models put before the names of tensors."""
@@ -41,8 +44,8 @@ class StateDict(MappedTensors):
 
     Attributes:
         entry: the entry of the file that has the weights; None if the file is a bare state dict.
-        script: the library whose training script wrote the file, ``timm`` or ``torchvision``; None for a bare state
-            dict.
+        script: the library whose training script wrote the file, ``timm`` or ``torchvision``; None if the file has no
+            arguments of a script.
         arguments: the arguments of that script, by name.
 
     Raises:
@@ -52,16 +55,17 @@ class StateDict(MappedTensors):
     def __init__(self, path: Path) -> None:
         """Open the file, find its weights, and check that they are plain tensors."""
         try:
-            # A training script may store the weights as one entry of a dictionary, e.g. "state_dict", beside its own
-            # arguments. `entry` is the name of that entry; None means that the content itself is the weights.
+            # The weights may be one entry of a dictionary, e.g. "state_dict", beside the arguments of the script that
+            # trained them. `entry` is the name of that entry; None means that the content itself is the weights.
             content = _read_safely(path)
             self.entry = _entry_of_weights(content)
             self.script = None
             self.arguments = _script_arguments(content)
             weights = content
             if self.entry is not None:
-                self.script = _WEIGHTS[self.entry]
                 weights = _without_wrappers(content[self.entry])
+                if "args" in content:
+                    self.script = _WEIGHTS[self.entry]
             _check_tensors(weights)
             infos = {name: tensor_info(tensor) for name, tensor in weights.items()}
         except OSError as error:
@@ -109,8 +113,8 @@ def _read_safely(path: Path) -> Any:
 
 
 def _entry_of_weights(content: Any) -> str | None:
-    """Return the entry in which a training script keeps the weights; None if the content is not such a checkpoint."""
-    if not isinstance(content, dict) or "args" not in content:
+    """Return the entry that holds the weights; None if none of the known entries is a dictionary."""
+    if not isinstance(content, dict):
         return None
     for entry in _WEIGHTS:
         if isinstance(content.get(entry), dict):

@@ -80,7 +80,7 @@ def _announce_odd_weights(source: Source, log: Log) -> None:
     if isinstance(tensors, StateDict):
         log.info(f"{name}: the numbers of its pickle are read as data, and nothing in it is run")
         if tensors.entry is not None:
-            log.info(f"{name}: of the training's checkpoint, its {tensors.entry}")
+            log.info(f"{name}: its weights are the entry {tensors.entry} of the file")
     if source.left:
         left_out = ", ".join(source.left)
         log.info(f"{name}: of another task, and left: {left_out}")

@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "no archive": (b"abc", "not a zip file"),
     "another archive": (rezipped(lambda name, content: b"little"), "version"),
     "a call": (saved({"a": _Runs()}), "it asks for more than tensors"),
-    "a model": (saved({"model": {"a": torch.ones(1)}}), "'model' is no tensor"),
+    "an unknown entry": (saved({"net": {"a": torch.ones(1)}}), "'net' is no tensor"),
     "no tensor": (saved({"a": 3}), "'a' is no tensor"),
     "a list": (saved([torch.ones(1)]), "it is no list of tensors"),
     "an older file": (pickle.dumps({"a": 1}), "not a zip file"),

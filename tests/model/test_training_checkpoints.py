@@ -133,6 +133,19 @@ def test_plain_weights_say_no_architecture(tmp_path: Path) -> None:
     assert refusal.value.hint == "say what it is, for example: --arch timm:vit_base_patch16_224"
 
 
+@pytest.mark.parametrize("entry", ["model", "state_dict"])
+def test_weights_under_a_name_need_no_script(entry: str, tmp_path: Path) -> None:
+    weights = timm_model(0).state_dict()
+    torch.save({entry: weights, "epoch": 3}, tmp_path / "vit.pth")
+    with pytest.raises(InputError, match="does not describe itself") as refusal:
+        opened(tmp_path / "vit.pth")
+    assert refusal.value.hint == "say what it is, for example: --arch timm:vit_base_patch16_224"
+    sizes = "&".join(f"{name}={value}" for name, value in SIZES.items())
+    source = opened(tmp_path / "vit.pth", arch=f"timm:vit_tiny_patch16_224?num_classes=3&{sizes}")
+    assert {*source.tensors.names()} == {*weights}
+    assert torch.equal(source.tensors.read("head.weight"), weights["head.weight"])
+
+
 @pytest.mark.fault(18, 39, 40)
 def test_arguments_of_a_script_are_no_commands(tmp_path: Path) -> None:
     words = {"img_size": 16, "\x1b[2J": 1, "a": "x; rm -rf ~", "b": "$(true)", "c": [1, 2], "depth": 2}
