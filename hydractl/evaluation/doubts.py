@@ -102,7 +102,7 @@ def row_doubts(
     """
     # The name of the data says which is meant where the command is a step of a study, and --test its validation data.
     id_set = sets[0]
-    id_option = f"{option_of(id_set)} {id_set.spec}".rstrip()
+    id_option = id_set.option_and_spec()
     doubts: list[str | None] = []  # None for a check that found nothing
 
     # The accuracy on the ID test data should be close to the one that the training recorded.

@@ -46,6 +46,16 @@ class EvalSet(SetEntry):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def option_and_spec(self) -> str:
+        """Return the option with which the user gave the set, and its SPEC, for messages, e.g. ``--test test.npz``.
+
+        A set of stored predictions has no SPEC of its own, because each row of a command may come from another file.
+        """
+        option = option_of(self)
+        if self.dataset is None:
+            return option
+        return f"{option} {self.spec}".rstrip()
+
     def to_json(self) -> DataEntry:
         """Return the record of the set under ``data`` in an answer; optional entries are left out if they are empty."""
         entry: DataEntry = {"spec": self.spec, "n": len(self), "fingerprint": self.fingerprint}

@@ -359,7 +359,7 @@ def _make_answer(plan: Plan, rows: Sequence[EvalRow], doubts: Sequence[str], set
     records = records_of_sets(plan.sets, plan.options)
     warnings = list(doubts)
     for row in rows:
-        warning = little_diversity(row.diversity["id"].metrics, plan.sets[0].spec)
+        warning = little_diversity(row.diversity["id"].metrics, plan.sets[0].option_and_spec())
         if warning is not None:
             warnings.append(f"{row.name}: {warning}")
     suite = None

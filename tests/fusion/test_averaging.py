@@ -147,6 +147,12 @@ def test_members_that_do_not_differ_are_said(members: None, capsys: pytest.Captu
     assert main(["eval", "h.st", "a.st", "--test", "d.npz", "--json", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     (warning,) = json.loads(out)["warnings"]
-    assert (
-        warning.startswith("h: members hardly differ on d.npz: disagreement 0, mutual information") and warning in err
-    )
+    assert warning.startswith("h: members hardly differ on --test d.npz: disagreement 0, mutual information")
+    assert warning in err
+    # Stored predictions of several rows may come from several files: the warning names none of them.
+    evaluate = ["eval", "--json", "--device", "cpu"]
+    assert main([*evaluate, "h.st", "--test", "d.npz", "--predictions", "h.pred.st"]) == 0
+    capsys.readouterr()
+    assert main([*evaluate, "a=h.pred.st", "b=h.pred.st"]) == 0
+    for warning in json.loads(capsys.readouterr()[0])["warnings"]:
+        assert "members hardly differ on --test: disagreement" in warning
