@@ -517,7 +517,7 @@ _DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
 
 
 def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
-    """Return what a file holds: its facts, then its heads as maps, and what the file was made by."""
+    """Return what a file holds: its facts, then its heads as maps, and its provenance."""
     facts = answer.to_json()
     for key in _DRAWN_APART:
         facts.pop(key, None)
@@ -533,7 +533,7 @@ def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
         parts += [Text(""), overlap]
     if isinstance(answer.source, dict):
         provenance = fact_table(_shortened_facts(answer.source))
-        parts += [Text("\nmade by"), provenance]
+        parts += [Text("\nprovenance"), provenance]
     return Group(*parts)
 
 
@@ -572,11 +572,18 @@ def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:
 
 
 def _one_line(value: object) -> str:
-    """Return a JSON value as one line; of a long list only the beginning."""
+    """Return a JSON value as one line: of a long list only the beginning, of an object nothing that is null."""
+    if value is None:
+        return "-"
     if isinstance(value, dict):
         pairs = []
         for key, inner in value.items():
-            pairs.append(f"{key}={_one_line(inner)}")
+            if inner is None:
+                continue
+            text = _one_line(inner)
+            if isinstance(inner, dict):
+                text = f"({text})"
+            pairs.append(f"{key}={text}")
         return ", ".join(pairs)
     if not isinstance(value, list):
         return str(value)

@@ -80,7 +80,7 @@ def test_info_describes_an_unfinished_run(monkeypatch: pytest.MonkeyPatch, capsy
     assert found["source"]["device"] == "cpu" and "steps" not in found["source"]
     run("--info", "a.st.state")
     out = capsys.readouterr().out
-    assert "step" in out and "made by" in out
+    assert "step" in out and "provenance" in out
 
 
 HISTORY = [{"epoch": e, "steps": 2 * e, "loss": 1 / e, "val_accuracy": 0.5, "top5": 0.9} for e in range(1, 201)]
