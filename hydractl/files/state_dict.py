@@ -1,8 +1,8 @@
 """The tensors of a state dict as torch saves it (``.pth``), read by torch's reader of weights, which runs no code.
 
-A file may hold the state dict itself, or keep it as one entry of a dictionary. So do the checkpoints of the training
-scripts of timm (``train.py``, which writes ``.pth.tar``) and torchvision (``references/classification/train.py``), which
-also have the state of the optimiser and the script's arguments, and many published files, e.g. DeiT's.
+A file may hold the state dict itself, or keep it as one entry of a dictionary. Many published files do so, e.g. DeiT's,
+and the checkpoints of the training scripts of timm (``train.py``, which writes ``.pth.tar``) and torchvision
+(``references/classification/train.py``), which also hold the state of the optimiser and the script's arguments.
 """
 
 from __future__ import annotations

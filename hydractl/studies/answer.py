@@ -136,10 +136,20 @@ class Study:
         rounds: the number of resamples of the bootstrap.
         seed: the seed of the resamples.
         log: receives the progress.
+        given_score: the OOD score that the studied model was given with, because it was stored in its file; or None.
     """
 
-    def __init__(self, rows: Sequence[Row], max_drop: float, rounds: int, seed: int, log: Log) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        max_drop: float,
+        rounds: int,
+        seed: int,
+        log: Log,
+        given_score: str | None = None,
+    ) -> None:
         self._rows = list(rows)
+        self._given_score = given_score
         self._max_drop = max_drop
         self._rounds = rounds
         self._seed = seed
@@ -265,10 +275,13 @@ class Study:
     def rivals_of(self, rung: Rung) -> list[str]:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
 
-        They are fixed before any test sample is read: MSP, the score of the rung, the single model's own score, and
-        scores that the validation data cannot tell from the latter. A rung is not compared with itself.
+        They are fixed before any test sample is read: MSP, the score that the model was given with, the score of the
+        rung, the single model's own score, and scores that the validation data cannot tell from the latter. A rung is
+        not compared with itself.
         """
         fixed = {REFERENCE, rung.score, self.common_score}
+        if self._given_score is not None:
+            fixed.add(self._given_score)
         for index in self._decided.choice.rivals:
             fixed.add(self.candidates[index].score)
         if rung.row == SINGLE:

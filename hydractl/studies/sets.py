@@ -24,6 +24,7 @@ from hydractl.metrics.threshold import stored_score
 from hydractl.model.matching import check_labels_are_classes, named_by_data
 from hydractl.model.source import Source
 from hydractl.settings.studying import StudySettings
+from hydractl.studies.choosing import REFERENCE
 from hydractl.studies.rows import DEFAULT, NEED_LABELS
 
 HALVES = 2
@@ -138,11 +139,14 @@ def _set_aside(source: Source) -> str | None:
     if not chosen:
         return None
     names = ", ".join(chosen)
-    return (
+    sentence = (
         f"{source.name} holds {names}, which the study sets aside: its single model has MSP and no temperature, and "
         "best.st gets a temperature, a score and a threshold of its own (prediction sets: hydractl calibrate "
         "--conformal)"
     )
+    if score is None or score == REFERENCE:
+        return sentence
+    return f"{sentence}; what is chosen is compared with {score}, too, if that is one of the scores of the study"
 
 
 def study_sets(settings: StudySettings, source: Source) -> StudySets:

@@ -24,6 +24,7 @@ from hydractl.heads.mask import Site
 from hydractl.jsonio import canonical_json, differences, read_json_file
 from hydractl.log import Log, PassedOn, SayOnce
 from hydractl.metrics.ood_scores import OF_STUDY, OF_ZERO_SHOT, ON_FEATURES, needs_training_data
+from hydractl.metrics.threshold import stored_score
 from hydractl.metrics.watching import FEWEST
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
@@ -998,7 +999,8 @@ def _carry_out(plan: StudyPlan, settings: StudySettings, source: Source, log: Lo
     choosing_steps = in_order(map(plan.choosing_step, plan.rows))
     measuring_steps = plan.measuring_steps()
     steps_expected = len(plan.outlined_steps())
-    study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log)
+    given_score = stored_score(source.description.extra)
+    study = Study(plan.rows, settings.max_drop, settings.bootstrap, settings.seed, log, given_score)
 
     # Choose on the validation data, and store the choice before any test sample is read.
     _run_steps(choosing_steps, steps_expected, 0, plan, log)
