@@ -537,7 +537,7 @@ def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed:
         UsageError: if ``arch`` cannot be parsed, or its family does not build models by name.
     """
     if arch is None:
-        raise InputError(f"{path} does not describe itself", hint=_arch_hint(tensors))
+        raise InputError(f"{path} does not describe itself", hint=arch_hint(tensors))
     family_name, _, rest = arch.partition(":")
     family = FAMILIES.get(family_name)
     if family is None or not family.builds_by_name or not rest:
@@ -577,7 +577,7 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
     return _open_undescribed(path, tensors, arch, 0, name)
 
 
-def _arch_hint(tensors: TensorSource) -> str:
+def arch_hint(tensors: TensorSource) -> str:
     """Return a hint at how to use ``--arch``; if the training script recorded the architecture, the hint names it."""
     example = "say what it is, for example: --arch timm:vit_base_patch16_224"
     if not isinstance(tensors, StateDict) or tensors.script is None:

@@ -17,6 +17,7 @@ from hydractl.files.checkpoint import BESIDE
 from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, read_header
 from hydractl.files.records import json_fields
+from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.files.training_history import begun_with, training_text, trainings_of, unfinished
 from hydractl.files.verb_answers import (
     ComparedMasks,
@@ -39,7 +40,7 @@ _MOST_COMPARED = 1 << 21
 
 
 def describe(path: str | Path) -> InfoAnswer:
-    """Return what a checkpoint, a predictions file, an exported file, a folder or a JSON artefact holds.
+    """Return what a checkpoint, a predictions file, an exported file, a folder, a ``.pth`` or a JSON artefact holds.
 
     Raises:
         InputError: the file is none of these.
@@ -47,8 +48,8 @@ def describe(path: str | Path) -> InfoAnswer:
     path = Path(path)
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
         raise InputError(f"no such file: {path}")
-    if path.is_dir():
-        return _describe_folder(path)
+    if path.is_dir() or is_state_dict(path):
+        return _describe_published(path)
     if path.suffix in (".onnx", ".pt2"):
         return _describe_export(path)
     try:
@@ -61,14 +62,31 @@ def describe(path: str | Path) -> InfoAnswer:
     return _describe_tensors(path, read_header(path))
 
 
-def _describe_folder(path: Path) -> InfoAnswer:
-    """Return what a published folder holds."""
-    from hydractl.model.source import ModelOptions, open_source
+def _describe_published(path: Path) -> InfoAnswer:
+    """Return what a published folder or a ``.pth`` holds. Of a ``.pth`` the tensors and no numbers are looked at."""
+    from hydractl.model.source import ModelOptions, arch_hint, open_source
 
-    source = open_source(str(path), ModelOptions(bodies=True))
-    holds = f"a folder of {source.description.family}"
-    info = InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds)
-    return with_model(info, source.description)
+    if path.is_dir():
+        source = open_source(str(path), ModelOptions(bodies=True))
+        holds = f"a folder of {source.description.family}"
+        info = InfoAnswer(schema=INFO_SCHEMA, file=str(path), holds=holds)
+        return with_model(info, source.description)
+
+    tensors = StateDict(path)
+    infos = [tensors.info(name) for name in tensors.names()]
+    holds = "a state dict"
+    if tensors.entry is not None:
+        holds = f"a state dict, its entry {tensors.entry}"
+    return InfoAnswer(
+        schema=INFO_SCHEMA,
+        file=str(path),
+        holds=holds,
+        bytes=path.stat().st_size,
+        tensors=len(infos),
+        parameters=sum(tensor.numel for tensor in infos),
+        dtypes=sorted({DTYPES[tensor.dtype][0] for tensor in infos}),
+        note=f"does not describe itself; {arch_hint(tensors)}",
+    )
 
 
 def _describe_export(path: Path) -> InfoAnswer:

@@ -18,6 +18,7 @@ from hydractl.errors import InputError
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, Source, open_source
+from hydractl.verbs.info import describe
 from tests.pico import close
 
 declare_operators()
@@ -73,11 +74,16 @@ def opened(path: Path, **options: Any) -> Source:
     return open_source(str(path), ModelOptions(**options))
 
 
-def arch_of_hint(path: Path) -> str:
-    """What the hint says to write, as a shell would read it."""
+def hint_of(path: Path) -> str:
+    """What is said where ``--arch`` is missing."""
     with pytest.raises(InputError, match="does not describe itself") as refusal:
         opened(path)
-    found = re.search(r"--arch (.*); with --labels", refusal.value.hint or "")
+    return refusal.value.hint or ""
+
+
+def arch_of_hint(path: Path) -> str:
+    """What the hint says to write, as a shell would read it."""
+    found = re.search(r"--arch (.*); with --labels", hint_of(path))
     assert found is not None
     (arch,) = shlex.split(found[1])
     return arch
@@ -128,18 +134,23 @@ def test_the_hint_leads_to_the_model_that_torchvision_trained(averaged: bool, tm
 
 def test_plain_weights_say_no_architecture(tmp_path: Path) -> None:
     torch.save(timm_model(0).state_dict(), tmp_path / "vit.pth")
-    with pytest.raises(InputError, match="does not describe itself") as refusal:
-        opened(tmp_path / "vit.pth")
-    assert refusal.value.hint == "say what it is, for example: --arch timm:vit_base_patch16_224"
+    assert hint_of(tmp_path / "vit.pth") == "say what it is, for example: --arch timm:vit_base_patch16_224"
+
+
+def test_info_says_what_a_checkpoint_holds_and_how_to_open_it(tmp_path: Path) -> None:
+    path, trained, _ = timm_checkpoint(tmp_path, averaged=True)
+    info = describe(path)
+    assert info.holds == "a state dict, its entry state_dict_ema"
+    assert info.tensors == len(trained.state_dict())
+    assert info.parameters == sum(tensor.numel() for tensor in trained.state_dict().values())
+    assert info.note == f"does not describe itself; {hint_of(path)}"
 
 
 @pytest.mark.parametrize("entry", ["model", "state_dict"])
 def test_weights_under_a_name_need_no_script(entry: str, tmp_path: Path) -> None:
     weights = timm_model(0).state_dict()
     torch.save({entry: weights, "epoch": 3}, tmp_path / "vit.pth")
-    with pytest.raises(InputError, match="does not describe itself") as refusal:
-        opened(tmp_path / "vit.pth")
-    assert refusal.value.hint == "say what it is, for example: --arch timm:vit_base_patch16_224"
+    assert hint_of(tmp_path / "vit.pth") == "say what it is, for example: --arch timm:vit_base_patch16_224"
     sizes = "&".join(f"{name}={value}" for name, value in SIZES.items())
     source = opened(tmp_path / "vit.pth", arch=f"timm:vit_tiny_patch16_224?num_classes=3&{sizes}")
     assert {*source.tensors.names()} == {*weights}
