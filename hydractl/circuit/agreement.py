@@ -168,15 +168,16 @@ def tied_text(document: CircuitDocument) -> str | None:
 def gain_text(document: CircuitDocument) -> str:
     """Return the line that says how much the validation AUROC rose and, if that is little, what follows."""
     gain = document["gain"]
-    text = (
-        f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}, "
-        f"{gain['corrected']:.0%} of the wrongly ordered pairs put right"
-    )
+    text = f"{document['objective']}: validation AUROC {number(gain['before'], 3)} -> {number(gain['after'], 3)}"
+    if gain["corrected"] < 0:
+        text += ", more pairs wrongly ordered than before"
+    else:
+        text += f", {gain['corrected']:.0%} of the wrongly ordered pairs put right"
     if not gain["low"]:
         return text
     return (
-        f"{text}; below {LOW_GAIN:.0%} circuits were seen not to detect other OOD data better than the whole model: "
-        "compare them on a set of its own before you use them"
+        f"{text}; where less than {LOW_GAIN:.0%} of them are put right, circuits were seen not to detect other OOD "
+        "data better than the whole model: compare them on a set of its own before you use them"
     )
 
 

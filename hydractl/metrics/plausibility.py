@@ -316,8 +316,26 @@ def full_sets_doubt(fitted: Conformal, mean_size: float | None, classes: int) ->
     """
     if mean_size is None or mean_size < classes:
         return None
+    doubt = too_few_for_sets(fitted, classes)
+    if doubt is not None:
+        return doubt
+    return f"{_says_nothing(classes)}: allow more misses (--conformal), or give a model that tells the classes apart"
+
+
+def too_few_for_sets(fitted: Conformal, classes: int) -> str | None:
+    """Return a doubt about conformal sets if validation samples are so few that every set holds every class; else None.
+
+    Args:
+        fitted: the threshold of the sets.
+        classes: the number of classes of the model.
+    """
     needed = math.ceil(1 / fitted.alpha) - 1  # with fewer validation samples qhat is 1 for any scores
-    text = f"every conformal set holds all {classes} classes, which says nothing"
-    if fitted.n_val < needed:
-        return f"{text}: {fitted.n_val} validation samples are fewer than the {needed} that --conformal needs"
-    return f"{text}: allow more misses (--conformal), or give a model that tells the classes apart"
+    if fitted.n_val >= needed:
+        return None
+    samples = f"{fitted.n_val} validation samples are fewer than the {needed} that --conformal needs"
+    return f"{_says_nothing(classes)}: {samples}"
+
+
+def _says_nothing(classes: int) -> str:
+    """Return words for conformal sets that hold all of so many classes."""
+    return f"every conformal set holds all {classes} classes, which says nothing"

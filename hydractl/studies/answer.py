@@ -595,10 +595,20 @@ class Study:
         uncalibrated = measure_row(calibrated.source, None)
         sentences += doubts.of_temperature(
             self.temperature(row),
+            self._validation_gain(row),
             calibrated.accuracy_and_nll(self._rounds, self._seed),
             uncalibrated.accuracy_and_nll(self._rounds, self._seed),
         )
         return sentences
+
+    def _validation_gain(self, row: str) -> float:
+        """Return by how much its temperature lowers a row's negative log-likelihood of the validation data, in nats."""
+        calibrated = self._results[row].measured
+        uncalibrated = measure_row(calibrated.source, None)
+        log_probs = calibrated.inside.label_log_probs
+        log_probs_before = uncalibrated.inside.label_log_probs
+        assert log_probs is not None and log_probs_before is not None  # --val has labels
+        return float(log_probs.sum() - log_probs_before.sum())
 
     def _why_no_other_row(self) -> list[str]:
         """Return the reasons why no other row was taken, as sentences; the last one is on the best other row."""

@@ -20,6 +20,9 @@ from hydractl.studies.words import NLL
 
 OFTEN = 0.2
 """If more than this share of the resamples lead to another choice, the choice is called doubtful."""
+_LIKELIHOOD_RATIO = 3.84
+"""The 0.95 quantile of the chi-squared distribution with one degree of freedom: below it, twice the gain in
+log-likelihood by one fitted number may be chance (Wilks 1938)."""
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | None = None) -> list[str]:
@@ -41,7 +44,7 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
     names = ", ".join(blind)
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
     sentences = [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
-    if telling and searched in blind:
+    if searched in blind:
         sentences.append(
             f"Heads were searched on {searched} all the same, so the rows of circuits say nothing of what a search on "
             "other data would find: give another set as the first --ood-val."
@@ -100,16 +103,23 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
     ]
 
 
-def of_temperature(temperature: float | None, calibrated: Resampled, raw: Resampled) -> list[str]:
-    """Return a sentence if a temperature below 1 makes the NLL on the test data significantly worse.
+def of_temperature(
+    temperature: float | None, validation_gain: float, calibrated: Resampled, raw: Resampled
+) -> list[str]:
+    """Return a sentence if validation data ask for a temperature below 1 that makes the test data's NLL worse.
+
+    Both must be significant: a temperature that is fitted to few samples may lie below 1 by chance.
 
     Args:
         temperature: the temperature of the row to use; None without one.
-        calibrated, raw: the NLL of that row on the test data, with the temperature and without.
+        validation_gain: by how much it lowers the negative log-likelihood of all validation samples together, in nats.
+        calibrated, raw: the mean NLL of that row on the test data, with the temperature and without.
     """
     if temperature is None:
         return []
     if temperature >= 1:  # such a temperature makes predictions more careful, not sharper
+        return []
+    if 2 * validation_gain < _LIKELIHOOD_RATIO:  # the validation data do not contradict a temperature of 1
         return []
     change = paired_differences(raw, calibrated)[NLL]
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty

@@ -452,12 +452,12 @@ def _cost_in_words(price: Price) -> str:
     """Return the end of a sentence with the cost of a row; empty if it is not known."""
     ratios = []
     if price.macs is not None:
-        ratios.append(f"{price.macs:.2f} times its mult-adds")
+        ratios.append(f"{price.macs:.2f} times the mult-adds")
     if price.params is not None:
-        ratios.append(f"{price.params:.2f} times its parameters")
+        ratios.append(f"{price.params:.2f} times the parameters")
     if not ratios:
         return ""
-    return f"; {' and '.join(ratios)}"
+    return f"; {' and '.join(ratios)} of the single model"
 
 
 def _differences_in_words(findings: Mapping[str, Finding], other: str) -> str:

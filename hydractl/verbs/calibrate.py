@@ -30,6 +30,7 @@ from hydractl.files.calibrate_answer import (
 from hydractl.files.model_records import ThresholdRecord
 from hydractl.log import Log
 from hydractl.metrics.conformal import Conformal
+from hydractl.metrics.plausibility import too_few_for_sets
 from hydractl.model.loading import resolve_device
 from hydractl.settings.calibrating import CalibrateSettings
 from hydractl.verbs.opening import model_options
@@ -93,9 +94,9 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             ties = ", ".join(choice.near_ties)
             log.warn(f"{choice.score} was named first and is taken; as good on the validation data: {ties}")
 
-        left_out = _left_out(model, choice, settings)
-        if left_out is not None:
-            log.warn(left_out)
+        doubts_of_result = _doubts_of_result(model, choice, settings)
+        for doubt in doubts_of_result:
+            log.warn(doubt)
 
         # Write the checkpoint. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
@@ -107,13 +108,25 @@ def run(settings: CalibrateSettings, log: Log) -> Outcome:
             report_skipped(eval_set.dataset, log)
     if settings.reference is None and stored is None:
         log.info(_NO_REFERENCE)
-    warnings = [*doubts, *choice.warnings]
-    if left_out is not None:
-        warnings.append(left_out)
+    warnings = [*doubts, *choice.warnings, *doubts_of_result]
     answer = _make_answer(model, opened, choice, score, options, settings.note, warnings)
     if stored is not None:
         answer = replace(answer, reference=stored.record())
     return Outcome(answer.to_json(), files=[path])
+
+
+def _doubts_of_result(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> list[str]:
+    """Return what is odd about what was chosen: sets that say nothing, and what the new file will not hold any more."""
+    doubts = []
+    conformal = choice.fitted.conformal
+    if conformal is not None:
+        too_few = too_few_for_sets(conformal, model.classes)
+        if too_few is not None:
+            doubts.append(f"{model.name}: {too_few}")
+    left_out = _left_out(model, choice, settings)
+    if left_out is not None:
+        doubts.append(left_out)
+    return doubts
 
 
 def _left_out(model: RunningModel, choice: Choice, settings: CalibrateSettings) -> str | None:

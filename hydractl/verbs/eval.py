@@ -404,7 +404,7 @@ def _report_labels(plan: Plan, settings: EvalSettings, log: Log) -> None:
     # The ID test set is always the first.
     test_set = plan.sets[0]
     if test_set.labels is None and settings.predictions is None:
-        warning = f"{test_set.spec} has no labels: accuracy and calibration are not measured"
+        warning = f"{test_set.option_and_spec()} has no labels: accuracy and calibration are not measured"
         hint = getattr(test_set.dataset, "label_hint", None)
         if hint:
             warning += f" ({hint})"

@@ -666,9 +666,11 @@ def _sum_up(
     answer = replace(answer_of_tally, part=settings.part)
     log.info(_summary_in_words(answer))
     if answer.watched is not None:
+        verdict, *figures = watch_lines(answer.watched)
         say = log.warn if answer.watched.alarms else log.info
-        for line in watch_lines(answer.watched):
-            say(line)
+        say(verdict)
+        for line in figures:
+            log.info(line)
     report_skipped(plan.dataset, log)
     if report is not None:
         write_json(report, answer.to_json())

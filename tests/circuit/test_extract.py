@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.circuit.agreement import repeated_text
+from hydractl.circuit.agreement import gain_text, repeated_text
 from hydractl.cli.app import main
 from tests.forked import LIMIT, Forked, team
 from tests.running import quiet as run
@@ -412,6 +412,12 @@ def test_a_search_says_what_its_samples_gained(capsys: pytest.CaptureFixture[str
     assert ("the same heads are removed: ood and avg" in said) == same
     twice = {"a": read("full.acc.json"), "b": read("full.ood.json"), "c": read("full.acc.json")}
     assert "the same heads are removed: a and c: fused" in str(repeated_text(twice))
+
+
+def test_a_search_that_lost_says_so() -> None:
+    gain = {"before": 0.705, "after": 0.695, "corrected": -0.03, "low": True}
+    told = gain_text({"objective": "avg", "gain": gain})  # type: ignore[typeddict-item]
+    assert told.startswith("avg: validation AUROC 0.705 -> 0.695, more pairs wrongly ordered than before; where less")
 
 
 def test_losses_and_their_unit_in_the_file() -> None:

@@ -48,6 +48,16 @@ def test_it_chooses_what_eval_chooses_and_eval_takes_it_from_the_file(
     assert all(np.array_equal(before[name], value) for name, value in tensors("k.st").items())
 
 
+def test_prediction_sets_of_too_few_samples_are_said_to_hold_all_classes(
+    answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = calibrated(capsys, "base.st", *VAL, "--conformal", "0.01", "-o", "k.st")
+    assert document["conformal"]["qhat"] == 1
+    (warning,) = document["warnings"]
+    assert warning.startswith("base: every conformal set holds all ")
+    assert warning.endswith(": 60 validation samples are fewer than the 99 that --conformal needs")
+
+
 @pytest.mark.long
 def test_what_fits_no_longer_is_left_out_and_said_so(
     answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]

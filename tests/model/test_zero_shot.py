@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hydractl
+from hydractl.cli.app import main
 from hydractl.errors import InputError, UsageError
 from tests.pico import close
 from tests.pico_clip import clip_images, clip_tokenizer, open_clip, pico_clip, publish_clip, zero_clip_columns
@@ -96,6 +97,26 @@ def test_python_takes_names_of_lists_too(clip: str) -> None:
         model.zero_shot("cat")
     with pytest.raises(UsageError, match="no place for the class name"):
         model.zero_shot(["cat"], "a photo")
+
+
+def test_what_was_fitted_to_other_classes_or_prompts_is_left_out(
+    clip: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = ["--temperature", "fit", "--threshold", "id:0.1", "--conformal", "0.4"]
+    run("calibrate", clip, "--val", "data.npz", *fitted, "-o", "k.st")
+    Path("two.txt").write_text("cat\ndog\n")
+    for asked in (["--labels", "two.txt"], ["--prompt", "one {label}"]):
+        assert main(["predict", "k.st", "ood.npz", *asked, "-o", "p.jsonl", "--force", "--device", "cpu"]) == 0
+        said = "k: left out, as fitted to other classes or prompts: calibration, threshold, conformal; see calibrate"
+        assert f"warning: {said}" in capsys.readouterr().err
+        line = json.loads(Path("p.jsonl").read_text().splitlines()[0])
+        assert not {"is_ood", "set"} & line.keys()
+    # The classes and the prompt that it has already are no change.
+    Path("same.txt").write_text("".join(f"{name}\n" for name in LABELS))
+    asked = ["--labels", "same.txt", "--prompt", "A photo of a {label}."]
+    assert main(["predict", "k.st", "ood.npz", *asked, "-o", "p.jsonl", "--force", "--device", "cpu"]) == 0
+    assert "left out" not in capsys.readouterr().err
+    assert {"is_ood", "set"} <= json.loads(Path("p.jsonl").read_text().splitlines()[0]).keys()
 
 
 def test_members_without_class_names_take_those_of_the_others(clip: str) -> None:

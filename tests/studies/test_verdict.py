@@ -260,7 +260,7 @@ def test_a_search_on_a_blind_set_is_said() -> None:
     assert line.startswith("Heads were searched on a all the same") and "as the first --ood-val" in line
     assert len(doubts.of_blind_sets(["a"], ["auto"], searched="a")) == 1
     assert len(doubts.of_blind_sets(["auto"], ["a"], searched=None)) == 1  # no row has a circuit
-    assert len(doubts.of_blind_sets([], ["a"], searched="a")) == 1  # nothing was chosen at all
+    assert len(doubts.of_blind_sets([], ["a"], searched="a")) == 2  # nothing was chosen, but rows are in the tables
 
 
 def test_validation_accuracy_significantly_above_that_of_the_test_data_is_said() -> None:
@@ -291,11 +291,12 @@ def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
     def nll(value: float) -> Resampled:
         return Resampled({NLL: value}, {NLL: value + 0.001 * norm.ppf(np.linspace(0.01, 0.99, 99))})
 
-    (line,) = doubts.of_temperature(0.81, nll(0.261), nll(0.244))
+    (line,) = doubts.of_temperature(0.81, 2.0, nll(0.261), nll(0.244))
     assert "0.810" in line and "+0.0170" in line
-    assert doubts.of_temperature(1.2, nll(0.261), nll(0.244)) == []
-    assert doubts.of_temperature(0.81, nll(0.244), nll(0.261)) == []  # it helps
-    assert doubts.of_temperature(None, nll(0.261), nll(0.244)) == []
+    assert doubts.of_temperature(1.2, 2.0, nll(0.261), nll(0.244)) == []
+    assert doubts.of_temperature(0.81, 2.0, nll(0.244), nll(0.261)) == []  # it helps
+    assert doubts.of_temperature(None, 0.0, nll(0.261), nll(0.244)) == []
+    assert doubts.of_temperature(0.81, 1.9, nll(0.261), nll(0.244)) == []  # the validation data may ask for 1 as well
 
 
 def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> None:
