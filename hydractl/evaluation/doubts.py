@@ -16,7 +16,13 @@ from hydractl.evaluation.sets import CORRUPTION, OOD_VAL, VAL, EvalSet, of_role,
 from hydractl.files.training_history import kept_accuracies
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.ood_scores import OF_UNSIGNED
-from hydractl.metrics.plausibility import ExpectedAccuracy, accuracy_doubt, full_sets_doubt, nll_doubt
+from hydractl.metrics.plausibility import (
+    ExpectedAccuracy,
+    accuracy_doubt,
+    few_samples_doubt,
+    full_sets_doubt,
+    nll_doubt,
+)
 from hydractl.metrics.samples import Samples
 
 
@@ -120,6 +126,10 @@ def row_doubts(
         doubt = accuracy_doubt(validation.predicted, validation.labels, model.classes, model.labels, expected_on_val)
         if doubt is not None:
             doubts.append(f"--val: {doubt}")
+
+    # A calibration needs more samples than it has numbers.
+    if fitted.calibration is not None and fitted.fitted_on is not None and not fitted.stored:
+        doubts.append(few_samples_doubt(fitted.calibration, fitted.fitted_on["n"]))
 
     # Prediction sets with nearly all classes say nothing.
     if counts is not None:

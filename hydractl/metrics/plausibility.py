@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hydractl.metrics.calibrators import Calibration
 from hydractl.metrics.confidence import mean_interval, share_interval
 from hydractl.metrics.conformal import Conformal
 from hydractl.metrics.probabilities import Floats
@@ -300,6 +301,25 @@ def loss_doubt(losses: Floats, classes: int) -> str | None:
         f"the training ends with a loss of {mean_loss:.4g} (at least {low:.4g} by its 95 % interval), above "
         f"{uniform:.3f}, that of the uniform prediction: it diverged or has not begun to learn; lower --lr, or train "
         "longer"
+    )
+
+
+# --- calibrations -----------------------------------------------------------------------------------------------------
+
+
+def few_samples_doubt(calibration: Calibration, samples: int) -> str | None:
+    """Return a doubt about a calibration that has more numbers than samples it was fitted to; else None.
+
+    Args:
+        calibration: the fitted calibration.
+        samples: the number of validation samples.
+    """
+    numbers = len(calibration.scale) + len(calibration.bias)
+    if samples >= numbers:
+        return None
+    return (
+        f"--temperature vector fits {numbers} numbers to {samples} validation samples: give more of them, or fit one "
+        "number with --temperature fit"
     )
 
 

@@ -58,6 +58,18 @@ def test_prediction_sets_of_too_few_samples_are_said_to_hold_all_classes(
     assert warning.endswith(": 60 validation samples are fewer than the 99 that --conformal needs")
 
 
+def test_more_numbers_than_samples_are_said(answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    said = "base: --temperature vector fits 20 numbers to 19 validation samples: give more of them, or fit one number"
+    few = ["--val", f"{VAL[1]}?take=19", "--temperature", "vector"]
+    (warning,) = calibrated(capsys, "base.st", *few, "-o", "k.st")["warnings"]
+    assert warning.startswith(said)
+    assert any(warning.startswith(said) for warning in answer("base.st", *TEST, *few)["warnings"])
+    # The file that has it is not told again, and as many samples as numbers will do.
+    assert not any("numbers" in warning for warning in answer("k.st", *TEST).get("warnings", []))
+    few[1] = f"{VAL[1]}?take=20"
+    assert "warnings" not in calibrated(capsys, "base.st", *few, "-o", "k6.st")
+
+
 @pytest.mark.long
 def test_what_fits_no_longer_is_left_out_and_said_so(
     answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
