@@ -417,5 +417,5 @@ def _labels_of_rows(
         return RawLabels(labels.tolist(), names)
     are_unsigned = labels.dtype.kind == "u"
     if are_unsigned and int(labels.max()) > np.iinfo(np.int64).max:
-        return RawLabels(problems=[f"{array} has labels beyond 2^63"])
+        return RawLabels(None, names, [f"{array} has labels beyond 2^63"], refused=labels.tolist())
     return RawLabels(labels.astype(np.int64), names)

@@ -6,8 +6,8 @@ import difflib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class RawLabels:
             labels may have bad ones.
         hint: how the user can say where the labels are; set if there are none.
         texts: integer labels as they are written in the file, if the file does not tell numbers from texts.
+        texts_in_set: the different ``texts`` of the whole set; set if the labels are those of a part.
+        refused: the labels in which the problems are, one for each sample. A part of the set may have no bad ones.
     """
 
     values: Labels | list[str] | None = None
@@ -43,6 +45,55 @@ class RawLabels:
     problems: list[str] = field(default_factory=list)
     hint: str | None = None
     texts: list[str] | None = None
+    texts_in_set: Set[str] | None = None
+    refused: list[Any] | None = None
+
+    def of_rows(self, rows: Sequence[int], ids: Sequence[str]) -> RawLabels:
+        """Return the labels of some samples, with the problems that these have. Class names stay those of the set.
+
+        Args:
+            rows: the indices of the samples.
+            ids: the ids of all samples, for messages.
+        """
+        if self.refused is not None:
+            part = self._judged_again(rows, ids)
+        else:
+            part = self._selected(rows)
+
+        # Whether numbers are names is decided by the whole set, so that a label means the same in each of its parts.
+        if self.texts is not None:
+            part.texts = [self.texts[row] for row in rows]
+            part.texts_in_set = self.different_texts()
+        return part
+
+    def different_texts(self) -> Set[str]:
+        """Return the different texts of the labels, of the whole set if these are the labels of a part."""
+        if self.texts_in_set is not None:
+            return self.texts_in_set
+        return {text for text in self.texts or () if text is not None}
+
+    def _selected(self, rows: Sequence[int]) -> RawLabels:
+        """Return the labels of some samples, without their texts."""
+        values = self.values
+        names = self.names
+        if isinstance(values, list):
+            if names is None:
+                names = sorted(set(values))
+            values = [values[row] for row in rows]
+        elif values is not None:
+            values = values[list(rows)]
+        return replace(self, values=values, names=names)
+
+    def _judged_again(self, rows: Sequence[int], ids: Sequence[str]) -> RawLabels:
+        """Return the labels of some samples of a set with bad labels, which may be those of other samples."""
+        assert self.refused is not None
+        labels_of_rows = [self.refused[row] for row in rows]
+        ids_of_rows = [ids[row] for row in rows]
+        part = raw_labels(labels_of_rows, ids_of_rows, names=self.names, hint=self.hint)
+        if isinstance(part.values, list):
+            names_in_set = {label for label in self.refused if type(label) is str}
+            part.names = sorted(names_in_set)
+        return part
 
 
 def limited(labels: Sequence[Any] | None, total: int, limit: int | None, seed: int) -> list[int]:
@@ -113,14 +164,14 @@ def raw_labels(
         texts: integers as they are written in a file that does not tell numbers from texts.
 
     Returns:
-        The labels. If all are missing, there are no values. Values of other kinds, or of several kinds, give only a
-        list of problems.
+        The labels. If all are missing, there are no values. Values of other kinds, or of several kinds, give a list of
+        problems, and are kept to judge a part of the samples.
     """
     if all(value is None for value in values):
         return RawLabels(None, names, hint=hint)
     problems = _problems_of_values(values, ids)
     if problems:
-        return RawLabels(problems=problems)
+        return RawLabels(None, names, problems, hint, texts, refused=values)
     if any(type(value) is str for value in values):
         return RawLabels(values, sorted(set(values)))
     return RawLabels(np.array(values, dtype=np.int64), names, texts=texts)
@@ -253,11 +304,11 @@ def _class_indices(
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
     values = raw.values
     data_names = raw.names
-    if raw.texts is not None and labels and set(raw.texts) <= set(labels):
+    if raw.texts is not None and labels and raw.different_texts() <= set(labels):
         # The labels are numbers, but the checkpoint's class names are such numbers too. Then they are names: five stars
         # are the class named "5" and not the class at index 5.
         values = raw.texts
-        data_names = sorted(set(raw.texts))
+        data_names = sorted(raw.different_texts())
     if values is None:
         return None
 

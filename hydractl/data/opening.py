@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hydractl.data.base import PAIRS, SUPPORTED, Dataset, Spec, parse_spec, reason
 from hydractl.data.corrupted import CorruptedImages, take_corruption
-from hydractl.data.labels import RawLabels, limited, resolve_labels
+from hydractl.data.labels import Labels, RawLabels, limited, resolve_labels
 from hydractl.data.part import ChosenRows, dataset_part, take_rows
 from hydractl.data.pseudo_ood import PseudoOod, take_ood
 from hydractl.errors import InputError, UsageError
@@ -137,9 +137,19 @@ def open_data(
         _check_models_read(parsed, entry.samples, reads)
     dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed, read_once=read_once)
     _check_models_read(parsed, dataset.kind, reads)
-    dataset.labels, dataset.label_names = resolve_labels(
-        raw, dataset.ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
+    # Choose by the labels as they stand in the data, so that the samples are the same for every model. A part is judged
+    # by its own labels: the rest of the set may have others.
+    rows: Sequence[int] | None = None
+    ids: Sequence[str] = dataset.ids
+    if wanted_rows is not None:
+        rows = wanted_rows.chosen_indices(raw.values, len(dataset))
+        raw = raw.of_rows(rows, dataset.ids)
+        ids = [dataset.ids[row] for row in rows]
+    indices, dataset.label_names = resolve_labels(
+        raw, ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
+    if rows is None:
+        dataset.labels = indices
     dataset.label_hint = raw.hint
     if on_bad == "skip":
         dataset.skipped = {}
@@ -147,11 +157,11 @@ def open_data(
     # Apply what the settings ask for: corruption, choice of samples, OOD.
     if corruption is not None:
         dataset = CorruptedImages(dataset, corruption.name, corruption.severity, corruption.photographs)
-    if wanted_rows is not None:
-        # Choose by the labels as they stand in the data, so that the samples are the same for every model.
-        rows = wanted_rows.chosen_indices(raw.values, len(dataset))
-        chosen_rows = _limited_rows(dataset, rows, limit, seed, drawn=entry.drawn)
-        dataset = dataset_part(dataset, spec, chosen_rows)
+    if rows is not None:
+        positions = _limited_positions(indices, len(rows), limit, seed, drawn=entry.drawn)
+        dataset = dataset_part(dataset, spec, [rows[position] for position in positions])
+        if indices is not None:
+            dataset.labels = indices[positions]
     if ood_kind is not None:
         if need_labels:
             raise UsageError(
@@ -162,21 +172,20 @@ def open_data(
     return dataset
 
 
-def _limited_rows(dataset: Dataset, rows: Sequence[int], limit: int | None, seed: int, *, drawn: bool) -> list[int]:
-    """Return the indices of the samples that ``--limit`` takes from some rows of a data set.
+def _limited_positions(labels: Labels | None, total: int, limit: int | None, seed: int, *, drawn: bool) -> list[int]:
+    """Return which samples of a part ``--limit`` takes, counted within the part.
 
     Args:
-        dataset: the whole set, with its labels.
-        rows: the indices of the samples to take from.
+        labels: the labels of the part's samples, or None if there are none.
+        total: the number of the part's samples.
         limit: how many samples to take; None means all.
         seed: seed of the random draw.
-        drawn: if the rows are sorted by class, draw samples from every class. Otherwise take the first ones.
+        drawn: if the part is sorted by class, draw samples from every class. Otherwise take the first ones.
     """
-    labels_of_rows = None
-    if dataset.labels is not None and drawn:
-        labels_of_rows = dataset.labels[rows].tolist()
-    positions_in_rows = limited(labels_of_rows, len(rows), limit, seed)
-    return [rows[position] for position in positions_in_rows]
+    labels_to_draw_by = None
+    if labels is not None and drawn:
+        labels_to_draw_by = labels.tolist()
+    return limited(labels_to_draw_by, total, limit, seed)
 
 
 def _read_set(

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from hydractl.errors import InputError
+from hydractl.errors import HydraError, InputError
 from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, OUTPUTS, PROBABILITIES
 from hydractl.exports.formats import DATA_SHA256, EXPORT_SCHEMA, FORMATS, kind_of
 from hydractl.exports.graph import IMAGES, PIXELS
 from hydractl.exports.shapes import GraphShapes, Shapes, Size, TensorShape
 from hydractl.families import FAMILIES, get_family
+from hydractl.families.config_json import Preprocessing
 from hydractl.families.reading import refused_as
 from hydractl.files.checkpoint import sha256_file
 from hydractl.files.description import Description
@@ -203,28 +204,49 @@ def _metadata_problems(metadata: Mapping[str, str], path: Path) -> list[str]:
     if metadata["input"] not in INPUT_KINDS:
         problems.append(f"input {shown(metadata['input'])}")
     preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
-    takes_images = metadata["input"] in (FLOAT32, UINT8)
-    problems += _preprocess_problems(preprocess, takes_images)
-    return problems
-
-
-def _preprocess_problems(preprocess: object, takes_images: bool) -> list[str]:
-    """List the problems with a preprocessing: impossible sizes of images, or lengths of texts.
-
-    Args:
-        preprocess: the value in the metadata, which may be anything.
-        takes_images: whether the graph takes images, so that a size is needed.
-    """
     if not isinstance(preprocess, dict):
-        return [f"preprocess {shown(preprocess)}"]
-    problems = []
-    size = preprocess.get("input_size")
-    if takes_images and not _are_image_sizes(size):
-        problems.append(f"images of {shown(size)}")
+        return [*problems, f"preprocess {shown(preprocess)}"]
+    takes_images = metadata["input"] in (FLOAT32, UINT8)
+    if takes_images and metadata["family"] in FAMILIES.names:
+        problems += _size_problems(metadata["family"], preprocess)
     tokens = preprocess.get("max_length")
     if tokens is not None and not _are_sizes([tokens], _MOST_TOKENS):
         problems.append(f"texts of {shown(tokens)} tokens")
     return problems
+
+
+def _size_problems(family: str, preprocess: Preprocessing) -> list[str]:
+    """Return one line if a preprocessing does not describe images of a sensible size, else nothing.
+
+    Args:
+        family: the name of a family that is known here.
+        preprocess: the object in the metadata, whose values may be anything.
+    """
+    try:
+        size = _image_size(family, preprocess)
+    except HydraError as error:
+        return [error.message]
+    if not _are_sizes(size, _MOST_PIXELS):
+        return [f"images of {shown(size)}"]
+    return []
+
+
+def _image_size(family: str, preprocess: Preprocessing) -> list[int]:
+    """Return channels, height and width of the images that a graph takes.
+
+    Every library has its own entries for it, e.g. open_clip has no ``input_size`` but ``size``. So the family is asked:
+    what is checked is then what its transform makes.
+
+    Args:
+        family: the name of the family.
+        preprocess: the preprocessing of the model.
+
+    Raises:
+        HydraError: if the family cannot read the preprocessing.
+    """
+    with refused_as("the preprocessing cannot be read"):
+        image_format = get_family(family).image_format(preprocess)
+    return list(image_format.size)
 
 
 def _shape_problems(metadata: Mapping[str, str], shapes: GraphShapes, path: Path) -> list[str]:
@@ -335,7 +357,7 @@ def _expected_inputs(metadata: Mapping[str, str], shapes: GraphShapes, path: Pat
             expected[name] = TensorShape("int64", ("batch", "tokens"))
         return expected
     preprocess = parse_json(metadata["preprocess"], f"preprocess in {path}")
-    channels, height, width = preprocess["input_size"]
+    channels, height, width = _image_size(metadata["family"], preprocess)
     expected[PIXELS] = TensorShape("float32", ("batch", channels, height, width))
     expected[IMAGES] = TensorShape("uint8", ("batch", height, width, channels))
     return expected
@@ -359,13 +381,6 @@ def _are_texts(values: object) -> bool:
     if not isinstance(values, list):
         return False
     return all(isinstance(value, str) for value in values)
-
-
-def _are_image_sizes(sizes: object) -> bool:
-    """Return whether a value is a list of channels, height and width of an image of a sensible size."""
-    if not isinstance(sizes, list) or len(sizes) != 3:
-        return False
-    return _are_sizes(sizes, _MOST_PIXELS)
 
 
 def _are_sizes(sizes: Sequence[object], most: int) -> bool:

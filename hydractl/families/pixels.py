@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_CHANNELS = (1, 3, 4)
+"""How many channels one image may have: grey, RGB, and RGB with transparency."""
 LARGEST = 1 << 14
 """The side of an image must be shorter than this, in pixels."""
 
@@ -24,16 +26,34 @@ def images_of(samples: Sequence[Any]) -> list[Image.Image]:
     """Return the images of a batch as PIL images.
 
     Args:
-        samples: a list of images, or one array of several images; see :func:`image_of` for a single image.
+        samples: a list of images, or one array of several images: an array ``[N, height, width]`` or ``[N, height,
+            width, 1 or 3]``, or a tensor ``[N, height, width]`` or ``[N, 1 or 3, height, width]``. See :func:`image_of`
+            for a single image.
 
     Raises:
         InputError: if ``samples`` is a single image, or :func:`image_of` cannot read one of the images.
     """
-    shape = getattr(samples, "shape", None)
-    is_one_array = shape is not None and len(shape) != 4
-    if is_one_array or isinstance(samples, Image.Image):
+    if _is_one_image(samples):
         raise InputError("preprocess takes a list of images, not one alone", hint="preprocess([image])")
     return [image_of(sample) for sample in samples]
+
+
+def _is_one_image(samples: Any) -> bool:
+    """Return whether ``samples`` is a single image: a PIL image, or an array or a tensor that is not several images."""
+    if isinstance(samples, Image.Image):
+        return True
+    shape = getattr(samples, "shape", None)
+    if shape is None:  # a list
+        return False
+    if len(shape) != 3:
+        return len(shape) != 4
+
+    # Three axes are one image with its channels, or several grey images. An axis as short as this is of channels.
+    # Channels are last in an array and first in a tensor; tensors made of an array may have them last, too.
+    is_tensor = hasattr(samples, "detach")
+    has_channels_last = shape[2] in _CHANNELS
+    has_channels_first = is_tensor and shape[0] in _CHANNELS
+    return has_channels_last or has_channels_first
 
 
 def image_of(sample: Any) -> Image.Image:

@@ -163,3 +163,112 @@ def test_a_part_without_samples_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(InputError, match="part 2/2 is empty, the set has 1"):
         open_data(f"{tmp_path}/a.jsonl?part=2/2")
+
+
+# --- labels of a part -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> str:
+    """A set of 12 samples; the labels of the last four are of no class of a model of three."""
+    pixels = np.zeros((12, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x=pixels, y=[0, 1, 2, 0, 1, 2, 0, 1, 7, 8, -1, 9])
+    return f"{tmp_path}/a.npz"
+
+
+@pytest.mark.parametrize(
+    ("setting", "labels"),
+    [
+        ("take=8", [0, 1, 2, 0, 1, 2, 0, 1]),
+        ("from=1&take=3", [1, 2, 0]),
+        ("without=8-11", [0, 1, 2, 0, 1, 2, 0, 1]),
+        ("part=2/4&without=9", [1, 2]),
+        ("take=8&corruption=fog&severity=2", [0, 1, 2, 0, 1, 2, 0, 1]),
+    ],
+)
+def test_labels_outside_of_a_part_are_not_judged(strange: str, setting: str, labels: list[int]) -> None:
+    part = open_data(f"{strange}?{setting}", labels=["a", "b", "c"], need_labels=True)
+    assert part.labels is not None and part.labels.tolist() == labels
+    assert part.label_names == ["a", "b", "c"] and len(part) == len(labels)
+    limited = open_data(f"{strange}?{setting}", labels=["a", "b", "c"], limit=2)
+    assert limited.labels is not None and limited.labels.tolist() == labels[:2]
+    # Labels that are left out where they cannot be mapped can be mapped here.
+    ood = open_data(f"{strange}?{setting}", labels=["a", "b", "c"], ignore_labels=True)
+    assert ood.labels is not None and ood.labels.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("take=9", "label 7 of sample a.npz#8 is outside 0..2"),
+        ("from=9", "label 8 of sample a.npz#9 is outside 0..2, and so are 2 more"),
+        ("part=2/2", "label 8 of sample a.npz#9 is outside 0..2, and so are 1 more"),
+        ("from=10&take=1", "label -1 of sample a.npz#10 is outside 0..2"),
+    ],
+)
+def test_a_wrong_label_of_a_part_is_named_and_the_others_of_the_part_are_counted(
+    strange: str, setting: str, message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        open_data(f"{strange}?{setting}", labels=["a", "b", "c"])
+    assert caught.value.message == f"--data {strange}?{setting}: {message}"
+    assert open_data(f"{strange}?{setting}", labels=["a", "b", "c"], ignore_labels=True).labels is None
+
+
+@pytest.mark.parametrize("classes", [None, ["cat", "dog", "ant"]])
+def test_labels_of_a_part_that_are_names_are_mapped_as_in_the_whole(classes: list[str] | None, tmp_path: Path) -> None:
+    names = ["ant", "cat", "dog", "cat", "ant", "dog"]
+    own = {} if classes is None else {"classes": np.array(classes)}
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 8, 8), dtype=np.uint8), y=np.array(names), **own)
+    whole = open_data(f"{tmp_path}/a.npz", labels=["dog", "x", "cat", "ant"])
+    part = open_data(f"{tmp_path}/a.npz?from=1&take=3", labels=["dog", "x", "cat", "ant"])
+    assert whole.labels is not None and part.labels is not None
+    assert part.labels.tolist() == whole.labels[1:4].tolist() == [2, 0, 2]
+    # The classes of a model that is trained from scratch are those of the whole set.
+    alone = open_data(f"{tmp_path}/a.npz?from=1&take=3")
+    assert alone.label_names == (classes or ["ant", "cat", "dog"]) and alone.labels is not None
+    assert [alone.label_names[label] for label in alone.labels] == names[1:4]
+
+
+def test_numbers_are_names_in_a_part_where_they_are_in_the_whole(tmp_path: Path) -> None:
+    rows = "".join(f"text {label},{label}\n" for label in (0, 1, 2, 1, 2, 0))
+    (tmp_path / "a.csv").write_text(f"text,label\n{rows}")
+    stars = ["2", "1", "0"]
+    for labels in (stars, ["1", "2", "3"]):  # the last has no 0, so that numbers are indices
+        whole = open_data(f"{tmp_path}/a.csv", labels=labels).labels
+        part = open_data(f"{tmp_path}/a.csv?from=1&without=4", labels=labels).labels
+        assert whole is not None and part is not None and part.tolist() == whole[1:5].tolist()
+
+
+def test_a_missing_label_is_missing_only_in_its_part(tmp_path: Path) -> None:
+    def write(name: str, *labels: str) -> str:
+        lines = [f'{{"text": "{number}"{label}}}\n' for number, label in enumerate(labels)]
+        (tmp_path / name).write_text("".join(lines))
+        return f"{tmp_path}/{name}"
+
+    path = write("a.jsonl", "", ', "label": "b"', ', "label": "a"', ', "label": "b"', ', "label": 7')
+    part = open_data(f"{path}?from=1&take=3", need_labels=True)
+    assert part.labels is not None and part.labels.tolist() == [1, 0, 1] and part.label_names == ["a", "b"]
+    one_class = open_data(f"{path}?from=1&take=1", need_labels=True)
+    assert one_class.labels is not None and one_class.labels.tolist() == [0]  # of a file that is read no further
+    with pytest.raises(InputError) as caught:
+        open_data(f"{path}?part=1/2")
+    assert caught.value.problems == [
+        "no label for sample a.jsonl#0",
+        "label 'a' of sample a.jsonl#2 is a name, others are numbers",
+    ]
+    numbers = write("b.jsonl", ', "label": 1', "", ', "label": 0')
+    alternate = open_data(f"{numbers}?part=1/2", labels=["x", "y"], need_labels=True)
+    assert alternate.labels is not None and alternate.labels.tolist() == [1, 0]
+    with pytest.raises(InputError, match=r"no label for sample b.jsonl#1, nor for any other"):
+        open_data(f"{numbers}?part=2/2", labels=["x", "y"], need_labels=True)
+
+
+def test_labels_beyond_64_bits_are_bad_only_in_their_part(tmp_path: Path) -> None:
+    labels = np.array([0, 1, 2**63, 1], dtype=np.uint64)
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 8, 8), dtype=np.uint8), y=labels)
+    part = open_data(f"{tmp_path}/a.npz?without=2")
+    assert part.labels is not None and part.labels.dtype == np.int64 and part.labels.tolist() == [0, 1, 1]
+    with pytest.raises(InputError) as caught:
+        open_data(f"{tmp_path}/a.npz?from=1")
+    assert caught.value.problems == ["the label of sample a.npz#2 is beyond 2^63"]

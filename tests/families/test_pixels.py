@@ -61,8 +61,50 @@ def test_what_has_no_one_meaning_is_refused(sample: Any) -> None:
         image_of(sample)
 
 
+GREYS = np.random.default_rng(1).integers(0, 256, (6, 5, 8), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        GREYS,
+        GREYS / 255,
+        GREYS[..., None],
+        GREYS[:3],
+        GREYS[:1],
+        torch.from_numpy(GREYS),
+        torch.from_numpy(GREYS) / 255,
+        torch.from_numpy(GREYS)[:, None],
+        torch.from_numpy(GREYS[:2]),
+    ],
+)
+def test_one_array_of_grey_images(several: Any) -> None:
+    pixels = [np.asarray(image) for image in images_of(several)]
+    assert len(pixels) == len(several)
+    assert np.array_equal(np.stack(pixels), GREYS[: len(several)])
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        PIXELS,
+        GREY,
+        GREY[:, :, None],
+        np.zeros((9, 8, 4), np.uint8),
+        torch.from_numpy(PIXELS),  # channels last
+        torch.from_numpy(PIXELS).permute(2, 0, 1),
+        torch.from_numpy(GREY.copy()),
+        torch.from_numpy(GREY.copy())[None],
+        torch.zeros(4, 9, 8),
+        Image.fromarray(PIXELS),
+        np.zeros(4, np.uint8),
+        np.zeros((2, 2, 5, 4, 3), np.uint8),
+    ],
+)
+def test_one_image_alone_is_no_batch(one: Any) -> None:
+    with pytest.raises(InputError, match="not one alone"):
+        images_of(one)
+
+
 def test_a_batch_is_a_list_or_one_array() -> None:
     assert len(images_of(np.stack([PIXELS] * 3))) == len(images_of([PIXELS, GREY, Image.fromarray(GREY)])) == 3
-    for one in (PIXELS, GREY, torch.from_numpy(GREY.copy())[None], Image.fromarray(PIXELS)):
-        with pytest.raises(InputError, match="not one alone"):
-            images_of(one)

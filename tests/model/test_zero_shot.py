@@ -99,9 +99,7 @@ def test_python_takes_names_of_lists_too(clip: str) -> None:
         model.zero_shot(["cat"], "a photo")
 
 
-def test_what_was_fitted_to_other_classes_or_prompts_is_left_out(
-    clip: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_fitted_to_other_classes_or_prompts_is_left_out(clip: str, capsys: pytest.CaptureFixture[str]) -> None:
     fitted = ["--temperature", "fit", "--threshold", "id:0.1", "--conformal", "0.4"]
     run("calibrate", clip, "--val", "data.npz", *fitted, "-o", "k.st")
     Path("two.txt").write_text("cat\ndog\n")
