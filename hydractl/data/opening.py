@@ -287,12 +287,13 @@ def _not_found(spec: Spec, path: Path) -> InputError:
     if first_part in SPLITS:
         hint = f"did you mean builtin:{spec.path}?"
     elif not folder.is_dir():
-        hint = f"the path exists up to {_nearest_existing(folder)}/"
+        hint = f"the path exists up to {os.path.join(_nearest_existing(folder), '')}"
     else:
         near = difflib.get_close_matches(path.name, _names_in(folder), n=3, cutoff=0.5)
-        hint = f"nothing in {folder}/ has a name like it; {SUPPORTED}"
+        shown_folder = os.path.join(folder, "")  # ends with a slash, as "/" does
+        hint = f"nothing in {shown_folder} has a name like it; {SUPPORTED}"
         if near:
-            hint = f"in {folder}/ there is: {', '.join(near)}"
+            hint = f"in {shown_folder} there is: {', '.join(near)}"
     return InputError(f"{spec.where}: no such file or folder", hint=hint)
 
 
