@@ -19,10 +19,12 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``<!-- starting: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/start_up.py``, between
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
-``benchmarks/verdict_rules.py`` writes, between ``<!-- serving: cpu -->`` and ``<!-- end -->`` the figures of
-``benchmarks/serving.py``, and between ``<!-- seeds: PART ... -->`` and ``<!-- end -->`` one of
-``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of ``seeds-cifar10.json``, and
-``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and ``<!-- end -->`` stands a table of
+``benchmarks/verdict_rules.py`` writes, between ``<!-- words: NAME -->`` and ``<!-- end -->`` one of
+``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- serving: cpu -->`` and
+``<!-- end -->`` the figures of ``benchmarks/serving.py``, and between ``<!-- seeds: PART ... -->`` and
+``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
+``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and
+``<!-- end -->`` stands a table of
 ``docs/results/watching.json``, which ``benchmarks/watching.py`` writes. Between ``<!-- paper: TABLE -->`` and
 ``<!-- end -->`` stands a table of the paper, of ``docs/results/paper.json``, and between ``<!-- commands: SCRIPT -->``
 and ``<!-- end -->`` the commands of a script of ``examples/paper/`` that none before it on the page has. A test fails
@@ -656,6 +658,129 @@ def models_of_rules(models: list[dict[str, Any]]) -> str:
     return markdown(columns, made)
 
 
+# --- words of a verdict -----------------------------------------------------------------------------------------------
+
+_JUDGED = {
+    "accuracy": "id.accuracy",
+    "NLL": "id.nll",
+    "AUROC": "ood_avg.auroc",
+    "ECE": "id.ece",
+    "FPR95": "ood_avg.fpr95",
+}
+_STRONG = ("better", "worse")
+_SLIGHT = ("slightly better", "slightly worse")
+_SAID = {
+    "better": ("better", "slightly better"),
+    "cannot tell": ("cannot tell",),
+    "no difference": ("no difference",),
+    "worse": ("worse", "slightly worse"),
+}
+
+
+def words(part: str) -> str:
+    """One table of ``verdict-words.json``."""
+    document = json.loads((DOCS / "results/verdict-words.json").read_text(encoding="utf-8"))
+    pairs = document["pairs"]
+    if part == "said":
+        return said_of_words(pairs)
+    if part == "equal":
+        return words_on_equal_models(pairs)
+    return words_on_unequal_models(pairs, part)
+
+
+def share_of(counted: dict[str, int], kinds: tuple[str, ...]) -> float:
+    """Return the share of some words among all that were said."""
+    return sum(counted.get(kind, 0) for kind in kinds) / sum(counted.values())
+
+
+def said_of_words(pairs: dict[str, Any]) -> str:
+    """What the tables say, in sentences with their figures."""
+    equal = [pair for pair in pairs.values() if set(pair["truth"]) == {"accuracy"}]
+    wrong: dict[str, list[float]] = {title: [] for title in _JUDGED}  # in percent, of every pair and size
+    strong: dict[str, list[float]] = {title: [] for title in _JUDGED}
+    for pair in equal:
+        for measured in pair["sizes"].values():
+            for title, key in _JUDGED.items():
+                if key in measured["words"]:
+                    wrong[title].append(100 * share_of(measured["words"][key], _STRONG + _SLIGHT))
+                    strong[title].append(100 * share_of(measured["words"][key], _STRONG))
+    differ = [measured["differ"] for pair in equal for measured in pair["sizes"].values()]
+    any_of_three = statistics.mean(100 * count / trials for count, trials in differ)
+    fast = ("accuracy", "AUROC", "NLL")
+    accuracy, auroc, nll = (statistics.mean(wrong[title]) for title in fast)
+    most_strong = max(max(strong[title]) for title in fast)
+    first = (
+        f"**Where two models are equally good, accuracy is said to differ in {accuracy:.1f} % of test sets, AUROC in "
+        f"{auroc:.1f} % and NLL in {nll:.1f} %**; 95 % intervals promise 5 %. The most of a pair and a size are "
+        f"{max(wrong['accuracy']):.1f}, {max(wrong['AUROC']):.1f} and {max(wrong['NLL']):.1f} %, the last on few "
+        "samples, as the terms of an NLL are skewed. The strong words, better and worse, which ask for more than the "
+        f"margin, are wrong in at most {most_strong:.1f} %."
+    )
+    second = (
+        f"* **Read a verdict metric by metric**: one or more of the three are said to differ in {any_of_three:.0f} % "
+        "of test sets. The answer of a study rests on AUROC alone."
+    )
+    third = (
+        f"* **ECE of few samples**: the slight words were wrong in up to {max(wrong['ECE']):.0f} %, of 100 samples "
+        f"with two wrong answers; better and worse in at most {max(strong['ECE']):.0f} %. FPR95 is cautious, with at "
+        f"most {max(wrong['FPR95']):.0f} %."
+    )
+    paragraphs = []
+    for text, indent in ((first, ""), (second, "  "), (third, "  ")):
+        together = text.replace(" %", "\u00a0%")  # a percent sign stays on the line of its number
+        paragraphs.append(textwrap.fill(together, 120, subsequent_indent=indent).replace("\u00a0", " "))
+    first_paragraph, *bullets = paragraphs
+    return "\n".join([first_paragraph, "", *bullets])
+
+
+def words_on_equal_models(pairs: dict[str, Any]) -> str:
+    """How often equally good models are said to differ: the mean over pairs, the worst of them, and strong words."""
+    equal = [pair for pair in pairs.values() if set(pair["truth"]) == {"accuracy"}]
+    made = []
+    for size in equal[0]["sizes"]:
+        cells = []
+        for key in _JUDGED.values():
+            counted = [pair["sizes"][size]["words"].get(key) for pair in equal]
+            if None in counted:
+                cells.append("")
+                continue
+            wrong = [100 * share_of(words, _STRONG + _SLIGHT) for words in counted]
+            strong = [100 * share_of(words, _STRONG) for words in counted]
+            mean, mean_of_strong = (statistics.mean(shares) for shares in (wrong, strong))
+            cells.append(f"{mean:.1f} (at most {max(wrong):.1f}), {mean_of_strong:.1f}")
+        any_of_three = [pair["sizes"][size]["differ"] for pair in equal]
+        cells.append(f"{statistics.mean(100 * differ / trials for differ, trials in any_of_three):.1f}")
+        made.append([f"{int(size):,}", *cells])
+    return markdown(["samples", *(f"{title}, %" for title in _JUDGED), "any of the first three, %"], made)
+
+
+def words_on_unequal_models(pairs: dict[str, Any], title: str) -> str:
+    """What is said of accuracy or AUROC where one model is better, and whether the samples that are needed are enough.
+
+    Args:
+        pairs: what was measured, by the name of the pair.
+        title: of the metric, as in ``_JUDGED``.
+    """
+    key = _JUDGED[title]
+    columns = [
+        "true difference",
+        "samples",
+        *(f"{said}, %" for said in _SAID),
+        "could tell with as many as needed, % (tried)",
+    ]
+    made = []
+    for pair in pairs.values():
+        if key not in pair["truth"]:
+            continue
+        for size, measured in pair["sizes"].items():
+            counted = measured["words"][key]
+            shares = [f"{100 * share_of(counted, kinds):.1f}" for kinds in _SAID.values()]
+            told, tried = measured["enough"].get(key, (0, 0))
+            enough = f"{100 * told / tried:.0f} ({tried})" if tried else ""
+            made.append([f"{pair['truth'][key]:+.3f}", f"{int(size):,}", *shares, enough])
+    return markdown(columns, made)
+
+
 # --- trainings with several seeds -------------------------------------------------------------------------------------
 
 _QUALITY = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece"}
@@ -1068,6 +1193,7 @@ KINDS = {
     "starting": start_up,
     "making": making,
     "rules": rules,
+    "words": words,
     "serving": serving,
     "seeds": seeds,
     "watching": watching,
