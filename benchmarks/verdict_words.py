@@ -42,11 +42,9 @@ from hydractl.studies.words import ACCURACY, AUROC, CANNOT_TELL, KINDS, NLL, NO_
 CLASSES = 10
 ROUNDS = 1000
 SIZES = (30, 100, 300, 1000)
-TRIALS = 500
-"""Test sets of each size, by the metrics that are fast to resample."""
 SLOW_SIZES = (100, 300)
-SLOW_TRIALS = 100
-"""Test sets of each size, by the others."""
+SLOW_SHARE = 5
+"""ECE and FPR95, which are slow to resample, are judged on one of so many test sets of these sizes."""
 ECE, FPR95 = "id.ece", "ood_avg.fpr95"
 AT_MOST = 5000
 """The largest number of samples said to be enough that is tried."""
@@ -160,8 +158,8 @@ def judged(rows: list[Resampled], metrics: tuple[str, ...], n: int) -> dict[str,
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
-def words_of(pair: Pair, n: int) -> dict[str, Any]:
-    """Judge many test sets of ``n`` samples; return how often each word was said of each metric.
+def words_of(pair: Pair, n: int, trials: int) -> dict[str, Any]:
+    """Judge ``trials`` test sets of ``n`` samples; return how often each word was said of each metric.
 
     ``differ`` counts the test sets on which a difference was said of accuracy, NLL or AUROC, of how many. Where the
     data could not tell and a number of samples was said to be enough, another test set of that number is judged:
@@ -171,7 +169,7 @@ def words_of(pair: Pair, n: int) -> dict[str, Any]:
     enough: dict[str, list[bool]] = {metric: [] for metric in KINDS}
     differ = 0
     rng = np.random.default_rng([n, *pair.name.encode()])
-    for _ in range(TRIALS):
+    for _ in range(trials):
         findings = fast_findings(draw_test_set(pair, n, rng))
         differ += any(finding.kind not in (NO_DIFFERENCE, CANNOT_TELL) for finding in findings.values())
         for metric, finding in findings.items():
@@ -180,12 +178,12 @@ def words_of(pair: Pair, n: int) -> dict[str, Any]:
                 again = fast_findings(draw_test_set(pair, finding.needed, rng))
                 enough[metric].append(again[metric].kind != CANNOT_TELL)
     if n in SLOW_SIZES and pair in EQUAL:
-        for _ in range(SLOW_TRIALS):
+        for _ in range(trials // SLOW_SHARE):
             for metric, finding in slow_findings(draw_test_set(pair, n, rng)).items():
                 words[metric][finding.kind] += 1
     return {
         "words": {metric: dict(sorted(counted.items())) for metric, counted in words.items() if counted},
-        "differ": [differ, TRIALS],
+        "differ": [differ, trials],
         "enough": {metric: [sum(told), len(told)] for metric, told in enough.items() if told},
     }
 
@@ -218,19 +216,22 @@ def main() -> None:
     """Measure what is missing in the result, and write it after each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, help="the JSON file with the result")
-    output = parser.parse_args().output
-    result: dict[str, Any] = {
-        "settings": {"rounds": ROUNDS, "trials": TRIALS, "slow_trials": SLOW_TRIALS, "at_most": AT_MOST},
-        "pairs": {},
-    }
+    parser.add_argument("--trials", type=int, default=500, help="test sets of each pair of models and size")
+    arguments = parser.parse_args()
+    output = arguments.output
+    trials = arguments.trials
+    settings = {"rounds": ROUNDS, "trials": trials, "slow_trials": trials // SLOW_SHARE, "at_most": AT_MOST}
+    result: dict[str, Any] = {"settings": settings, "pairs": {}}
     if output.exists():
         result = json.loads(output.read_text(encoding="utf-8"))
+        if result["settings"] != settings:
+            parser.error(f"{output} was begun with other settings: {result['settings']}")
     for pair in (*EQUAL, *UNEQUAL):
         part = result["pairs"].setdefault(pair.name, {"truth": truth_of(pair), "sizes": {}})
         for n in SIZES:
             if str(n) in part["sizes"]:
                 continue
-            part["sizes"][str(n)] = words_of(pair, n)
+            part["sizes"][str(n)] = words_of(pair, n, trials)
             output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             print(pair.name, n, part["sizes"][str(n)], flush=True)
 

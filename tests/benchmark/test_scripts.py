@@ -54,12 +54,13 @@ COMMANDS = {
     "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
     "serving": ("--model", SIZED, "--images", "2", "--batch-size", "2", *ONCE, "-o", "out.json"),
     "start_up": ("--verbs", "predict", *ONCE, "-o", "out.json"),
+    "verdict_words": ("--trials", "1", "-o", "out.json"),
     "walks": ("-o", "out.json"),
     "watching": ("--deployments", "1", "--draws", "1", "-o", "out.json"),
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
 # They take longer than the others.
-BEFORE_A_RELEASE = ["big_models", "score_cost", "serving", "start_up", "study_cost", "walks"]
+BEFORE_A_RELEASE = ["big_models", "score_cost", "serving", "start_up", "study_cost", "verdict_words", "walks"]
 SCRIPTS = [*(script for script in COMMANDS if script not in BEFORE_A_RELEASE), *marked_release(BEFORE_A_RELEASE)]
 TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases"}
 LINUX_ONLY = {"big_models"}

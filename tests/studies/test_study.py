@@ -264,8 +264,9 @@ def test_a_model_that_is_blind_to_its_validation_data_ends_no_worse_than_msp(
     assert document["choice"]["telling"] == [] and document["verdict"]["answer"] == "cannot choose"
     assert [document["use"]["row"], document["use"]["score"]] == ["single", "msp"]
     assert json.loads(Path("blind/best.json").read_text())["models"][0]["ood_score"] == "msp"
-    (line,) = document["verdict"]["doubts"]
+    line, of_search = document["verdict"]["doubts"]
     assert "oodval, also" in line and "nothing could be chosen on them" in line
+    assert of_search.startswith("Heads were searched on oodval all the same")
 
 
 @pytest.mark.fault(63)
