@@ -227,7 +227,9 @@ def main() -> None:
         if result["settings"] != settings:
             parser.error(f"{output} was begun with other settings: {result['settings']}")
     for pair in (*EQUAL, *UNEQUAL):
-        part = result["pairs"].setdefault(pair.name, {"truth": truth_of(pair), "sizes": {}})
+        if pair.name not in result["pairs"]:
+            result["pairs"][pair.name] = {"truth": truth_of(pair), "sizes": {}}
+        part = result["pairs"][pair.name]
         for n in SIZES:
             if str(n) in part["sizes"]:
                 continue

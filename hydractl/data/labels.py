@@ -73,7 +73,7 @@ class RawLabels:
         return {text for text in self.texts or () if text is not None}
 
     def _selected(self, rows: Sequence[int]) -> RawLabels:
-        """Return the labels of some samples, without their texts."""
+        """Return the labels of some samples; the texts are still those of the whole set."""
         values = self.values
         names = self.names
         if isinstance(values, list):
@@ -303,14 +303,14 @@ def _class_indices(
     if raw.problems:
         raise InputError(f"{where}: the labels cannot be used", problems=raw.problems)
     values = raw.values
+    if values is None:
+        return None
     data_names = raw.names
     if raw.texts is not None and labels and raw.different_texts() <= set(labels):
         # The labels are numbers, but the checkpoint's class names are such numbers too. Then they are names: five stars
         # are the class named "5" and not the class at index 5.
         values = raw.texts
         data_names = sorted(raw.different_texts())
-    if values is None:
-        return None
 
     # First step: indices into the data's own names if there are any, else into the checkpoint's names.
     if isinstance(values, list):

@@ -137,12 +137,15 @@ def open_data(
         _check_models_read(parsed, entry.samples, reads)
     dataset, raw = _read_set(parsed, entry, wanted_rows, limit, seed, read_once=read_once)
     _check_models_read(parsed, dataset.kind, reads)
-    # Choose by the labels as they stand in the data, so that the samples are the same for every model. A part is judged
-    # by its own labels: the rest of the set may have others.
+    # Choose by the labels as they stand in the data, so that the samples are the same for every model. The labels of a
+    # part are judged alone: those of other samples may be bad. Its classes are those of the whole set.
     rows: Sequence[int] | None = None
     ids: Sequence[str] = dataset.ids
     if wanted_rows is not None:
-        rows = wanted_rows.chosen_indices(raw.values, len(dataset))
+        labels_in_data: Sequence[object] | Labels | None = raw.values
+        if raw.refused is not None:  # some are bad, which may be outside the part
+            labels_in_data = [str(label) for label in raw.refused]
+        rows = wanted_rows.chosen_indices(labels_in_data, len(dataset))
         raw = raw.of_rows(rows, dataset.ids)
         ids = [dataset.ids[row] for row in rows]
     indices, dataset.label_names = resolve_labels(

@@ -44,10 +44,10 @@ _FORMS = {
 
 
 class DatasetPart(Dataset):
-    """Some samples of a data set. They keep the ids, labels and fingerprints that they have in the whole set.
+    """Some samples of a data set. They keep the ids, fingerprints and, if the set has any, labels of the whole set.
 
     Args:
-        whole: the data set, with its labels.
+        whole: the data set.
         spec: the SPEC of the part.
         rows: the indices of the part's samples in the whole set.
     """
@@ -91,7 +91,7 @@ def dataset_part(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
     """Return some samples of a data set as a data set. A part of images with captions has captions, too.
 
     Args:
-        whole: the data set, with its labels.
+        whole: the data set.
         spec: the SPEC of the part.
         rows: the indices of the part's samples in the whole set.
     """

@@ -27,19 +27,23 @@ def images_of(samples: Sequence[Any]) -> list[Image.Image]:
 
     Args:
         samples: a list of images, or one array of several images: an array ``[N, height, width]`` or ``[N, height,
-            width, 1 or 3]``, or a tensor ``[N, height, width]`` or ``[N, 1 or 3, height, width]``. See :func:`image_of`
-            for a single image.
+            width, 1 or 3]``, or a tensor ``[N, height, width]`` or ``[N, 1 or 3, height, width]``. Three axes of which
+            the first or the last is 1, 3 or 4 may be a single image, and are refused. See :func:`image_of` for a single
+            image.
 
     Raises:
-        InputError: if ``samples`` is a single image, or :func:`image_of` cannot read one of the images.
+        InputError: if ``samples`` is a single image, or may be one, or :func:`image_of` cannot read one of the images.
     """
-    if _is_one_image(samples):
-        raise InputError("preprocess takes a list of images, not one alone", hint="preprocess([image])")
+    if _may_be_one_image(samples):
+        raise InputError(
+            "preprocess takes a list of images, not one alone",
+            hint="preprocess([image]); of several grey images preprocess(list(images))",
+        )
     return [image_of(sample) for sample in samples]
 
 
-def _is_one_image(samples: Any) -> bool:
-    """Return whether ``samples`` is a single image: a PIL image, or an array or a tensor that is not several images."""
+def _may_be_one_image(samples: Any) -> bool:
+    """Return whether ``samples`` is not surely several images: a PIL image, or an array that may be a single one."""
     if isinstance(samples, Image.Image):
         return True
     shape = getattr(samples, "shape", None)
@@ -48,12 +52,8 @@ def _is_one_image(samples: Any) -> bool:
     if len(shape) != 3:
         return len(shape) != 4
 
-    # Three axes are one image with its channels, or several grey images. An axis as short as this is of channels.
-    # Channels are last in an array and first in a tensor; tensors made of an array may have them last, too.
-    is_tensor = hasattr(samples, "detach")
-    has_channels_last = shape[2] in _CHANNELS
-    has_channels_first = is_tensor and shape[0] in _CHANNELS
-    return has_channels_last or has_channels_first
+    # Three axes are several grey images, unless the first or the last is so short that it may be the channels of one.
+    return shape[0] in _CHANNELS or shape[2] in _CHANNELS
 
 
 def image_of(sample: Any) -> Image.Image:

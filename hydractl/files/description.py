@@ -18,6 +18,8 @@ DEFAULT_PROMPT = "A photo of a {label}."
 
 CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal", "reference")
 """The entries of ``extra`` that ``calibrate`` writes; whatever changes the predictions removes them."""
+FITTED = (*CHOSEN_BY_CALIBRATE, "cascade")
+"""The entries of ``extra`` that are fitted to the predictions on some data."""
 
 KINDS = ("dense", "pruned", "fused")
 LAYOUTS = ("sliced", "zeroed")

@@ -113,11 +113,12 @@ def _read_safely(path: Path) -> Any:
 
 
 def _entry_of_weights(content: Any) -> str | None:
-    """Return the entry that holds the weights; None if none of the known entries is a dictionary."""
+    """Return the entry that holds the weights; None if none of the known entries is a dictionary that is not empty."""
     if not isinstance(content, dict):
         return None
     for entry in _WEIGHTS:
-        if isinstance(content.get(entry), dict):
+        weights = content.get(entry)
+        if isinstance(weights, dict) and weights:
             return entry
     return None
 

@@ -20,7 +20,7 @@ from hydractl.families import FAMILIES, classes_of, families_for_folder, get_fam
 from hydractl.families.base import LoadedModel, ModelFamily
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import FileTensors, TensorSource, write_checkpoint, write_tensors
-from hydractl.files.description import CHOSEN_BY_CALIBRATE, DEFAULT_PROMPT, Description, bases_of
+from hydractl.files.description import DEFAULT_PROMPT, FITTED, Description, bases_of
 from hydractl.files.header import CONVERT, PICKLES
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.heads.mask import HeadMask, Site
@@ -34,9 +34,6 @@ from hydractl.model.stored import (
     sliced,
     zeroed,
 )
-
-_FITTED_TO_CLASSES = (*CHOSEN_BY_CALIBRATE, "cascade")
-"""The entries of ``extra`` that hold for certain classes and prompts only."""
 
 
 @dataclass(frozen=True)
@@ -301,20 +298,23 @@ def _with_prompts(source: Source, names: Sequence[str] | None, prompt: Sequence[
     # Called because it refuses templates that cannot be used.
     source.family.prompts(description.config, description.preprocess, [some_name], templates)
 
-    # What was fitted to other classes or prompts does not fit these.
+    # What was fitted to other classes or prompts does not fit these. A calibration may go by the order of the classes.
     extra = description.extra
     left_out: list[str] = []
     if description.labels is not None:
         names_before = list(description.labels)
         templates_before = list(description.prompt or [DEFAULT_PROMPT])
         if names != names_before or templates != templates_before:
-            left_out = [key for key in _FITTED_TO_CLASSES if key in extra]
-    doubt = None
+            left_out = [key for key in FITTED if key in extra]
+    doubt: str | None = None
     if left_out:
         extra = {key: value for key, value in extra.items() if key not in left_out}
-        doubt = f"{source.name}: left out, as fitted to other classes or prompts: {', '.join(left_out)}; see calibrate"
+        doubt = (
+            f"{source.name}: {', '.join(left_out)} left out: fitted to other classes, to another order of them, or to "
+            "other prompts"
+        )
     description = replace(description, labels=names, prompt=templates, extra=extra)
-    return replace(source, description=description, renamed=doubt)
+    return replace(source, description=description, renamed=doubt or source.renamed)
 
 
 def _open_reference(ref: str, arch: str | None, seed: int, name: str | None) -> Source:

@@ -584,13 +584,13 @@ def _one_line(value: object) -> str:
             if isinstance(inner, dict):
                 text = f"({text})"
             pairs.append(f"{key}={text}")
-        return ", ".join(pairs)
+        return ", ".join(pairs) or "-"
     if not isinstance(value, list):
         return str(value)
     if len(value) > _LONGEST_LIST:
-        beginning = ", ".join(map(str, value[:6]))
+        beginning = ", ".join(map(_one_line, value[:6]))
         return f"{len(value)}: {beginning}, ..."
-    return ", ".join(map(str, value))
+    return ", ".join(map(_one_line, value))
 
 
 def _overlap_view(answer: OverlapAnswer, width: int) -> RenderableType:

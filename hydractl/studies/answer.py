@@ -602,7 +602,12 @@ class Study:
         return sentences
 
     def _validation_gain(self, row: str) -> float:
-        """Return by how much its temperature lowers a row's negative log-likelihood of the validation data, in nats."""
+        """Return by how much its temperature lowers a row's negative log-likelihood of the validation data, in nats.
+
+        Of a temperature of 1 or above, which raises no doubt, it is not looked at: the answer is 0.
+        """
+        if self.temperature(row) >= 1:
+            return 0.0
         calibrated = self._results[row].measured
         uncalibrated = measure_row(calibrated.source, None)
         log_probs = calibrated.inside.label_log_probs

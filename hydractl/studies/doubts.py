@@ -103,20 +103,16 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
     ]
 
 
-def of_temperature(
-    temperature: float | None, validation_gain: float, calibrated: Resampled, raw: Resampled
-) -> list[str]:
+def of_temperature(temperature: float, validation_gain: float, calibrated: Resampled, raw: Resampled) -> list[str]:
     """Return a sentence if validation data ask for a temperature below 1 that makes the test data's NLL worse.
 
     Both must be significant: a temperature that is fitted to few samples may lie below 1 by chance.
 
     Args:
-        temperature: the temperature of the row to use; None without one.
+        temperature: the temperature of the row to use.
         validation_gain: by how much it lowers the negative log-likelihood of all validation samples together, in nats.
         calibrated, raw: the mean NLL of that row on the test data, with the temperature and without.
     """
-    if temperature is None:
-        return []
     if temperature >= 1:  # such a temperature makes predictions more careful, not sharper
         return []
     if 2 * validation_gain < _LIKELIHOOD_RATIO:  # the validation data do not contradict a temperature of 1

@@ -14,7 +14,7 @@ from hydractl.data.overlap import GivenSet, trained_on_doubt, without_training_d
 from hydractl.data.plausibility import sample_doubts
 from hydractl.files.atomic import Output, check_outputs, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
-from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
+from hydractl.files.description import FITTED, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.verb_answers import LaplaceAnswer, PlannedLaplace, PosteriorPlan
 from hydractl.log import Log
@@ -31,9 +31,6 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import model_batches
 
 SCHEMA = "hydractl.laplace/1"
-
-FITTED = (*CHOSEN_BY_CALIBRATE, "cascade")
-"""The entries of a checkpoint that were fitted to its logits without a posterior."""
 
 
 def run(settings: LaplaceSettings, log: Log) -> Outcome:

@@ -18,6 +18,7 @@ from tests.circuit import naive
 from tests.circuit.searching import resumes, searched, shared_by_two
 from tests.circuit.test_search import HEADS, model_of, names, samples
 from tests.pico import mask_of, prune_source, source_of, stock, without_heads, zero_columns
+from tests.spread import marked_long
 
 
 def naive_headmap(
@@ -50,8 +51,7 @@ def naive_headmap(
     ("variant", "draw", "k", "objectives"),
     [
         ("class-token", 1, 1, ["nll", "acc", "avg"]),
-        ("class-token", 0, 2, ["ood"]),
-        ("bert", 0, 1, ["nll"]),
+        *marked_long([("class-token", 0, 2, ["ood"]), ("bert", 0, 1, ["nll"])]),
         ("clip", 0, 2, ["brier"]),
     ],
 )

@@ -238,6 +238,7 @@ def test_rounding_may_decide_whether_a_constraint_is_kept() -> None:
     assert contenders("ood", steps, {}) == [not_at_all]
 
 
+@pytest.mark.long
 def test_heads_that_do_nothing_tie_and_the_first_goes_first() -> None:
     data = naive.data()
     idle = [("blocks.0.attn", 2), ("blocks.1.attn", 0), ("blocks.1.attn", 1), ("blocks.2.attn", 1)]

@@ -272,3 +272,21 @@ def test_labels_beyond_64_bits_are_bad_only_in_their_part(tmp_path: Path) -> Non
     with pytest.raises(InputError) as caught:
         open_data(f"{tmp_path}/a.npz?from=1")
     assert caught.value.problems == ["the label of sample a.npz#2 is beyond 2^63"]
+
+
+def test_a_part_of_a_table_without_labels_has_none_where_classes_are_named_by_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na,1\nb,\nc,2\nd,\n")
+    part = open_data(f"{tmp_path}/a.csv?part=2/2", labels=["1", "2"])
+    assert part.labels is None
+    with pytest.raises(InputError, match=r"no label for sample|has no labels"):
+        open_data(f"{tmp_path}/a.csv?part=2/2", labels=["1", "2"], need_labels=True)
+
+
+def test_a_fraction_mixes_classes_evenly_though_a_label_is_missing(tmp_path: Path) -> None:
+    labels = [*["a"] * 50, *["b"] * 10, ""]
+    lines = [f"text {number},{label}\n" for number, label in enumerate(labels)]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(lines))
+    for seed in range(4):
+        fraction = open_data(f"{tmp_path}/a.csv?fraction=0:0.2&seed={seed}", labels=["a", "b"], ignore_labels=True)
+        taken = [labels[int(sample.rpartition("#")[2])] for sample in fraction.ids]
+        assert (taken.count("a"), taken.count("b")) == (10, 2)

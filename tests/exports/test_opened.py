@@ -93,11 +93,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 OF_OPEN_CLIP = [
     ("clip", "pt2", "float32"),
-    *[pytest.param("clip", *way, marks=pytest.mark.long) for way in (("onnx", "float32"), ("onnx", "uint8"))],
-    pytest.param("custom-text-own-attention", "pt2", "uint8", marks=pytest.mark.long),
+    ("clip", "onnx", "float32"),
+    ("clip", "onnx", "uint8"),
+    ("custom-text-own-attention", "pt2", "uint8"),
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("variant", "kind", "taken"), OF_OPEN_CLIP)
 def test_a_file_of_open_clip_predicts_what_its_model_predicts(
     exported: Exported, variant: str, kind: str, taken: str

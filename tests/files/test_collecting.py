@@ -99,6 +99,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.long
 def test_a_command_passes_over_its_modules(tmp_path: Path) -> None:
     options = "pretrained=0&img_size=16&patch_size=8&embed_dim=16&depth=2&num_heads=2&num_classes=3"
     words = ["prune", f"timm:vit_tiny_patch16_224?{options}", "--method", "random", "--keep", "1", "-o", "a.st", "-q"]

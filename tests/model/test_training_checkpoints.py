@@ -149,7 +149,7 @@ def test_info_says_what_a_checkpoint_holds_and_how_to_open_it(tmp_path: Path) ->
 @pytest.mark.parametrize("entry", ["model", "state_dict"])
 def test_weights_under_a_name_need_no_script(entry: str, tmp_path: Path) -> None:
     weights = timm_model(0).state_dict()
-    torch.save({entry: weights, "epoch": 3}, tmp_path / "vit.pth")
+    torch.save({"model_ema": {}, entry: weights, "epoch": 3}, tmp_path / "vit.pth")
     assert hint_of(tmp_path / "vit.pth") == "say what it is, for example: --arch timm:vit_base_patch16_224"
     sizes = "&".join(f"{name}={value}" for name, value in SIZES.items())
     source = opened(tmp_path / "vit.pth", arch=f"timm:vit_tiny_patch16_224?num_classes=3&{sizes}")

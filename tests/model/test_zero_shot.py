@@ -105,8 +105,8 @@ def test_what_was_fitted_to_other_classes_or_prompts_is_left_out(clip: str, caps
     Path("two.txt").write_text("cat\ndog\n")
     for asked in (["--labels", "two.txt"], ["--prompt", "one {label}"]):
         assert main(["predict", "k.st", "ood.npz", *asked, "-o", "p.jsonl", "--force", "--device", "cpu"]) == 0
-        said = "k: left out, as fitted to other classes or prompts: calibration, threshold, conformal; see calibrate"
-        assert f"warning: {said}" in capsys.readouterr().err
+        said = "k: calibration, threshold, conformal left out: fitted to other classes, to another order of them, or to"
+        assert f"warning: {said} other prompts\n" in capsys.readouterr().err
         line = json.loads(Path("p.jsonl").read_text().splitlines()[0])
         assert not {"is_ood", "set"} & line.keys()
     # The classes and the prompt that it has already are no change.

@@ -295,7 +295,6 @@ def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
     assert "0.810" in line and "+0.0170" in line
     assert doubts.of_temperature(1.2, 2.0, nll(0.261), nll(0.244)) == []
     assert doubts.of_temperature(0.81, 2.0, nll(0.244), nll(0.261)) == []  # it helps
-    assert doubts.of_temperature(None, 0.0, nll(0.261), nll(0.244)) == []
     assert doubts.of_temperature(0.81, 1.9, nll(0.261), nll(0.244)) == []  # the validation data may ask for 1 as well
 
 
