@@ -511,6 +511,7 @@ _MOST_DRAWN = 100_000  # the most heads that are drawn as maps
 _MOST_ROWS = 200
 _LONGEST_VALUE = 1000  # characters
 _LONGEST_LIST = 12
+_LONGEST_INSIDE = 200  # characters of a text in an object or a list
 
 _DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
 """Keys of a file that are drawn otherwise than as lines of facts."""
@@ -578,19 +579,28 @@ def _one_line(value: object) -> str:
     if isinstance(value, dict):
         pairs = []
         for key, inner in value.items():
-            if inner is None:
-                continue
-            text = _one_line(inner)
-            if isinstance(inner, dict):
-                text = f"({text})"
-            pairs.append(f"{key}={text}")
+            if inner is not None:
+                pairs.append(f"{key}={_inside(inner)}")
         return ", ".join(pairs) or "-"
     if not isinstance(value, list):
         return str(value)
     if len(value) > _LONGEST_LIST:
-        beginning = ", ".join(map(_one_line, value[:6]))
+        beginning = ", ".join(map(_inside, value[:6]))
         return f"{len(value)}: {beginning}, ..."
-    return ", ".join(map(_one_line, value))
+    return ", ".join(map(_inside, value))
+
+
+def _inside(value: object) -> str:
+    """Return a value in an object or a list as part of its line: an object in parentheses, a long text by its length.
+
+    Texts of many characters are arrays of bytes, such as the scores of a reference.
+    """
+    text = _one_line(value)
+    if isinstance(value, dict):
+        return f"({text})"
+    if isinstance(value, str) and len(text) > _LONGEST_INSIDE:
+        return f"({len(text)} characters)"
+    return text
 
 
 def _overlap_view(answer: OverlapAnswer, width: int) -> RenderableType:
