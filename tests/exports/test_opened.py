@@ -119,6 +119,7 @@ def test_a_file_of_open_clip_predicts_what_its_model_predicts(
     assert list(file.example_inputs().shape) == [1, 3, 16, 16]
 
 
+@pytest.mark.long
 @pytest.mark.fault(70, 84)
 def test_a_file_of_open_clip_with_another_size_is_refused(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     _, path = exported("clip", "pt2", "float32")
