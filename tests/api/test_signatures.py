@@ -100,6 +100,8 @@ def examples(option: Option) -> list[object]:
 
 def accepts(hint: object, value: object) -> bool:
     """Whether a value is of a type, as far as the types of arguments go."""
+    if hint is typing.Any:  # what some versions of numpy say that an array holds
+        return True
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(accepts(one, value) for one in inner)

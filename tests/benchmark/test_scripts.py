@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ COMMANDS = {
     "big_models": ("vit_tiny_patch16_224", "--keep", "2", "--folder", ".", "-o", "out.json"),
     "data_throughput": ("--limit", "4", "--batch-size", "2", "--workers", "0", *ONCE, "-o", "out.json"),
     "ensemble_cost": ("--ways", "swa", *ONCE, "--batch-size", "1", "--folder", "runs", "-o", "out.json"),
+    "eval_of_files": ("--before", "..", "--images", "4", "--distinct", "2", "--workers", "1", *ONCE, "-o", "out.json"),
     "eval_overhead": ("--model", SIZED, "--samples", "4", "--batch-size", "4", *ONCE),
     "extract_circuit": ("vit.st", *DATA, "--objective", "avg", "--steps", "1", "-o", "out.json"),
     "finetune_speed": (TINY, "--keep", "2", "--batch-size", "2", *ONCE, "-o", "out.json"),
@@ -60,7 +62,16 @@ COMMANDS = {
     "score_cost": ("--width", "8", "--classes", "3", "--train", "60", "--batch", "2", *ONCE),
 }
 # They take longer than the others.
-BEFORE_A_RELEASE = ["big_models", "score_cost", "serving", "start_up", "study_cost", "verdict_words", "walks"]
+BEFORE_A_RELEASE = [
+    "big_models",
+    "eval_of_files",
+    "score_cost",
+    "serving",
+    "start_up",
+    "study_cost",
+    "verdict_words",
+    "walks",
+]
 SCRIPTS = [*(script for script in COMMANDS if script not in BEFORE_A_RELEASE), *marked_release(BEFORE_A_RELEASE)]
 TESTED_ELSEWHERE = {"gpu_cost", "host_path", "verdict_rules", "verdict_cases"}
 LINUX_ONLY = {"big_models"}
@@ -97,10 +108,11 @@ def run_here(words: Sequence[str]) -> None:
 def without_processes(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a script run in this process what it starts Python for; what it watches is one that does nothing."""
 
-    def run(command: Sequence[str], **options: Any) -> None:
+    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         assert command[0] == sys.executable
         with contextlib.chdir(options.get("cwd", ".")):
             run_here(command[1:])
+        return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(module.subprocess, "run", run)
     if hasattr(module, "watched"):

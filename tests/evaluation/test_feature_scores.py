@@ -166,7 +166,8 @@ def test_a_checkpoint_keeps_its_score(run: Any, answer: Callable[..., Any], scor
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
     first = answer("hydra.st", *TEST, *asked, "--batch-size", "400", "--allow-seen")["models"][0]
     run("calibrate", "hydra.st", *asked, "--batch-size", "400", "-o", "k.st")
-    run("eval", "k.st", *TEST, "--batch-size", "400", "--limit", "400", "--predictions", "p.jsonl", "-o", "e.json")
+    where = ["--batch-size", "400", "--limit", "400", "--device", "cpu"]  # as the model below
+    run("eval", "k.st", *TEST, *where, "--predictions", "p.jsonl", "-o", "e.json")
     again = json.loads(Path("e.json").read_text())["models"][0]
     assert again["ood_score"] == score and again["threshold"]["value"] == first["threshold"]["value"]
     assert again["cost"] == first["cost"], "what a score was fitted to is no weight of the model"

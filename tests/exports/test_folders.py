@@ -29,6 +29,7 @@ import hydractl
 from hydractl.errors import HydraError, InputError
 from hydractl.evaluation.predicting import LineForm, prediction_rows
 from hydractl.exports.triton import triton_config
+from hydractl.model.runtime import move
 from hydractl.serving.mlflow_model import _load_pyfunc
 from tests.pico import SMALL, published
 from tests.running import quiet, run
@@ -212,9 +213,12 @@ def test_a_model_of_mlflow_is_data_and_the_same_bytes_each_time(vit: Path) -> No
     assert names == ["predicted", "confidence", "entropy", "mi", "ood_score", "is_ood", "set"]
 
 
-def expected_rows(model: Any, samples: list[Any]) -> list[dict[str, Any]]:
+def expected_rows(path: Path, samples: list[Any]) -> list[dict[str, Any]]:
+    """Return what a model answers on the device that a loader takes too."""
+    model = hydractl.load(path)
+    inputs = move(model.preprocess(samples), model.device, model.dtype)
     nothing = [""] * len(samples)
-    rows = prediction_rows(model.predict(model.preprocess(samples)), nothing, [None] * len(samples), LineForm())
+    rows = prediction_rows(model.predict(inputs), nothing, [None] * len(samples), LineForm())
     return [{key: value for key, value in row.items() if key not in ("id", "label")} for row in rows]
 
 
@@ -224,7 +228,7 @@ def test_its_loader_answers_with_the_rows_of_predict(vit: Path) -> None:
     loaded = _load_pyfunc("m.mlflow/model.st")
     files = [picture(seed) for seed in range(3)]
     table = loaded.predict(pandas.DataFrame({"image": files}))
-    expected = expected_rows(hydractl.load(vit, device="cpu"), [Image.open(io.BytesIO(file)) for file in files])
+    expected = expected_rows(vit, [Image.open(io.BytesIO(file)) for file in files])
     assert table.to_dict("records") == expected
     with pytest.raises(InputError, match="input 1 is no image") as refused:
         loaded.predict(pandas.DataFrame({"image": [files[0], b"a-secret"]}))
@@ -238,7 +242,7 @@ def test_its_loader_takes_texts_and_pairs(tmp_path: Path) -> None:
     run("export", str(published("bert", tmp_path / "bert")), "--format", "mlflow")
     loaded = _load_pyfunc("bert.mlflow/model.st")
     table = loaded.predict(pandas.DataFrame({"text": ["a film", "dull"], "text_b": ["so fine", None]}))
-    expected = expected_rows(hydractl.load(tmp_path / "bert", device="cpu"), [("a film", "so fine"), "dull"])
+    expected = expected_rows(tmp_path / "bert", [("a film", "so fine"), "dull"])
     assert table.to_dict("records") == expected
 
 

@@ -75,6 +75,8 @@ def test_in_a_new_process(code: str, tmp_path: Path) -> None:
 def test_the_answer_is_that_of_torch(name: str) -> None:
     import torch.fx.experimental.symbolic_shapes as of_torch
 
+    if not hasattr(of_torch, name):
+        pytest.skip("of a newer version of torch than the installed one")
     values: list[Any] = [True, False]
     if name in ("guard_int", "guarding_hint_or_throw", "has_guarding_hint", "is_nested_int", "sym_eq"):
         values = [0, 1, 5]

@@ -54,7 +54,7 @@ def test_pipelines_of_transformers_give_the_probabilities(classifiers: dict[str,
     model = classifiers["hf-vit"]
     processor = ViTImageProcessor(size={"height": 16, "width": 16})
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8))
-    answers = ImageClassificationPipeline(model=model, image_processor=processor)(picture, top_k=3)
+    answers = ImageClassificationPipeline(model=model, image_processor=processor, device="cpu")(picture, top_k=3)
     with torch.no_grad():
         expected = model(**processor(picture, return_tensors="pt"))["logits"][0].exp()
     names = model.config.id2label
@@ -63,7 +63,7 @@ def test_pipelines_of_transformers_give_the_probabilities(classifiers: dict[str,
     }
     model = classifiers["bert"]
     tokenizer = model.preprocess._tokenizer
-    (answer,) = TextClassificationPipeline(model=model, tokenizer=tokenizer)(["a fine film"])
+    (answer,) = TextClassificationPipeline(model=model, tokenizer=tokenizer, device="cpu")(["a fine film"])
     with torch.no_grad():
         log_probs = model(model.preprocess(["a fine film"]))[0]
     assert answer["label"] == model.config.id2label[int(log_probs.argmax())]

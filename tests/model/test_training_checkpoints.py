@@ -67,7 +67,8 @@ def timm_checkpoint(folder: Path, *, averaged: bool, **changed: Any) -> tuple[Pa
         unwrap_fn=lambda wrapped: wrapped,  # so that names keep "module.", as older versions left them
     )
     saver.save_checkpoint(3, metric=71.5)
-    return folder / "checkpoint-3.pth.tar", (model_ema if averaged else model).eval(), arguments
+    trained = model_ema if averaged else model
+    return folder / "checkpoint-3.pth.tar", trained.cpu().eval(), arguments  # DataParallel moves models to a GPU
 
 
 def opened(path: Path, **options: Any) -> Source:
