@@ -21,7 +21,8 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
 ``benchmarks/verdict_rules.py`` writes, between ``<!-- words: NAME -->`` and ``<!-- end -->`` one of
 ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- serving: cpu -->`` and
-``<!-- end -->`` the figures of ``benchmarks/serving.py``, and between ``<!-- seeds: PART ... -->`` and
+``<!-- end -->`` the figures of ``benchmarks/serving.py``, between ``<!-- gpu: PART ... -->`` and ``<!-- end -->``
+those of ``benchmarks/gpu_cost.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
 ``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and
 ``<!-- end -->`` stands a table of
@@ -1136,6 +1137,125 @@ def serving(_name: str) -> str:
     return markdown(["model", "clients x images of a request", "wall", "processor time"], cells)
 
 
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def gpu(part: str, *words: str) -> str:
+    """Times on a GPU: ``ARCH DTYPE MODE`` by model and batch, ``aims``, or ``padding``, a comparison of two ways."""
+    rows = gpu_rows("gpu-cost")
+    if part == "aims":
+        return gpu_aims()
+    if part == "padding":
+        return gpu_padding(rows)
+    if part in GPU_SENTENCES:
+        return filled_sentence(GPU_SENTENCES[part], rows)
+    dtype, mode = words
+    rows = [row for row in rows if (row["arch"], row["dtype"], row["mode"]) == (part, dtype, mode)]
+    rows.sort(key=lambda row: not row["model"].startswith(("single", "whole")))  # the others stay in order behind them
+    batches = sorted({row["batch_size"] for row in rows})
+    made = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        by_batch = {row["batch_size"]: row for row in rows if row["model"] == model}
+        any_row = next(iter(by_batch.values()))
+        cells = [f"`{model}`", str(any_row["operators"]), f"{any_row['mac_ratio']:.2f}"]
+        for batch in batches:
+            cells.append(gpu_cell(by_batch.get(batch)))
+        made.append(cells)
+    return markdown(["", "operators", "mult-adds", *(f"batch {batch}" for batch in batches)], made)
+
+
+GPU_SENTENCES = {
+    "opening": (
+        "On an H200, ViT-B/16 in bfloat16 at batch 4, time over that of the single model in the same mode: the whole "
+        "model with a circuit {eager 4 whole ratio} run operator by operator and {graphs 4 whole ratio} in CUDA "
+        "graphs; three members that share 10 of 12 sites {eager 4 fused10 ratio} and {graphs 4 fused10 ratio}; three "
+        "that share none {eager 4 fused0 ratio} and {graphs 4 fused0 ratio}, with {eager 4 fused0 mac_ratio} times the "
+        "mult-adds, and run one after another {eager 4 apart ratio}. The paper's figure for those that share none, "
+        "1.07, is not reached. At batch 128 the time follows the mult-adds. At batch 1 CUDA graphs answer in "
+        "{graphs 1 single ms} ms instead of {eager 1 single ms}, and three members that share none in "
+        "{graphs 1 fused0 ms}."
+    ),
+    "waiting": (
+        "Up to batch 32 the GPU waits for the processor: at batch 4 the kernels of the single model take "
+        "{eager 4 single kernel_ms} of its {eager 4 single ms} ms. So time follows operators, and what Python does "
+        "around them, rather than mult-adds. That three members side by side take longer than one although they "
+        "have {eager 4 fused0 operators} operators instead of {eager 4 single operators} has two reasons: a batched "
+        "product with a bias copies the bias first, so that there are {eager 4 fused0 kernels} kernels instead of "
+        "{eager 4 single kernels}; and each member is read out by itself."
+    ),
+}
+"""``{MODE BATCH MODEL KEY}`` is a figure of a row of ViT-B/16 in bfloat16."""
+
+GPU_MODELS = {
+    "single": "single",
+    "whole": "whole + circuit, last 2",
+    "fused10": "fused, 10 shared",
+    "fused0": "fused, 0 shared",
+    "apart": "members one after another",
+}
+
+
+def filled_sentence(sentence: str, rows: list[dict[str, Any]]) -> str:
+    """A sentence of a page with its figures."""
+
+    def figure(match: re.Match[str]) -> str:
+        mode, batch, model, key = match[1].split()
+        place = ("vit_base_patch16_224", "bfloat16", mode, int(batch), GPU_MODELS[model])
+        keys = ("arch", "dtype", "mode", "batch_size", "model")
+        (row,) = [row for row in rows if tuple(row[one] for one in keys) == place]
+        value = row["latency_ms"]["median"] if key == "ms" else row[key]
+        return str(value) if isinstance(value, int) else f"{value:.2f}"
+
+    return textwrap.fill(re.sub(r"{([^}]*)}", figure, sentence), 120)
+
+
+def gpu_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a file of ``benchmarks/gpu_cost.py``."""
+    path = DOCS.parent / f"benchmarks/results/{name}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def gpu_cell(row: dict[str, Any] | None) -> str:
+    """The time of a row over that of the single model, or the milliseconds of the single model itself."""
+    if row is None:
+        return ""
+    if row["model"] == "single":
+        return f"{row['latency_ms']['median']:.2f} ms"
+    return f"{ratio_of(row)}{' ~' if row['noisy'] else ''}"
+
+
+def ratio_of(row: dict[str, Any]) -> str:
+    """A ratio with its interval."""
+    low, high = row["ratio_ci"]
+    return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def gpu_aims() -> str:
+    """What was to be reached, and what was."""
+    path = DOCS.parent / "benchmarks/results/gpu-cost.json"
+    made = []
+    for aim in json.loads(path.read_text(encoding="utf-8"))["aims"]:
+        made.append([aim["arch"], aim["mode"], f"`{aim['model']}`", f"{aim['aim']:.2f}", ratio_of(aim), aim["verdict"]])
+    return markdown(["", "mode", "", "at most", "measured", ""], made)
+
+
+def gpu_padding(rows: list[dict[str, Any]]) -> str:
+    """A fused model whose members have unequal heads: with products of each member, and with one for both."""
+    made = []
+    for before in gpu_rows("gpu-cost-padding"):
+        place = [before[key] for key in ("arch", "dtype", "mode", "batch_size")]
+        for row in rows:
+            if (
+                row["model"] == before["model"]
+                and [row[key] for key in ("arch", "dtype", "mode", "batch_size")] == place
+            ):
+                operators = [str(before["operators"]), str(row["operators"])]
+                made.append([*map(str, place[1:]), *operators, ratio_of(before), ratio_of(row)])
+    columns = ["format", "mode", "batch", "operators, apart", "padded", "over single, apart", "padded"]
+    return markdown(columns, made)
+
+
 # --- the paper as commands --------------------------------------------------------------------------------------------
 
 PAPER_PATHS = ("IMAGENET", "IMAGENET21K", "OPENOOD", "CIFAR", "SST2", "TEXTS", "AGNEWS", "TORCHVISION", "LAION")
@@ -1195,6 +1315,7 @@ KINDS = {
     "rules": rules,
     "words": words,
     "serving": serving,
+    "gpu": gpu,
     "seeds": seeds,
     "watching": watching,
     "cifar10": cifar10,

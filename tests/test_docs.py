@@ -195,6 +195,26 @@ def test_tables_of_studies_are_those_of_their_results() -> None:
     assert tampered != README and module.filled(tampered) == README
 
 
+FIGURES_OF_A_GPU = {
+    "README.md": "three members take {eager 4 fused10 ratio} to {eager 4 fused0 ratio} times the time of one, the "
+    "whole model with a circuit {eager 4 whole ratio} (",
+    "docs/numbers.md": "{eager 4 whole ratio} times the single ViT-B/16 for the whole model with a circuit, {eager 4 "
+    "fused10 ratio} and {eager 4 fused0 ratio} for three members that share 10 of 12 sites or none; {graphs 4 whole "
+    "ratio}, {graphs 4 fused10 ratio} and {graphs 4 fused0 ratio} in CUDA graphs",
+    "docs/benchmarks.md": "{eager 4 whole ratio} to {eager 4 fused0 ratio} times the time of a single ViT-B/16",
+    "docs/paper.md": "three such members take [{eager 4 fused0 ratio} times]",
+}
+"""What pages other than that of the measurement say of it."""
+
+
+@pytest.mark.parametrize("page", FIGURES_OF_A_GPU)
+def test_figures_of_a_gpu_are_those_of_its_file(page: str) -> None:
+    module = script("make_results")
+    said = module.filled_sentence(FIGURES_OF_A_GPU[page], module.gpu_rows("gpu-cost"))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert " ".join(said.split()) in " ".join(text.split())
+
+
 def of_a_training(accuracy: float, **aurocs: float) -> dict[str, Any]:
     """A row of seeds.json."""
     by_score = {score: {"mean": auroc} for score, auroc in aurocs.items()}

@@ -103,6 +103,8 @@ def accepts(hint: object, value: object) -> bool:
     if hint is typing.Any:  # what some versions of numpy say that an array holds
         return True
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hasattr(origin, "__value__"):  # an alias by a type statement, which numpy's NDArray is from 2.5 on
+        origin = typing.get_origin(origin.__value__)
     if origin in (typing.Union, types.UnionType):
         return any(accepts(one, value) for one in inner)
     if origin is typing.Literal:

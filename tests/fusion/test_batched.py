@@ -20,7 +20,8 @@ from tests.pico import RELATIVE, close, inputs, mask_of, prune_source, shared_st
 from tests.spread import ONE_OF_EACH, marked_release, spread
 
 EQUAL = [[[0, 2], [1], [0, 1]], [[1, 2], [0], [0, 2]], [[0, 1], [2], [1, 2]]]
-NEARLY = [[[0, 2], [1, 2], [0, 1, 2]], [[1, 2], [0], [0, 2]], [[0, 1], [0, 2], [0, 1, 2]]]
+NEARLY = [[[0, 2], [1, 2], [0, 1, 2]], [[1, 2], [0], [0, 2]], [[0, 1], [2], [0, 1, 2]]]
+"""As unequal as may be in the second site, where six heads are computed for four."""
 EMPTY = [[[], [1], [0, 1]], [[], [0], [0, 2]], [[], [2], [1, 2]]]
 SHARED = [[[0, 2], [0, 1], [0, 1]], [[0, 2], [1, 2], [0, 2]], [[0, 2], [0, 2], [1, 2]]]
 """The first block is that of all members."""
