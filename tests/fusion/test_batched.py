@@ -84,6 +84,8 @@ RAN = {"equal": [2, 1, 2], "nearly": [2, 2, 3], "empty": [1, 2], "shared": [2, 2
 KEPT = {"equal": EQUAL, "nearly": NEARLY, "empty": EMPTY, "shared": SHARED, "uneven": UNEVEN}
 # What is stacked does not depend on the library: one of the ten ways with each model, each way with one or two.
 CASES = spread((v for v in ONE_OF_EACH if v not in RELATIVE), KEPT, [False, True])
+# How unequal heads may be is seen where each member has weights of its own and heads share no keys.
+CASES.append(("class-token", "nearly", False))
 
 
 @pytest.mark.parametrize(("variant", "case", "same"), CASES)
