@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--distinct", type=int, default=500, help="files that differ")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=4, help="of eval and of the bare loop; BEFORE has its default")
+    parser.add_argument("--workers", type=int, default=8, help="of eval and of the bare loop; BEFORE has its default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")

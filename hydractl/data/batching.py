@@ -30,12 +30,13 @@ read, by index."""
 
 _DONE = object()
 
-_MOST_DEFAULT_WORKERS = 4
+# With four an H200 waited for half of the time that a ViT-S took for photographs of 500 by 375 pixels.
+_MOST_DEFAULT_WORKERS = 8
 
 # Workers hand their batches over in shared memory, of which a container may have little: a worker that finds none left
-# is killed. This is room for eight batches of 128 images of 224 pixels.
+# is killed. Each has two batches in it: there is room for three of 128 images of 224 pixels.
 _SHARED_MEMORY = Path("/dev/shm")
-_ENOUGH_SHARED_MEMORY = 1 << 30
+_SHARED_MEMORY_OF_WORKER = 1 << 28
 
 
 @dataclass
@@ -112,7 +113,7 @@ def batches(
 
 
 def default_workers(dataset: Dataset) -> int:
-    """Return how many processes read a data set where nobody says: 0, or up to 4 that decode images for a GPU.
+    """Return how many processes read a data set where nobody says: 0, or up to 8 that decode images for a GPU.
 
     A processor decodes a photograph in the time in which a GPU runs a model on ten or more. Whether this process uses a
     GPU is what CUDA says, which is set up with the first tensor on a GPU.
@@ -124,10 +125,9 @@ def default_workers(dataset: Dataset) -> int:
     can_fork = sys.platform == "linux"
     if not dataset.is_encoded or not computes_on_gpu or not can_fork:
         return 0
-    if shutil.disk_usage(_SHARED_MEMORY).free < _ENOUGH_SHARED_MEMORY:
-        return 0
-    processors = len(os.sched_getaffinity(0))
-    return min(_MOST_DEFAULT_WORKERS, processors - 1)
+    have_room = shutil.disk_usage(_SHARED_MEMORY).free // _SHARED_MEMORY_OF_WORKER
+    processors_left = len(os.sched_getaffinity(0)) - 1
+    return min(_MOST_DEFAULT_WORKERS, processors_left, have_room)
 
 
 def longest_first(dataset: Dataset) -> list[int]:

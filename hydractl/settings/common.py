@@ -143,7 +143,7 @@ class Common:
         often=True,
     )
     workers: int | None = run_option(
-        "Processes that read data; 0 is the main one [processes; default: 0; up to 4 where images are decoded for a "
+        "Processes that read data; 0 is the main one [processes; default: 0; up to 8 where images are decoded for a "
         "CUDA device]",
         at_least=0,
     )

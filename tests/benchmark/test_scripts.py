@@ -54,6 +54,7 @@ COMMANDS = {
         "out.json",
     ),
     "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
+    "search_formats": ("vit.st", *DATA, "--steps", "1", "-o", "out.json"),
     "serving": ("--model", SIZED, "--images", "2", "--batch-size", "2", *ONCE, "-o", "out.json"),
     "start_up": ("--verbs", "predict", *ONCE, "-o", "out.json"),
     "verdict_words": ("--trials", "1", "-o", "out.json"),

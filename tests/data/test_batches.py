@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,10 +95,10 @@ def test_workers_are_other_processes_that_end(own_processes: Callable[[], set[An
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a process with eight processors and enough shared memory believe that it uses a GPU."""
+    """Let a process with nine processors and enough shared memory believe that it uses a GPU."""
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("hydractl.data.batching._ENOUGH_SHARED_MEMORY", 0)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr("hydractl.data.batching._SHARED_MEMORY_OF_WORKER", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(9)), raising=False)
     monkeypatch.setattr("sys.platform", "linux")
 
 
@@ -116,7 +117,7 @@ def test_image_files_are_decoded_in_workers_where_a_gpu_would_wait(
         captioned,
         Numbered(files),
     )
-    assert [default_workers(data) for data in sets] == [4] * len(sets)
+    assert [default_workers(data) for data in sets] == [8] * len(sets)
     read = batches(files, lambda _: os.getpid(), 2, workers=None)
     assert os.getpid() not in {batch.inputs for batch in read}
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5})
@@ -129,8 +130,10 @@ def test_this_process_reads_where_workers_gain_nothing_or_may_be_killed(
     files = open_data(str(folder))
     assert default_workers(open_data("builtin:digits/val")) == 0  # nothing to decode
     with monkeypatch.context() as change:
-        change.setattr("hydractl.data.batching._ENOUGH_SHARED_MEMORY", 1 << 60)
-        assert default_workers(files) == 0
+        change.setattr("hydractl.data.batching._SHARED_MEMORY_OF_WORKER", 100)
+        for free, workers in ((99, 0), (399, 3)):
+            change.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+            assert default_workers(files) == workers
     with monkeypatch.context() as change:
         change.setattr("sys.platform", "win32")  # a collate function cannot be pickled
         assert default_workers(files) == 0
