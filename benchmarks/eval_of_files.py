@@ -7,8 +7,9 @@ Each side is a process of its own and counts from its start to its end: imports,
 The bare loop is a ``torch.utils.data.DataLoader`` over the same files with timm's own transform, as many workers as
 ``eval`` (``--workers``), and memory that a GPU copies from (``pin_memory``); it runs the library's own model and counts
 the right answers. A round runs all sides once, in an order drawn by ``--seed``; ratios are medians of the ratios within
-a round, with the smallest and the largest. BEFORE is a folder with another version of the source (``git worktree add
-../before COMMIT``); it runs with its own defaults.
+a round, with the smallest and the largest; there is no round before the first. BEFORE is a folder with another version
+of the source (``git worktree add ../before COMMIT``); it runs with its own defaults, that of ``--workers`` included,
+which are part of what is compared. Linux only.
 
 What ``eval -v`` says of the time in which the model waits for data is printed too.
 """
@@ -58,7 +59,8 @@ class Files(torch.utils.data.Dataset):
             return transform(image.convert("RGB")), class_names.index(paths[index].parent.name)
 
 loader = torch.utils.data.DataLoader(
-    Files(), int(batch_size), num_workers=int(workers), pin_memory=device.startswith("cuda")
+    Files(), int(batch_size), num_workers=int(workers), pin_memory=device.startswith("cuda"),
+    multiprocessing_context="fork" if int(workers) else None,  # Files can be imported from nowhere
 )
 right = torch.zeros((), device=device)
 with torch.inference_mode():

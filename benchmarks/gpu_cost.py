@@ -286,6 +286,7 @@ def names_of_models(options: argparse.Namespace) -> list[str]:
         names += [f"whole + circuit, last {late}" for late in options.late]
         names += [f"fused, {count} shared" for count in shared]
     if False in options.batched:
+        names += [f"whole + circuit, last {late}{UNBATCHED}" for late in options.late]
         names += [f"fused, {count} shared{UNBATCHED}" for count in shared]
     return [*names, APART, FIRST, DEEP, STOCK]
 
@@ -328,14 +329,14 @@ def plan(options: argparse.Namespace) -> list[Place]:
                         names_here = [name for name in names if name == SINGLE or _is_batched(name)]
                     places += [Place(arch, dtype, batch, mode, name) for name in names_here]
 
-    def rank(place: Place) -> tuple[bool, int]:
+    def rank(place: Place) -> tuple[bool, int, int]:
         first_dtype = place.dtype == options.dtypes[0]
         is_paper_s = place.batch_size == PAPER_S_BATCH
         if is_paper_s:
             step = {"compiled": 0, "eager": 1, "graphs": 2}[place.mode] if first_dtype else 3
         else:
             step = 6 if not first_dtype else 5 if place.mode in WITH_GRAPH else 4
-        return place.arch != options.arch[0], step
+        return not is_paper_s, options.arch.index(place.arch), step
 
     return sorted(places, key=rank)  # rows of one rank stay in order
 

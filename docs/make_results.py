@@ -22,7 +22,9 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``benchmarks/verdict_rules.py`` writes, between ``<!-- words: NAME -->`` and ``<!-- end -->`` one of
 ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- serving: cpu -->`` and
 ``<!-- end -->`` the figures of ``benchmarks/serving.py``, between ``<!-- gpu: PART ... -->`` and ``<!-- end -->``
-those of ``benchmarks/gpu_cost.py``, and between ``<!-- seeds: PART ... -->`` and
+those of ``benchmarks/gpu_cost.py``, between ``<!-- files: cpu -->`` and ``<!-- end -->`` those of
+``benchmarks/eval_of_files.py``, between ``<!-- formats: NAME ... -->`` and ``<!-- end -->`` those of
+``benchmarks/search_formats.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
 ``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and
 ``<!-- end -->`` stands a table of
@@ -1124,6 +1126,44 @@ def windows_with_ood(document: dict[str, Any]) -> str:
     return markdown(["reference", "inputs", "OOD samples", *(f"TPR {tpr:g}" for tpr in tprs)], rows)
 
 
+# --- circuit search ---------------------------------------------------------------------------------------------------
+
+
+def formats(*names: str) -> str:
+    """What ``benchmarks/search_formats.py`` found, for each of its files."""
+    made = []
+    for name in names:
+        path = DOCS.parent / f"benchmarks/results/{name}.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        samples = f"{document['settings']['limit']} + {document['settings']['limit']}"
+        for number, step in enumerate(document["steps"], 1):
+            again = f"{step['again']} of {step['candidates']}"
+            times = [f"{step['screen']:.2f}", f"{step['both']:.2f}"]
+            found = ["same" if step[part] else "another" for part in ("screen_same", "same")]
+            made.append([samples, f"{document['tolerance']:.3f}", str(number), again, *times, *found])
+    columns = ["samples", "allowed", "step", "not ruled out", "bfloat16", "with those in float32"]
+    return markdown([*columns, "bfloat16's head", "of both"], made)
+
+
+# --- eval on files ----------------------------------------------------------------------------------------------------
+
+
+def files(_name: str) -> str:
+    """What ``eval`` on image files takes, by ``benchmarks/eval_of_files.py``: each side over each other one."""
+    path = DOCS.parent / "benchmarks/results/eval-of-files.json"
+    rounds = json.loads(path.read_text(encoding="utf-8"))["seconds"]
+    made = []
+    for side in ("bare loop", "eval", "eval before"):
+        cells = [f"`{side}`" if side == "eval" else side]
+        cells.append(f"{statistics.median(of_round[side] for of_round in rounds):.1f} s")
+        for other in ("bare loop", "eval before"):
+            ratios = [of_round[side] / of_round[other] for of_round in rounds]
+            middle = statistics.median(ratios)
+            cells.append("" if side == other else f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        made.append(cells)
+    return markdown(["", "seconds", "over the bare loop", "over eval before"], made)
+
+
 # --- serving ----------------------------------------------------------------------------------------------------------
 
 
@@ -1141,12 +1181,12 @@ def serving(_name: str) -> str:
 
 
 def gpu(part: str, *words: str) -> str:
-    """Times on a GPU: ``ARCH DTYPE MODE`` by model and batch, ``aims``, or ``padding``, a comparison of two ways."""
+    """Times on a GPU: ``ARCH DTYPE MODE`` by model and batch, ``aims``, ``padding``, or a sentence of GPU_SENTENCES."""
     rows = gpu_rows("gpu-cost")
     if part == "aims":
         return gpu_aims()
     if part == "padding":
-        return gpu_padding(rows)
+        return gpu_padding()
     if part in GPU_SENTENCES:
         return filled_sentence(GPU_SENTENCES[part], rows)
     dtype, mode = words
@@ -1159,7 +1199,10 @@ def gpu(part: str, *words: str) -> str:
         any_row = next(iter(by_batch.values()))
         cells = [f"`{model}`", str(any_row["operators"]), f"{any_row['mac_ratio']:.2f}"]
         for batch in batches:
-            cells.append(gpu_cell(by_batch.get(batch)))
+            if model == "single":
+                cells.append(gpu_single([row for row in rows if row["batch_size"] == batch]))
+            else:
+                cells.append(gpu_cell(by_batch.get(batch)))
         made.append(cells)
     return markdown(["", "operators", "mult-adds", *(f"batch {batch}" for batch in batches)], made)
 
@@ -1171,20 +1214,28 @@ GPU_SENTENCES = {
         "graphs; three members that share 10 of 12 sites {eager 4 fused10 ratio} and {graphs 4 fused10 ratio}; three "
         "that share none {eager 4 fused0 ratio} and {graphs 4 fused0 ratio}, with {eager 4 fused0 mac_ratio} times the "
         "mult-adds, and run one after another {eager 4 apart ratio}. The paper's figure for those that share none, "
-        "1.07, is not reached. At batch 128 the time follows the mult-adds. At batch 1 CUDA graphs answer in "
-        "{graphs 1 single ms} ms instead of {eager 1 single ms}, and three members that share none in "
-        "{graphs 1 fused0 ms}."
+        "1.07, is not reached. At batch 128 three members that share none take {eager 128 fused0 ratio} times as long. "
+        "At batch 1 CUDA graphs answer in {graphs 1 single ms} ms instead of {eager 1 single ms}, and three members "
+        "that share none in {graphs 1 fused0 ms}."
     ),
     "waiting": (
-        "Up to batch 32 the GPU waits for the processor: at batch 4 the kernels of the single model take "
-        "{eager 4 single kernel_ms} of its {eager 4 single ms} ms. So time follows operators, and what Python does "
-        "around them, rather than mult-adds. That three members side by side take longer than one although they "
-        "have {eager 4 fused0 operators} operators instead of {eager 4 single operators} has two reasons: a batched "
+        "Up to batch 4 the GPU waits for the processor: there the kernels of the single model take "
+        "{eager 4 single kernel_ms} of its {eager 4 single ms} ms, and those of three members that share none "
+        "{eager 4 fused0 kernel_ms} of {eager 4 fused0 ms}. So time follows operators, and what Python does around "
+        "them, rather than mult-adds. At batch 32 it still waits for the single model ({eager 32 single kernel_ms} of "
+        "{eager 32 single ms} ms), and is busy with three members that share none ({eager 32 fused0 kernel_ms} of "
+        "{eager 32 fused0 ms}). That three members side by side take longer than one although they have "
+        "{eager 4 fused0 operators} operators instead of {eager 4 single operators} has two reasons: a batched "
         "product with a bias copies the bias first, so that there are {eager 4 fused0 kernels} kernels instead of "
-        "{eager 4 single kernels}; and each member is read out by itself."
+        "{eager 4 single kernels}; and each member is read out by itself. At batch 128 the single model computes "
+        "{eager 128 single tera} x 10^12 operations a second, two for each mult-add, and {float32 eager 128 single "
+        "tera} in float32."
     ),
 }
-"""``{MODE BATCH MODEL KEY}`` is a figure of a row of ViT-B/16 in bfloat16."""
+"""``{[DTYPE] MODE BATCH MODEL KEY}`` is a figure of a row of ViT-B/16, in bfloat16 where none is named.
+
+``ms`` is the time of a call, ``tera`` how many 10^12 operations a second it takes, two for each mult-add.
+"""
 
 GPU_MODELS = {
     "single": "single",
@@ -1199,10 +1250,13 @@ def filled_sentence(sentence: str, rows: list[dict[str, Any]]) -> str:
     """A sentence of a page with its figures."""
 
     def figure(match: re.Match[str]) -> str:
-        mode, batch, model, key = match[1].split()
-        place = ("vit_base_patch16_224", "bfloat16", mode, int(batch), GPU_MODELS[model])
+        *perhaps_dtype, mode, batch, model, key = match[1].split()
+        dtype = perhaps_dtype[0] if perhaps_dtype else "bfloat16"
+        place = ("vit_base_patch16_224", dtype, mode, int(batch), GPU_MODELS[model])
         keys = ("arch", "dtype", "mode", "batch_size", "model")
         (row,) = [row for row in rows if tuple(row[one] for one in keys) == place]
+        if key == "tera":
+            return f"{2 * row['macs'] * row['throughput_per_s'] / 1e12:.0f}"
         value = row["latency_ms"]["median"] if key == "ms" else row[key]
         return str(value) if isinstance(value, int) else f"{value:.2f}"
 
@@ -1217,12 +1271,16 @@ def gpu_rows(name: str) -> list[dict[str, Any]]:
 
 
 def gpu_cell(row: dict[str, Any] | None) -> str:
-    """The time of a row over that of the single model, or the milliseconds of the single model itself."""
+    """The time of a row over that of the single model in the same rounds."""
     if row is None:
         return ""
-    if row["model"] == "single":
-        return f"{row['latency_ms']['median']:.2f} ms"
     return f"{ratio_of(row)}{' ~' if row['noisy'] else ''}"
+
+
+def gpu_single(rows: list[dict[str, Any]]) -> str:
+    """The least and the most milliseconds that the single model took in the rounds of the rows of a batch."""
+    taken = [row["latency_ms"]["median"] / row["ratio"] for row in rows]
+    return f"{min(taken):.2f} to {max(taken):.2f} ms"
 
 
 def ratio_of(row: dict[str, Any]) -> str:
@@ -1240,20 +1298,23 @@ def gpu_aims() -> str:
     return markdown(["", "mode", "", "at most", "measured", ""], made)
 
 
-def gpu_padding(rows: list[dict[str, Any]]) -> str:
+def gpu_padding() -> str:
     """A fused model whose members have unequal heads: with products of each member, and with one for both."""
+    rows = gpu_rows("gpu-cost-padding")
     made = []
-    for before in gpu_rows("gpu-cost-padding"):
-        place = [before[key] for key in ("arch", "dtype", "mode", "batch_size")]
-        for row in rows:
-            if (
-                row["model"] == before["model"]
-                and [row[key] for key in ("arch", "dtype", "mode", "batch_size")] == place
-            ):
-                operators = [str(before["operators"]), str(row["operators"])]
-                made.append([*map(str, place[1:]), *operators, ratio_of(before), ratio_of(row)])
-    columns = ["format", "mode", "batch", "operators, apart", "padded", "over single, apart", "padded"]
-    return markdown(columns, made)
+    for padded in rows:
+        if padded["model"] != GPU_MODELS["whole"]:
+            continue
+        (apart,) = [row for row in rows if row["model"] == f"{padded['model']}, not batched" and is_beside(row, padded)]
+        (single,) = [row for row in rows if row["model"] == "single" and is_beside(row, padded)]
+        cells = [padded["mode"], str(padded["batch_size"]), f"{single['ms']:.2f} ms", ratio_of(apart), ratio_of(padded)]
+        made.append([*cells, f"{apart['kernels']} and {padded['kernels']}"])
+    return markdown(["mode", "batch", "single", "apart, over single", "padded, over single", "kernels"], made)
+
+
+def is_beside(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two rows are of the same mode and batch."""
+    return bool((row["mode"], row["batch_size"]) == (other["mode"], other["batch_size"]))
 
 
 # --- the paper as commands --------------------------------------------------------------------------------------------
@@ -1314,6 +1375,8 @@ KINDS = {
     "making": making,
     "rules": rules,
     "words": words,
+    "formats": formats,
+    "files": files,
     "serving": serving,
     "gpu": gpu,
     "seeds": seeds,

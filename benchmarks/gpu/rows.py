@@ -183,11 +183,11 @@ def measure_all(
         clock: nothing is begun that took longer the last time, in the same mode, than there is time left.
         measure: returns the figures of one row, or raises :class:`CannotMeasure`.
     """
-    longest: dict[str, float] = {}
+    last: dict[str, float] = {}  # the seconds of the last row of a mode
     for place in places:
         if record.has(place):
             continue
-        if clock.left <= longest.get(place.mode, 0.0):
+        if clock.left <= last.get(place.mode, 0.0):
             record.miss([place], "no time left")
             continue
         begun = time.perf_counter()
@@ -198,7 +198,7 @@ def measure_all(
             continue
         record.add(place, figures)
         seconds = time.perf_counter() - begun
-        longest[place.mode] = max(longest.get(place.mode, 0.0), seconds)
+        last[place.mode] = seconds
         print(f"{place}: {seconds:.1f} s", file=sys.stderr, flush=True)
     record.write()
 

@@ -32,8 +32,9 @@ from hydractl.model.projections import (
 PADDED = 3 / 2
 """How many heads may be computed for each real head, at most, if members have different numbers of heads.
 
-At this bound, two members with 12 and 4 heads of 12 in two sites and all else in common take 1.06 instead of 1.18 times
-the time of the single model at batch 4 on an H200, and no more at batch 128 (docs/numbers/gpu-cost.md).
+At this bound, two members with 12 and 4 heads of 12 in two sites and all else in common take 1.08 instead of 1.16 times
+the time of the single model on an H200 in bfloat16 at batch 4, and hardly less at batch 128
+(docs/numbers/gpu-cost.md).
 
 With more, each member has products of its own. torch.nn.functional.grouped_mm would need no heads of zeros, but it adds
 no bias, is one kernel for bfloat16 on GPUs of compute capability 9.0 and 10.0 only, and would need weights and
