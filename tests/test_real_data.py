@@ -53,7 +53,7 @@ def test_a_fashion_mnist_ensemble(real_data: Path, tmp_path: Path, monkeypatch: 
     run("eval", *models, *test, "--ood", sets[0], "--ood", sets[1], "-o", "eval.json")
     rows = {row["name"]: row for row in json.loads(Path("eval.json").read_text())["models"]}
     single, hydra, deep = (rows[name] for name in ("base", "hydra", "deep"))
-    assert single["id"]["accuracy"] > 0.7
+    assert single["id"]["accuracy"] > 0.6
     assert hydra["id"]["accuracy"] > single["id"]["accuracy"] - 0.1
     # Nothing was trained after pruning, so averaging equal MLPs changes nothing.
     assert hydra["id"]["nll"] == pytest.approx(deep["id"]["nll"], rel=1e-4)
