@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import threading
@@ -247,6 +248,7 @@ class _Group(Processes):
             names_gloo = "gloo" in str(error)
             if not is_error_of_torch and not names_gloo:  # a defect in the program, not a lost connection
                 raise
+            _never_free(torch.distributed.group.WORLD)
             self.close()
             hint = "run the same command with --resume"
             raise HydraError("another process of this run has ended", hint=hint) from error
@@ -260,6 +262,15 @@ class _Group(Processes):
         leaving = threading.Thread(target=_leave_group, daemon=True)
         leaving.start()
         leaving.join(_PATIENCE_S)
+
+
+def _never_free(group: Any) -> None:
+    """Keep torch's process group until the process ends.
+
+    Whoever frees it holds Python's lock and waits for a thread of the group. After a lost connection this thread may be
+    waiting for that lock, to free what an exchange has left: both would wait for ever.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _leave_group() -> None:
