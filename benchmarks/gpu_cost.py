@@ -393,16 +393,18 @@ class Measuring:
                 memory = self._device.peak_memory(calls[place.model])
         except Exception as error:  # of a compiler there are many kinds; the other rows can be measured
             raise CannotMeasure(first_line(error)) from error
-        own, reference = times[place.model], times[SINGLE]
+        own = times[place.model]
+        reference = times[SINGLE]
         figures = timed([t.wall for t in own], [t.wall for t in reference], place.batch_size, 0)
-        device_ratio, device_interval = paired_ratio([t.device for t in own], [t.device for t in reference], 0)
+        on_device = [t.device for t in own]
+        device_ratio, device_interval = paired_ratio(on_device, [t.device for t in reference], 0)
         return {
             "macs": models.macs(place.model),
             "mac_ratio": models.macs(place.model) / models.macs(SINGLE),
             "operators": models.operators(place.model),
             **figures.to_json(),
-            "device_ms": statistics.median(t.device for t in own) * 1e3,
-            "device_runs_ms": [t.device * 1e3 for t in own],
+            "device_ms": statistics.median(on_device) * 1e3,
+            "device_runs_ms": [seconds * 1e3 for seconds in on_device],
             "device_ratio": device_ratio,
             "device_ratio_ci": device_interval,
             "host_ms": statistics.median(t.host for t in own) * 1e3,

@@ -1300,21 +1300,20 @@ def gpu_aims() -> str:
 
 def gpu_padding() -> str:
     """A fused model whose members have unequal heads: with products of each member, and with one for both."""
-    rows = gpu_rows("gpu-cost-padding")
+    whole = GPU_MODELS["whole"]
+    by_place: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in gpu_rows("gpu-cost-padding"):
+        of_place = by_place.setdefault((row["mode"], row["batch_size"]), {})
+        of_place[row["model"]] = row
     made = []
-    for padded in rows:
-        if padded["model"] != GPU_MODELS["whole"]:
-            continue
-        (apart,) = [row for row in rows if row["model"] == f"{padded['model']}, not batched" and is_beside(row, padded)]
-        (single,) = [row for row in rows if row["model"] == "single" and is_beside(row, padded)]
-        cells = [padded["mode"], str(padded["batch_size"]), f"{single['ms']:.2f} ms", ratio_of(apart), ratio_of(padded)]
-        made.append([*cells, f"{apart['kernels']} and {padded['kernels']}"])
+    for (mode, batch), of_place in by_place.items():
+        padded = of_place[whole]
+        apart = of_place[f"{whole}, not batched"]
+        kernels = f"{apart['kernels']} and {padded['kernels']}"
+        made.append(
+            [mode, str(batch), f"{of_place['single']['ms']:.2f} ms", ratio_of(apart), ratio_of(padded), kernels]
+        )
     return markdown(["mode", "batch", "single", "apart, over single", "padded, over single", "kernels"], made)
-
-
-def is_beside(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two rows are of the same mode and batch."""
-    return bool((row["mode"], row["batch_size"]) == (other["mode"], other["batch_size"]))
 
 
 # --- the paper as commands --------------------------------------------------------------------------------------------

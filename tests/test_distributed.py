@@ -290,3 +290,28 @@ def test_a_gpu_of_its_own(place: Callable[..., None], monkeypatch: pytest.Monkey
         local_device("auto")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert [local_device(name) for name in ("cuda", "auto")] == ["cuda", "auto"]
+
+
+LOST = """
+import gc, torch.distributed, weakref
+from hydractl.distributed import _Group
+from hydractl.errors import HydraError
+
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+team = _Group(0, 2)
+group = weakref.ref(torch.distributed.group.WORLD)
+try:
+    with team.exchanging():
+        raise torch.distributed.DistNetworkError("the connection is closed")
+except HydraError as error:
+    print(error)
+gc.collect()
+print(torch.distributed.is_initialized(), group() is not None)
+"""
+
+
+def test_a_group_that_is_lost_is_never_freed() -> None:
+    """Freeing it can wait for a thread that waits for Python's lock."""
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["another process of this run has ended", "False True"])

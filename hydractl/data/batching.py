@@ -30,7 +30,7 @@ read, by index."""
 
 _DONE = object()
 
-# With four, an H200 was idle for half of the time of an eval of a ViT-S on photographs of 500 by 375 pixels.
+# With four, a ViT-S on an H200 waited for data half of the time (benchmarks/eval_of_files.py, other work beside it).
 _MOST_DEFAULT_WORKERS = 8
 
 # Workers hand their batches over in shared memory, of which a container may have little: a worker that finds none left
