@@ -1,11 +1,11 @@
 """How fast the approximate circuit searches are, and how much of the exact circuit they find.
 
-    python benchmarks/approximate_circuits.py MODEL --data SPEC --ood SPEC --limit 500 --budget 8
+    python benchmarks/approximate_circuits.py MODEL --data SPEC --ood SPEC --limit 500 --budget 8 -o FILE.json
 
 Every search is the command ``hydractl extract-circuit`` itself, in this process, on one thread; the plain side is
 Algorithm 1 written plainly on the library's own model (``extract_circuit.py``). All of them run once in every round,
 in an order drawn by --seed, and their times hold reading the model and the data. What is the same as in the exact
-circuit is what ``--check-against`` says.
+circuit is what ``--check-against`` says. With ``-o`` everything is also written to a file, anew after every round.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
 import statistics
 import sys
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 APPROXIMATIONS = "lazy:8,lazy:4,lazy:2"
-EXACT = {"exact, no bounds": ["--no-bounds"], "exact": []}
+UNBOUNDED = "exact, no bounds"
+EXACT = {UNBOUNDED: ["--no-bounds"], "exact": []}
 
 
 def arguments() -> argparse.Namespace:
@@ -38,8 +40,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="samples per batch [32]")
     parser.add_argument("--approx", default=APPROXIMATIONS, metavar="LIST", help=f"what to try [{APPROXIMATIONS}]")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="rounds of all searches [1]")
+    parser.add_argument(
+        "--unbounded",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time the exact search without bounds [on]",
+    )
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="time the plain side [on]")
     parser.add_argument("--seed", type=int, default=0, help="draws the order of the searches [0]")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write times and circuits")
     return parser.parse_args()
 
 
@@ -85,10 +94,10 @@ class Counted:
         self._tell = session.tell_work
         session.tell_work = self.tell  # type: ignore[assignment]
 
-    def tell(self, log: Any, plan: Any, evaluations: int, work: float, processes: int) -> None:
+    def tell(self, log: Any, plan: Any, search: Any, work: float) -> None:
         """The closing lines of ``extract-circuit``."""
-        self.evaluations, self.work, self.naive = evaluations, work, plan.sample_blocks_naive
-        self._tell(log, plan, evaluations, work, processes)
+        self.evaluations, self.work, self.naive = search.evaluations, work, plan.sample_blocks_naive
+        self._tell(log, plan, search, work)
 
 
 def main() -> None:
@@ -102,6 +111,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     sides = {**EXACT, **{name: ["--approx", name] for name in asked.approx.split(",")}}
+    if not asked.unbounded:
+        del sides[UNBOUNDED]
     counted, draw = Counted(), random.Random(asked.seed)
     times: dict[str, list[tuple[float, float]]] = {}
     circuits: dict[str, dict[str, Any]] = {}
@@ -125,6 +136,8 @@ def main() -> None:
                     continue
                 circuits[name] = timed(name, lambda name=name: search(asked, Path(folder), name, sides[name]))
                 works[name] = counted.evaluations, counted.work
+            if asked.output is not None:
+                write(asked, times, works, circuits)
     reference = "plain" if asked.plain else "exact"
     exact = circuits["exact"]
     print(f"| search | evaluations | work | time, {reference} / this | CPU | same heads | Kendall's tau | score lost |")
@@ -140,6 +153,29 @@ def main() -> None:
             f"| {name} | {evaluations:,} | {work / counted.naive:.3f} | {wall:.1f} x | {cpu:.1f} x "
             f"| {same:.0%} | {'-' if tau is None else f'{tau:.2f}'} | {found['score_lost']:.4f} |"
         )
+
+
+def write(
+    asked: argparse.Namespace,
+    times: dict[str, list[tuple[float, float]]],
+    works: dict[str, tuple[int, float]],
+    circuits: dict[str, dict[str, Any]],
+) -> None:
+    """Write the rounds so far: for each search its seconds, evaluations in its format, work and removed heads."""
+    import torch
+
+    of_search: dict[str, dict[str, Any]] = {}
+    for name, pairs in times.items():
+        of_search[name] = {"wall": [wall for wall, _ in pairs], "cpu": [cpu for _, cpu in pairs]}
+        if name in circuits:
+            evaluations, work = works[name]
+            score = circuits[name]["removed"][-1]["score"]
+            removed = heads(circuits[name])
+            of_search[name] |= {"evaluations": evaluations, "work": work, "removed": removed, "score": score}
+    machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": 1}
+    settings = {name: getattr(asked, name) for name in ("limit", "budget", "objective", "batch_size", "rounds")}
+    document = {"machine": machine, "settings": settings, "searches": of_search}
+    asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def heads(circuit: dict[str, Any]) -> list[tuple[str, int]]:

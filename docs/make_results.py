@@ -23,8 +23,8 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- serving: cpu -->`` and
 ``<!-- end -->`` the figures of ``benchmarks/serving.py``, between ``<!-- gpu: PART ... -->`` and ``<!-- end -->``
 those of ``benchmarks/gpu_cost.py``, between ``<!-- files: cpu -->`` and ``<!-- end -->`` those of
-``benchmarks/eval_of_files.py``, between ``<!-- formats: NAME ... -->`` and ``<!-- end -->`` those of
-``benchmarks/search_formats.py``, and between ``<!-- seeds: PART ... -->`` and
+``benchmarks/eval_of_files.py``, between ``<!-- searches: NAME ... -->`` and ``<!-- end -->`` those of
+``benchmarks/approximate_circuits.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
 ``seeds-cifar10.json``, and ``elsewhere:`` of ``seeds-elsewhere.json``. Between ``<!-- watching: PART -->`` and
 ``<!-- end -->`` stands a table of
@@ -1129,20 +1129,25 @@ def windows_with_ood(document: dict[str, Any]) -> str:
 # --- circuit search ---------------------------------------------------------------------------------------------------
 
 
-def formats(*names: str) -> str:
-    """What ``benchmarks/search_formats.py`` found, for each of its files."""
+def searches(*names: str) -> str:
+    """What approximate searches take beside the exact one, by ``benchmarks/approximate_circuits.py``, for each file."""
     made = []
     for name in names:
         path = DOCS.parent / f"benchmarks/results/{name}.json"
         document = json.loads(path.read_text(encoding="utf-8"))
         samples = f"{document['settings']['limit']} + {document['settings']['limit']}"
-        for number, step in enumerate(document["steps"], 1):
-            again = f"{step['again']} of {step['candidates']}"
-            times = [f"{step['screen']:.2f}", f"{step['both']:.2f}"]
-            found = ["same" if step[part] else "another" for part in ("screen_same", "same")]
-            made.append([samples, f"{document['tolerance']:.3f}", str(number), again, *times, *found])
-    columns = ["samples", "allowed", "step", "not ruled out", "bfloat16", "with those in float32"]
-    return markdown([*columns, "bfloat16's head", "of both"], made)
+        exact = document["searches"]["exact"]
+        for search, figures in document["searches"].items():
+            if search == "exact":
+                continue
+            cells = [samples, f"`{search}`", f"{figures['evaluations']:,} and {exact['evaluations']:,}"]
+            for clock in ("wall", "cpu"):
+                ratios = [ours / theirs for ours, theirs in zip(figures[clock], exact[clock], strict=True)]
+                cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+            same = sum(ours == theirs for ours, theirs in zip(figures["removed"], exact["removed"], strict=True))
+            made.append([*cells, f"{same} of {len(exact['removed'])}"])
+    columns = ["samples", "search", "heads in float32, and in the exact search", "time", "processor time"]
+    return markdown([*columns, "removals at the same step"], made)
 
 
 # --- eval on files ----------------------------------------------------------------------------------------------------
@@ -1374,7 +1379,7 @@ KINDS = {
     "making": making,
     "rules": rules,
     "words": words,
-    "formats": formats,
+    "searches": searches,
     "files": files,
     "serving": serving,
     "gpu": gpu,

@@ -97,13 +97,17 @@ class Values:
     tasks: Sequence[int] = (0,)
 
 
-def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
+def values_of(
+    logits: Tensor, labels: np.ndarray | None, ood_score: str, logit_tolerance: float | None = None
+) -> Values:
     """Count the results of one batch, in float64.
 
     Args:
         logits: ``[B, classes]``.
         labels: ``[B]``, or None for OOD samples.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
+        logit_tolerance: what counts as rounding, a share of the largest logit of a sample or 1; None: what
+            :data:`LOGIT_TOLERANCE` says for the format of the logits.
 
     Returns:
         The results of the batch, with the tasks of a search that has only task 0.
@@ -118,14 +122,16 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     # The OOD scores, and by how much rounding may change each of them.
     block = Block(members)
     scores = OOD_SCORES[ood_score](members)
-    tolerance = LOGIT_TOLERANCE[logits.dtype]
+    tolerance = logit_tolerance
+    if tolerance is None:
+        tolerance = LOGIT_TOLERANCE[logits.dtype]
     largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
 
     # If two logits differ by less than this, they may be in the opposite order on another machine.
-    logit_tolerance = tolerance * np.maximum(1.0, largest_logit)  # [B]
+    tolerance_of_sample = tolerance * np.maximum(1.0, largest_logit)  # [B]
 
     # Give each score half of it, so that two scores together differ by as much as two logits do.
-    score_tolerance = logit_tolerance / 2 * SLOPES[ood_score](block)  # [B]
+    score_tolerance = tolerance_of_sample / 2 * SLOPES[ood_score](block)  # [B]
     if labels is None:
         return Values(False, scores, near=score_tolerance)
 
@@ -134,8 +140,8 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     predicted = only_member.argmax(axis=1)
     correct = int((predicted == labels).sum())
     margin = margins(only_member, labels)
-    surely_correct = int((margin > logit_tolerance).sum())
-    perhaps_correct = int((margin >= -logit_tolerance).sum())
+    surely_correct = int((margin > tolerance_of_sample).sum())
+    perhaps_correct = int((margin >= -tolerance_of_sample).sum())
 
     # The losses. Rounding may change each loss by a few units: one in float32, more in half precision.
     nll, brier = _losses(block.pooled_log, labels)
@@ -247,12 +253,12 @@ class Tally:
         shares: for each task, how often each of its samples and pairs is counted.
 
     Attributes:
-        seen: the indices of the batches that have been counted.
+        seen: the results of the batches that have been counted, by the index of the batch.
     """
 
     def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
         """Begin with no batch counted."""
-        self.seen: set[int] = set()
+        self.seen: dict[int, Values] = {}
         self._shares = shares
         self._correct = 0
         self._nll = 0
@@ -268,7 +274,7 @@ class Tally:
             values: its results.
         """
         assert batch not in self.seen
-        self.seen.add(batch)
+        self.seen[batch] = values
         for task in values.tasks:
             # With several tasks, repeat the samples of each task so that the task has its weight in the sums.
             times = self._shares[task].inside

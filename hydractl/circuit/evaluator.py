@@ -63,6 +63,7 @@ class Evaluator:
         lanes: how many models with different heads removed are searched in turn.
         aside: whether further models are tried besides these; their states need as much memory again.
         weights: the weight of each task in the mean over tasks.
+        logit_tolerance: how far rounding may move logits, as in :func:`hydractl.circuit.counting.values_of`.
 
     Attributes:
         sample_tower: the tower that reads samples.
@@ -85,12 +86,14 @@ class Evaluator:
         lanes: int = 1,
         aside: bool = False,
         weights: Sequence[int] = (1,),
+        logit_tolerance: float | None = None,
     ) -> None:
         """Build the towers, read all batches once, and decide how the memory is used (:attr:`chunks`)."""
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
         self.weights = list(weights)
+        self._logit_tolerance = logit_tolerance
         self.sample_tower = SearchedTower(model, model.chain_of_samples)
         self.label_tower = None
         if model.prompted is not None:
@@ -322,7 +325,7 @@ class Evaluator:
         """
         logits = self._logits_from_reads(batch, read, classes)
         search_batch = self.batches[batch]
-        values = values_of(logits, search_batch.labels, self.ood_score)
+        values = values_of(logits, search_batch.labels, self.ood_score, self._logit_tolerance)
         return replace(values, tasks=search_batch.tasks)
 
     def _logits_from_reads(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:

@@ -37,10 +37,11 @@ class CountsRecord(TypedDict):
 
 
 class TrialRecord(CountsRecord):
-    """One head, what was counted without it, and its rivals."""
+    """One head, what was counted without it, its rivals, and its score minus its score in bfloat16, if there is one."""
 
     head: list[int]
     rivals: NotRequired[list[TrialRecord]]
+    error: NotRequired[float]
 
 
 class RemovalLine(TrialRecord):
@@ -101,6 +102,8 @@ def record_of_trial(trial: Trial) -> TrialRecord:
     record = cast(TrialRecord, facts)
     if trial.rivals:
         record["rivals"] = [record_of_trial(rival) for rival in trial.rivals]
+    if trial.forecast_error is not None:
+        record["error"] = trial.forecast_error
     return record
 
 
@@ -109,7 +112,7 @@ def trial_from_record(record: TrialRecord) -> Trial:
     head = head_from_record(record)
     counts = counts_from_record(record)
     rivals = [trial_from_record(rival) for rival in record.get("rivals", ())]
-    return Trial(head, counts, tuple(rivals))
+    return Trial(head, counts, tuple(rivals), record.get("error"))
 
 
 def head_from_record(record: TrialRecord | EvaluationRecord) -> CandidateHead:
@@ -359,7 +362,7 @@ def _is_sound_record(
         return False
     if is_evaluation and not isinstance(record["given_up"], list):
         return False
-    forecast_errors = cast(EvaluationRecord, record).get("off", {}).values()
+    forecast_errors = [*cast(EvaluationRecord, record).get("off", {}).values(), record.get("error", 0.0)]
     if not all(type(error) is float for error in forecast_errors):
         return False
 

@@ -17,7 +17,8 @@ from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
 from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import SearchOptions
-from hydractl.circuit.search import evaluations
+from hydractl.circuit.screened import USUALLY_AGAIN
+from hydractl.circuit.search import GreedySearch, evaluations
 from hydractl.circuit.winners import CandidateHead
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.log import Log
@@ -79,6 +80,7 @@ def plan_search(
     options: SearchOptions,
     sizes: Mapping[str, int],
     processes: int,
+    coarse: Evaluator | None = None,
 ) -> SearchPlan:
     """Count the evaluations of a search, and measure on one batch how long they take.
 
@@ -89,6 +91,7 @@ def plan_search(
         options: the options of the search.
         sizes: the number of samples in all data, by ``id`` and ``ood``.
         processes: how many processes share the work.
+        coarse: the same model and data in bfloat16 if the search is screened in it; None if it is not.
     """
     sites = [site for site, _ in heads]
     asked_at_most = asked_by_lazy(options)
@@ -124,15 +127,24 @@ def plan_search(
             work += planned.passes * price_of_model
             work += planned.tried * sum(prices_of_heads)
 
+    # A screened search evaluates everything in bfloat16, and some of it again.
+    seconds_per_block = _seconds_per_block(evaluator, heads[0])
+    bytes_kept = evaluator.memory_bytes
+    seconds = work * seconds_per_block
+    if coarse is not None:
+        work_again = work * USUALLY_AGAIN
+        seconds = work * _seconds_per_block(coarse, heads[0]) + work_again * seconds_per_block
+        work += work_again
+        bytes_kept += coarse.memory_bytes
+
     # The evaluator may have only some of the data: assume that time and memory grow with the samples.
-    seconds = work * _seconds_per_block(evaluator, heads[0]) / processes
     samples_of_all_sets = sum(sizes.values())
-    memory_bytes = evaluator.memory_bytes * samples_of_all_sets / evaluator.size
+    memory_bytes = bytes_kept * samples_of_all_sets / evaluator.size
     return SearchPlan(
         evaluations_per_objective=count,
         sample_blocks_naive=round(naive_work),
         sample_blocks=round(work),
-        seconds=seconds,
+        seconds=seconds / processes,
         memory_bytes=round(memory_bytes),
         chunks=len(evaluator.chunks),
     )
@@ -147,8 +159,8 @@ def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, in
 
 
 def asked_by_lazy(options: SearchOptions) -> int | None:
-    """Return how many candidates a step of ``--approx lazy:N`` evaluates at most, N; None for an exact search."""
-    if options.approx is None:
+    """Return how many candidates a step of ``--approx lazy:N`` evaluates at most, N; None for another search."""
+    if options.approx is None or not options.is_lazy:
         return None
     count = options.approx.removeprefix("lazy:")
     return int(count)
@@ -312,14 +324,14 @@ def tell_plan(log: Log, plan: SearchPlan, bounds: bool) -> None:
     )
 
 
-def tell_work(log: Log, plan: SearchPlan, evaluations: int, work: float, processes: int) -> None:
-    """Log what the search did cost."""
-    if not evaluations:
+def tell_work(log: Log, plan: SearchPlan, search: GreedySearch, work: float) -> None:
+    """Log what the search did cost, in evaluations of candidates and in sample-blocks."""
+    if not search.evaluations:
         log.info("nothing was left to evaluate: the journal has the whole search")
         return
-    by_whom = " by this process" if processes > 1 else ""
+    by_whom = " by this process" if search.processes.size > 1 else ""
     share_of_naive = work / plan.sample_blocks_naive
     log.info(
-        f"{evaluations:,} candidates and {round(work):,} sample-block evaluations{by_whom}: "
+        f"{search.evaluations_text} and {round(work):,} sample-block evaluations{by_whom}: "
         f"{share_of_naive:.3f} of the naive {plan.sample_blocks_naive:,}"
     )

@@ -75,6 +75,7 @@ class Race:
         at_once: how many candidates of one site run together.
         limits: scores that a candidate must not fall below; a candidate that cannot keep them is given up.
         known: evaluations of some candidates from a journal.
+        slack: for each objective, by how much a key must be below the best one to be out of reach; 0 if not named.
         finished: called with each candidate as soon as it is done.
     """
 
@@ -88,6 +89,7 @@ class Race:
         at_once: int,
         limits: Limits,
         known: Mapping[CandidateHead, HeadEvaluation],
+        slack: Mapping[str, int],
         finished: Callable[[RacingHead], None],
     ) -> None:
         """Enter all candidates with the best case of nothing counted; those that a journal knows do not run again."""
@@ -99,7 +101,7 @@ class Race:
         self.finished = finished
 
         # The best that is surely reached for each objective, the candidates with all counts for it, and those that run.
-        self._leads = SureLeads(limits)
+        self._leads = SureLeads(limits, slack)
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 

@@ -118,6 +118,11 @@ class GreedySearch:
         self._limits: Limits = {}
         self._end_limits: Limits = {}
 
+    @property
+    def evaluations_text(self) -> str:
+        """The number of candidates that this process has evaluated, for a message."""
+        return f"{self.evaluations:,} candidates"
+
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
         """Remove one head per step for each objective, until ``budget`` heads are removed or its ranking ends.
 
@@ -194,24 +199,9 @@ class GreedySearch:
             return known
         self.evaluator.go_to_model_without([])
         empty_tally = Tally(self.evaluator.shares)
-        base = self._count_over_all_data(empty_tally, values_of_batch=self.evaluator.current_values)
+        base = count_over_all_data(self.evaluator, empty_tally, values_of_batch=self.evaluator.current_values)
         self.memory.keep_base(base)
         return base
-
-    def _count_over_all_data(self, tally: Tally, values_of_batch: Callable[[int], Values]) -> EvaluationCounts:
-        """Add the batches that a tally has not seen yet, and return the counts over all data.
-
-        Args:
-            tally: the counts of some batches; changed in place.
-            values_of_batch: returns the results of a batch, by its index.
-        """
-        for chunk in self.evaluator.chunks:
-            for batch in chunk:
-                if batch not in tally.seen:
-                    values = values_of_batch(batch)
-                    tally.add(batch, values)
-            self.evaluator.drop_traces(chunk)
-        return tally.counts()
 
     def _run_and_keep_step(self, group: list[str], step: int, removed: Sequence[CandidateHead]) -> dict[str, Trial]:
         """Run a step for objectives that have removed the same heads, and write its winners to the journal.
@@ -260,12 +250,10 @@ class GreedySearch:
         first_objective = group[0]
 
         def keep_finished(contestant: RacingHead) -> None:
-            """Store the counts of a candidate that the race is done with, and count the evaluation."""
+            """Store the counts of a candidate that the race is done with."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = HeadEvaluation(contestant.head, contestant.counts, given_up)
-            self.evaluations += 1
-            self.memory.keep_own_evaluation(first_objective, step, evaluation)
-            self.progress.advance()
+            self._keep_evaluation(first_objective, step, evaluation)
 
         return Race(
             self.evaluator,
@@ -274,9 +262,20 @@ class GreedySearch:
             bounds=bounds,
             at_once=self.at_once,
             limits=self._limits,
-            known=self.memory.evaluations_of_step(first_objective, step),
+            known=self._known_evaluations(first_objective, step),
+            slack={},
             finished=keep_finished,
         )
+
+    def _known_evaluations(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
+        """Return the evaluations of a step that are known when its race begins: those in the journal."""
+        return self.memory.evaluations_of_step(objective, step)
+
+    def _keep_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
+        """Count an evaluation of this process, and store it under an objective."""
+        self.evaluations += 1
+        self.memory.keep_own_evaluation(objective, step, evaluation)
+        self.progress.advance()
 
     def _show_evaluations_left(self, evaluations: int) -> None:
         """Set the total of the progress: the evaluations of this process so far, and its share of those left."""
@@ -293,16 +292,7 @@ class GreedySearch:
         has_all_counts = winner.counts.n_ood == self.evaluator.n_ood
         if has_all_counts:
             return winner
-        site, position = winner.head
-
-        # Run as many heads at once as the race does, since another number would round differently: repeat the winner.
-        positions = [position] * self.at_once
-
-        def values_without_winner(batch: int) -> Values:
-            values_of_repetitions = self.evaluator.values_without_each(batch, site, positions)
-            return values_of_repetitions[0]
-
-        counts = self._count_over_all_data(tally, values_without_winner)
+        counts = counts_without(self.evaluator, winner.head, tally, self.at_once)
         return replace(winner, counts=counts)
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
@@ -381,6 +371,45 @@ class GreedySearch:
         for records in self.processes.gather(records_here):
             trials_of_all += map(trial_from_record, records)
         return trials_of_all
+
+
+def counts_without(evaluator: Evaluator, head: CandidateHead, tally: Tally, at_once: int) -> EvaluationCounts:
+    """Return the counts over all data when one more head is removed.
+
+    Args:
+        evaluator: an evaluator at the model of the step.
+        head: the head.
+        tally: what has been counted without the head so far; changed in place.
+        at_once: how many candidates run together in a race. As many run here, since another number would round
+            differently: the head is repeated.
+    """
+    site, position = head
+    positions = [position] * at_once
+
+    def values_of_batch(batch: int) -> Values:
+        values_of_repetitions = evaluator.values_without_each(batch, site, positions)
+        return values_of_repetitions[0]
+
+    return count_over_all_data(evaluator, tally, values_of_batch)
+
+
+def count_over_all_data(
+    evaluator: Evaluator, tally: Tally, values_of_batch: Callable[[int], Values]
+) -> EvaluationCounts:
+    """Add the batches that a tally has not seen yet, and return the counts over all data.
+
+    Args:
+        evaluator: the evaluator that has the batches.
+        tally: the counts of some batches; changed in place.
+        values_of_batch: returns the results of a batch, by its index.
+    """
+    for chunk in evaluator.chunks:
+        for batch in chunk:
+            if batch not in tally.seen:
+                values = values_of_batch(batch)
+                tally.add(batch, values)
+        evaluator.drop_traces(chunk)
+    return tally.counts()
 
 
 def objectives_by_removed_heads(

@@ -14,7 +14,7 @@ Nothing here reads a file, a tensor or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,11 +36,13 @@ class Trial:
         head: the head that was left out.
         counts: the counts of the model without it.
         rivals: only of a winner: the trials that could have won on a machine that rounds differently, the best first.
+        forecast_error: only of the winner of a screened search: its score minus its score in bfloat16.
     """
 
     head: CandidateHead
     counts: EvaluationCounts
     rivals: tuple[Trial, ...] = ()
+    forecast_error: float | None = None
 
 
 class Standing(NamedTuple):
@@ -189,10 +191,12 @@ class SureLeads:
 
     Args:
         limits: the lowest allowed key of each objective; a winner has to keep all of them.
+        slack: for each objective, by how much a key must be below the lead to be out of reach; 0 if not named.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, slack: Mapping[str, int]) -> None:
         self._limits = limits
+        self._slack = slack
         self._leads: dict[str, Standing] = {}
 
     def raise_if_ahead(self, objective: str, trial: Trial) -> bool:
@@ -204,6 +208,7 @@ class SureLeads:
         if not surely_allowed:
             return False
         sure = surest_standing(objective, trial)
+        sure = sure._replace(key=sure.key - self._slack.get(objective, 0))
         lead = self._leads.get(objective)
         is_behind = lead is not None and sure <= lead
         if is_behind:

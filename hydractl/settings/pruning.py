@@ -265,6 +265,13 @@ def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
     return [f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx"]
 
 
+def _a_wider_format_than_bfloat16(settings: CircuitSettings) -> list[str]:
+    """Return a problem if a search that is screened in bfloat16 runs in a format that is no wider."""
+    if settings.approx != "bfloat16" or settings.dtype in ("float32", "float64"):
+        return []
+    return [f"--approx bfloat16 needs --dtype float32 or float64, not {settings.dtype}{settings.where('dtype')}"]
+
+
 def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
     """Return a problem if several objectives, which make several files, go to standard output."""
     circuits = len(settings.objective)
@@ -307,6 +314,7 @@ class CircuitSettings(Dropping):
         _an_end,
         _ood_data_for_auroc,
         _exact_for_constraints,
+        _a_wider_format_than_bfloat16,
         _one_circuit_on_stdout,
         together("share_from", "share_sites"),
         _a_mask_of_another_base,
@@ -362,10 +370,10 @@ class CircuitSettings(Dropping):
         choices=("greedy", "headmap"),
     )
     approx: str | None = search_option(
-        "Approximate search, recorded in the file: each step evaluates at most N heads, those that a gradient suggests "
-        "[default: exact]",
-        metavar="lazy:N",
-        pattern=r"lazy:[1-9][0-9]{0,8}",
+        "Approximate search, recorded in the file: each step evaluates at most N heads, those a gradient suggests; or "
+        "all in bfloat16, and those near the best one in --dtype [default: exact]",
+        metavar="lazy:N|bfloat16",
+        pattern=r"lazy:[1-9][0-9]{0,8}|bfloat16",
         example="lazy:4",
         often=True,
     )

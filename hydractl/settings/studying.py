@@ -117,8 +117,8 @@ class StudySettings(SideBySide):
     )
     approx: str | None = study_option(
         "Approximate the search, as in extract-circuit [default: exact]",
-        metavar="lazy:N",
-        pattern=r"lazy:[1-9][0-9]{0,8}",
+        metavar="lazy:N|bfloat16",
+        pattern=r"lazy:[1-9][0-9]{0,8}|bfloat16",
         example="lazy:4",
     )
     fit_samples: int = study_option(

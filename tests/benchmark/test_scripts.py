@@ -31,7 +31,7 @@ STUDY = (
     "--limit 12 --search-samples 12 --rows single --bootstrap 100"
 )
 COMMANDS = {
-    "approximate_circuits": ("vit.st", *DATA, "--budget", "1", "--approx", "lazy:2", *ONCE),
+    "approximate_circuits": ("vit.st", *DATA, "--budget", "1", "--approx", "lazy:2,bfloat16", *ONCE, "-o", "out.json"),
     "big_models": ("vit_tiny_patch16_224", "--keep", "2", "--folder", ".", "-o", "out.json"),
     "data_throughput": ("--limit", "4", "--batch-size", "2", "--workers", "0", *ONCE, "-o", "out.json"),
     "ensemble_cost": ("--ways", "swa", *ONCE, "--batch-size", "1", "--folder", "runs", "-o", "out.json"),
@@ -54,7 +54,6 @@ COMMANDS = {
         "out.json",
     ),
     "study_cost": ("../before", "vit.st", "--study", STUDY, *ONCE, "-o", "out.json"),
-    "search_formats": ("vit.st", *DATA, "--steps", "1", "-o", "out.json"),
     "serving": ("--model", SIZED, "--images", "2", "--batch-size", "2", *ONCE, "-o", "out.json"),
     "start_up": ("--verbs", "predict", *ONCE, "-o", "out.json"),
     "verdict_words": ("--trials", "1", "-o", "out.json"),

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import time
 from collections import Counter
 from fractions import Fraction
@@ -17,8 +18,11 @@ import pytest
 
 from hydractl.circuit.agreement import gain_text, repeated_text
 from hydractl.cli.app import main
+from hydractl.model import machine
 from tests.forked import LIMIT, Forked, team
+from tests.running import answer
 from tests.running import quiet as run
+from tests.running import run as loud
 from tests.spread import marked_long
 
 BASE = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -227,6 +231,36 @@ def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: py
     run(*SEARCH, "--objective", "acc,ood,avg", "--budget", "6", "-o", "k.json", "--resume", code=3)
     assert "k.json.journal is broken" in capsys.readouterr().err
     assert not Path("k.acc.json").exists()
+
+
+@pytest.mark.fault(2)
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"error": ', '"error": true, "x": ', "a.json.journal is broken"),
+        ('"off": {"avg": ', '"off": {"avg": "', "a.json.journal is broken"),
+        ('"error": ', '"x": ', "the journal does not say how far scores in both formats differ in step 1"),
+        (
+            '"off": {"avg": ',
+            '"off": {"acc": ',
+            "the journal does not say how far scores in both formats differ in step 1",
+        ),
+    ],
+)
+def test_a_damaged_journal_of_a_screened_search_is_refused(
+    old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*SEARCH, "--objective", "avg", "--budget", "2", "--approx", "bfloat16", "-o", "a.json"]
+    run(*command)
+    journal = Path("a.json.journal")
+    lines = journal.read_text().splitlines(keepends=True)
+    damaged = next(i for i, line in enumerate(lines) if old in line)
+    lines[damaged] = lines[damaged].replace(old, new, 1)
+    if new.endswith(': "'):
+        lines[damaged] = re.sub(r'("avg": "[^,}]*)', r'\1"', lines[damaged])
+    journal.write_text("".join(lines))
+    run(*command, "--resume", code=3)
+    assert said in capsys.readouterr().err
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -499,6 +533,7 @@ def test_a_search_within_a_constraint_goes_on_after_a_break_and_one_within_a_dro
         (["--subject-to", "acc>base"], "must be KEY>=NUMBER or KEY>=base-NUMBER, not 'acc>base'"),
         (["--subject-to", "ece>=0.1"], "must be about one of acc, ood, avg, nll, brier, not 'ece'"),
         (["--subject-to", "acc>=base", "--approx", "lazy:2"], "needs an exact search, without --approx"),
+        (["--subject-to", "acc>=base", "--approx", "bfloat16"], "needs an exact search, without --approx"),
         (["--max-drop", "0.1", "--algorithm", "headmap", "--keep", "2"], "--max-drop has no effect with --algorithm"),
         (["--max-drop", "0.1", "--share-from", "full.acc.json", "--share-sites", "1"], "needs one of --budget, --keep"),
         (["--max-drop", "1"], "--max-drop must be less than 1"),
@@ -550,8 +585,8 @@ def test_memory_that_does_not_suffice_changes_nothing(capsys: pytest.CaptureFixt
 # --- other ways to search ---------------------------------------------------------------------------------------------
 
 
-def test_an_approximation_says_so_and_resumes() -> None:
-    approx = "lazy:3"
+@pytest.mark.parametrize("approx", ["lazy:3", "bfloat16"])
+def test_an_approximation_says_so_and_resumes(approx: str) -> None:
     command = [*SEARCH, "--objective", "acc,avg", "--budget", "3", "--approx", approx, "-o", "a.json"]
     run(*command, "--check-against", "full.avg.json")
     document = read("a.avg.json")
@@ -566,6 +601,42 @@ def test_an_approximation_says_so_and_resumes() -> None:
     run(*command, "--resume")
     assert {o: read(f"a.{o}.json")["removed"] for o in ("acc", "avg")} == whole
     run(*["lazy:2" if word == approx else word for word in command], "--resume", code=3)
+
+
+def test_a_screened_search_tells_of_both_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    loud(*SEARCH, "--objective", "avg", "--budget", "2", "--approx", "bfloat16", "-o", "s.json")
+    told = capsys.readouterr().err
+    # Eight pilots, then nine heads and the eight that are left.
+    assert re.search(r"25 candidates in bfloat16, \d+ in float32 and [\d,]+ sample-block evaluations", told), told
+    assert read("s.json")["source"]["settings"]["dtype"] == "float32"
+
+    # What is kept between evaluations is half as large in bfloat16.
+    kept = {}
+    for approx in ([], ["--approx", "bfloat16"]):
+        kept[bool(approx)] = answer(capsys, *SEARCH, "--budget", "2", *approx, "--dry-run")["memory_bytes"]
+    assert kept[True] == pytest.approx(1.5 * kept[False], rel=0.01)
+
+    # Without more heads than pilots nothing is screened.
+    few = [*SEARCH, "--objective", "avg", "--budget", "2", "--sites", "0-1"]
+    run(*few, "-o", "e.json")
+    run(*few, "--approx", "bfloat16", "-o", "f.json")
+    assert read("f.json")["removed"] == read("e.json")["removed"]
+
+
+def test_a_screened_search_warns_where_bfloat16_is_slow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "slowdown", lambda dtype, device: 40.0)
+    run(*SEARCH, "--budget", "1", "--device", "cpu", "--approx", "bfloat16", "-o", "w.json")
+    assert "bfloat16 is 40 times slower than float32 on this CPU (measured" in capsys.readouterr().err
+    run(*SEARCH, "--budget", "1", "--device", "cpu", "-o", "v.json")
+    assert "slower" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_screened_search_needs_a_wider_format(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, "--budget", "2", "--approx", "bfloat16", "--dtype", dtype, "-o", "n.json", code=2)
+    assert f"--approx bfloat16 needs --dtype float32 or float64, not {dtype}" in capsys.readouterr().err
 
 
 def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

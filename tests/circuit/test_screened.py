@@ -1,0 +1,316 @@
+"""The search that is screened in bfloat16, against the same rule written naively on the libraries' own models.
+
+Two libraries do not round alike in bfloat16. So here the coarse format is float32 with other weights: the model in it
+differs from the model itself as it does in bfloat16, and any library says the same of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from hydractl.circuit import screened
+from hydractl.circuit.counting import Values
+from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.screened import CoarseEvaluator, Screened
+from hydractl.circuit.search import GreedySearch
+from hydractl.circuit.winners import CandidateHead
+from tests.circuit import naive
+from tests.circuit.searching import Kept, evaluator_of, resumes, searched, shared_by_two
+from tests.circuit.test_search import DRAWS, HEADS, model_of, names, samples
+from tests.pico import logits, stock, without_heads
+from tests.spread import marked_long, marked_release
+
+PILOTS = [HEADS[0], HEADS[3], HEADS[5], HEADS[8]]
+"""Four of the nine heads, at equal distances."""
+OTHERS = [CandidateHead(*head) for head in HEADS if head not in PILOTS]
+
+
+@pytest.fixture(autouse=True)
+def few_pilots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screened, "PILOTS", len(PILOTS))
+
+
+def blurred(reference: Any, by: float) -> Any:
+    """The model with weights that are off by a share: what a format of fewer digits does to them."""
+    model = copy.deepcopy(reference)
+    draw = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + by * torch.randn(parameter.shape, generator=draw))
+    return model
+
+
+def screening(coarse_model: Any, variant: str, data: naive.Data) -> Any:
+    """What makes a search whose coarse format is another model."""
+
+    def make(evaluator: Evaluator, heads: Any, **others: Any) -> Screened:
+        coarse = CoarseEvaluator(model_of(coarse_model, variant), samples(data))
+        return Screened(evaluator, heads, coarse=coarse, **others)
+
+    return make
+
+
+# --- the rule, written naively ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class NaiveCounts:
+    """A model in one format: of each ID sample whether it is right, and whether that is sure; and twice U."""
+
+    right: list[bool]
+    sure: list[bool]
+    two_u: int
+
+
+@torch.no_grad()
+def naive_counts(model: Any, gone: Sequence[naive.Head], data: naive.Data, tolerance: float) -> NaiveCounts:
+    with without_heads(model, gone):
+        inside = torch.cat([logits(model, batch) for batch in data.inside]).double()
+        outside = torch.cat([logits(model, batch) for batch in data.outside]).double()
+    labels = torch.cat(data.labels)
+    right, sure = [], []
+    for row, label in zip(inside, labels, strict=True):
+        others = torch.cat([row[:label], row[label + 1 :]])
+        margin = float(row[label] - others.max())
+        allowed = tolerance * max(1.0, float(row.abs().max()))
+        assert abs(abs(margin) - allowed) > 1e-5, "rounding decides what is sure"
+        right.append(margin > 0)
+        sure.append(abs(margin) > allowed)
+    gaps = inside.softmax(1).amax(1)[:, None] - outside.softmax(1).amax(1)[None]
+    assert float(gaps.abs().min()) > 1e-6, "rounding decides a pair"
+    return NaiveCounts(right, sure, 2 * int((gaps > 0).sum()))
+
+
+class NaiveScreen:
+    """Which heads of a step are evaluated in full, and which one is removed, by Python loops over samples."""
+
+    def __init__(self, exact: Any, coarse: Any, data: naive.Data, paths: Sequence[str]) -> None:
+        self.exact, self.coarse, self.data = exact, coarse, data
+        self.heads = naive.all_heads(paths)
+        self.gone: list[naive.Head] = []
+        self.errors: list[int] = []  # in pairs, twice
+        self.sizes = [len(labels) for labels in data.labels]
+        self.n_ood = sum(batch.size for batch in samples(data) if batch.labels is None)
+
+    def counts(self, head: naive.Head) -> tuple[NaiveCounts, NaiveCounts]:
+        gone = [*self.gone, head]
+        return (
+            naive_counts(self.exact, gone, self.data, 1e-5),
+            naive_counts(self.coarse, gone, self.data, 2 * 0.02),
+        )
+
+    def key(self, right: int, two_u: int) -> int:
+        """The objective avg, as an integer."""
+        return 2 * self.n_ood * right + two_u
+
+    def step(self) -> tuple[set[naive.Head], naive.Head]:
+        left = [head for head in self.heads if head not in self.gone]
+        counts = {head: self.counts(head) for head in left}
+        if not self.gone:
+            self.errors = [self.error(*counts[self.heads[3 * site + head]]) for site, head in PILOTS]
+        slack = 1 + math.ceil(6 * statistics.stdev(self.errors) - 1e-9)
+
+        # Round 1: what is uncertain is counted against the best head, and in favour of all others.
+        surely = {
+            h: self.key(sum(r and s for r, s in zip(c.right, c.sure, strict=True)), c.two_u)
+            for h, (_, c) in counts.items()
+        }
+        perhaps = {
+            h: self.key(sum(r or not s for r, s in zip(c.right, c.sure, strict=True)), c.two_u)
+            for h, (_, c) in counts.items()
+        }
+        near = [head for head in left if perhaps[head] > max(surely.values()) - slack]
+
+        # Round 2: batches with uncertain samples are as they are.
+        settled = {head: self.key(sum(self.settled(*counts[head])), counts[head][1].two_u) for head in near}
+        nearest = {head for head in near if settled[head] > max(settled.values()) - slack}
+
+        keys = {head: self.key(sum(counts[head][0].right), counts[head][0].two_u) for head in nearest}
+        winner = max(sorted(nearest, key=self.heads.index), key=keys.__getitem__)
+        self.errors.append(self.error(*counts[winner]))
+        self.gone.append(winner)
+        return nearest, winner
+
+    @staticmethod
+    def error(exact: NaiveCounts, coarse: NaiveCounts) -> int:
+        return exact.two_u - coarse.two_u
+
+    def settled(self, exact: NaiveCounts, coarse: NaiveCounts) -> list[bool]:
+        right: list[bool] = []
+        for size in self.sizes:
+            batch = slice(len(right), len(right) + size)
+            source = coarse if all(coarse.sure[batch]) else exact
+            right += source.right[batch]
+        return right
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+@pytest.mark.parametrize(("variant", "draw"), [("class-token", 1), *marked_long([("llama", 2)])])
+def test_a_step_evaluates_what_the_rule_says(variant: str, draw: int, bounds: bool) -> None:
+    reference = stock(variant)
+    coarse = blurred(reference, 0.01)
+    data = naive.data(variant, inside=24, outside=20, draw=draw)
+    memory = Kept()
+    make = partial(screening(coarse, variant, data), journal=memory, bounds=bounds)
+    found, search = searched(make, reference, variant, data, ["avg"], 4)
+    model = model_of(reference, variant)
+    paths = [site.path for site in model.sites]
+    rule = NaiveScreen(reference, coarse, data, paths)
+    left_out = 0
+    for number in range(1, 5):
+        left = 10 - number
+        nearest, _ = rule.step()
+        asked = {(paths[r["head"][0]], r["head"][1]) for r in memory.written if "of" in r and r["step"] == number}
+        pilots = {(paths[site], head) for site, head in PILOTS} if number == 1 else set()
+        assert asked == nearest | pilots, number
+        left_out += left - len(nearest)
+    assert names(model, found["avg"]) == rule.gone
+    assert search.whole_steps == 0
+    assert left_out >= 10  # of 30: the rule is not merely to keep everything
+
+
+# --- what the coarse format cannot tell -------------------------------------------------------------------------------
+
+
+class Wrong(CoarseEvaluator):
+    """It rates one head by far too high or too low, and knows nothing of it."""
+
+    head = CandidateHead(0, 0)
+    shift = 0.0
+    right = 0
+
+    def values_without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
+        found = super().values_without_each(batch, site, heads)
+        for index, position in enumerate(heads):
+            if (site, position) != self.head:
+                continue
+            values = found[index]
+            if values.labelled:
+                correct = min(len(values.scores), values.correct + self.right)
+                found[index] = replace(values, correct=correct)
+            else:
+                found[index] = replace(values, scores=values.scores + self.shift)
+        return found
+
+
+def wrongly(variant: str, data: naive.Data, reference: Any, **wrong: Any) -> Any:
+    """What makes a search that is screened in the format of the search, but for one head."""
+
+    def make(evaluator: Evaluator, heads: Any, **others: Any) -> Screened:
+        coarse = Wrong(model_of(reference, variant), samples(data))
+        for name, value in wrong.items():
+            setattr(coarse, name, value)
+        return Screened(evaluator, heads, coarse=coarse, **others)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("objective", "wrong"), [("ood", {"shift": 5.0}), ("acc", {"right": 9}), ("avg", {"right": 9})]
+)
+def test_a_winner_that_surprises_makes_the_step_whole(objective: str, wrong: dict[str, Any]) -> None:
+    reference, data = stock("class-token"), naive.data(draw=1)
+    exact, _ = searched(GreedySearch, reference, "class-token", data, [objective], 3)
+    wrong_head = next(head for head in OTHERS if head not in exact[objective].removed)
+    found, search = searched(
+        wrongly("class-token", data, reference, head=wrong_head, **wrong),
+        reference,
+        "class-token",
+        data,
+        [objective],
+        3,
+    )
+    assert found[objective].removed == exact[objective].removed
+    assert search.whole_steps >= 2
+
+
+def test_it_can_miss_what_the_exact_search_finds() -> None:
+    """A head that is rated too low is not seen again: the search is an approximation."""
+    reference, data = stock("class-token"), naive.data(draw=2)
+    exact, _ = searched(GreedySearch, reference, "class-token", data, ["ood"], 1)
+    (best,) = exact["ood"].removed
+    assert best in OTHERS
+    make = wrongly("class-token", data, reference, shift=-5.0, head=best)
+    found, _ = searched(make, reference, "class-token", data, ["ood"], 1)
+    assert found["ood"].removed != [best]
+
+
+# --- as a search ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["class-token", *marked_long(["clip"]), *marked_release(["bert", "swin"])])
+def test_in_bfloat16_it_finds_what_the_exact_search_finds(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the coarse format is bfloat16 itself, and eight of the nine heads are pilots."""
+    monkeypatch.setattr(screened, "PILOTS", 8)
+    reference, data = stock(variant), naive.data(variant, draw=DRAWS[variant])
+    exact, _ = searched(GreedySearch, reference, variant, data, ["avg", "nll"], 3)
+
+    def make(evaluator: Evaluator, heads: Any, **others: Any) -> Screened:
+        model = model_of(reference, variant).bfloat16()
+        batches = [replace(batch, read=partial(halved, batch.read)) for batch in samples(data)]
+        return Screened(evaluator, heads, coarse=CoarseEvaluator(model, batches), **others)
+
+    found, search = searched(make, reference, variant, data, ["avg", "nll"], 3)
+    for objective in ("avg", "nll"):
+        assert found[objective].removed == exact[objective].removed
+        for step, other in zip(found[objective].steps, exact[objective].steps, strict=True):
+            assert step.counts == other.counts  # they are those of float32
+    assert search.coarse_evaluations > search.evaluations
+
+
+def halved(read: Any) -> Any:
+    inputs = read()
+    if isinstance(inputs, dict):
+        return inputs
+    return inputs.bfloat16()
+
+
+SCREENED_DATA = naive.data("class-token", inside=24, outside=20, draw=1)
+
+
+def search_of_two(evaluator: Evaluator, heads: Any, **others: Any) -> Screened:
+    coarse = blurred(stock("class-token"), 0.01)
+    found: Screened = screening(coarse, "class-token", SCREENED_DATA)(evaluator, heads, **others)
+    return found
+
+
+def test_it_goes_on_where_it_was() -> None:
+    resumes(search_of_two, stock("class-token"), "class-token", SCREENED_DATA, ["avg", "nll"], 3, cuts=4)
+
+
+def test_two_processes_share_the_work() -> None:
+    shared_by_two(search_of_two, stock("class-token"), "class-token", SCREENED_DATA, ["avg", "nll"], 3)
+
+
+def test_neither_bounds_nor_memory_nor_company_change_what_it_finds() -> None:
+    reference = stock("class-token")
+    expected, _ = searched(search_of_two, reference, "class-token", SCREENED_DATA, ["acc", "ood"], 3)
+    for memory, others in ((20_000, {}), (20_000, {"bounds": False}), (None, {"at_once": 2})):
+        limit = {} if memory is None else {"memory_bytes": memory}
+        _, evaluator = evaluator_of(reference, "class-token", SCREENED_DATA, **limit)
+        assert len(evaluator.chunks) > 1 or memory is None
+        coarse = CoarseEvaluator(model_of(blurred(reference, 0.01), "class-token"), samples(SCREENED_DATA), **limit)
+        search = Screened(evaluator, HEADS, coarse=coarse, **others)
+        found = search.run(["acc", "ood"], 3)
+        for objective in ("acc", "ood"):
+            assert found[objective].removed == expected[objective].removed, (memory, others)
+            counts = [(step.counts.correct, step.counts.two_u) for step in found[objective].steps]
+            assert counts == [(step.counts.correct, step.counts.two_u) for step in expected[objective].steps]
+
+
+def test_few_heads_are_not_screened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screened, "PILOTS", len(HEADS))
+    reference = stock("class-token")
+    exact, plain = searched(GreedySearch, reference, "class-token", SCREENED_DATA, ["avg"], 2)
+    found, search = searched(search_of_two, reference, "class-token", SCREENED_DATA, ["avg"], 2)
+    assert found == exact
+    assert (search.coarse_evaluations, search.evaluations) == (0, plain.evaluations)
