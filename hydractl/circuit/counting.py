@@ -253,12 +253,14 @@ class Tally:
         shares: for each task, how often each of its samples and pairs is counted.
 
     Attributes:
-        seen: the results of the batches that have been counted, by the index of the batch.
+        seen: the indices of the batches that have been counted.
+        uncertain: the results of those batches in which rounding may change how many samples are classified right.
     """
 
     def __init__(self, shares: Sequence[Share] = (Share(),)) -> None:
         """Begin with no batch counted."""
-        self.seen: dict[int, Values] = {}
+        self.seen: set[int] = set()
+        self.uncertain: dict[int, Values] = {}
         self._shares = shares
         self._correct = 0
         self._nll = 0
@@ -274,7 +276,9 @@ class Tally:
             values: its results.
         """
         assert batch not in self.seen
-        self.seen[batch] = values
+        self.seen.add(batch)
+        if values.doubt.fewer or values.doubt.more:
+            self.uncertain[batch] = values
         for task in values.tasks:
             # With several tasks, repeat the samples of each task so that the task has its weight in the sums.
             times = self._shares[task].inside
@@ -284,6 +288,19 @@ class Tally:
             self._doubt = self._doubt.plus(times, values.doubt)
             # The pairs are multiplied in `counts`.
             self._pairs[task].add(values)
+
+    def settle_classes(self, batch: int, values: Values) -> None:
+        """Count anew how many samples of an uncertain batch are classified right, from results in a wider format."""
+        before = self.uncertain.pop(batch)
+        more_right = values.correct - before.correct
+        change_of_doubt = Doubt(
+            fewer=values.doubt.fewer - before.doubt.fewer,
+            more=values.doubt.more - before.doubt.more,
+        )
+        for task in before.tasks:
+            times = self._shares[task].inside
+            self._correct += times * more_right
+            self._doubt = self._doubt.plus(times, change_of_doubt)
 
     def counts(self) -> EvaluationCounts:
         """Return the counts over the batches seen so far, summed over all tasks.

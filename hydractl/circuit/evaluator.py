@@ -262,6 +262,22 @@ class Evaluator:
         classes_without_each = self._label_reads_without(site, heads)
         return [self._values_from_reads(batch, trace.read, classes) for classes in classes_without_each]
 
+    def values_in_company(self, batch: int, site: int, heads: Sequence[int], at_once: int) -> list[Values]:
+        """Return what :meth:`values_without_each` does, with always as many heads running together.
+
+        Another number would round differently, so the last head is repeated, and the repetitions are ignored.
+
+        Args:
+            batch: the index of the batch.
+            site: the index of the site (attention block).
+            heads: the positions of the heads at the site, at most ``at_once``.
+            at_once: how many heads run together.
+        """
+        repetitions = at_once - len(heads)
+        padding = [heads[-1]] * repetitions
+        values = self.values_without_each(batch, site, [*heads, *padding])
+        return values[: len(heads)]
+
     def _label_reads_without(self, site: int, heads: Sequence[int]) -> list[Tensor]:
         """Return the class features of the label tower when one more head is removed, for each of some heads of a site.
 

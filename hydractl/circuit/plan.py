@@ -44,11 +44,12 @@ class SearchPlan:
     """The cost of a search by Algorithm 1.
 
     Attributes:
-        evaluations_per_objective: how often the whole data are evaluated, at most.
+        evaluations_per_objective: how often the whole data are evaluated, at most; of a screened search in bfloat16,
+            without the pilots.
         sample_blocks_naive: how often a block runs on a sample in the plain algorithm, one objective after another.
         sample_blocks: an estimate of the same number for this search. For an exact search it assumes no bounds, no
-            evaluations shared by objectives, and removed heads spread evenly over all sites. For an approximate search
-            it is the usual number.
+            evaluations shared by objectives, and removed heads spread evenly over all sites. For a lazy search it is
+            the usual number, for a screened one that of an exact search and what is usually evaluated again.
         seconds: about how long this takes.
         memory_bytes: how many bytes are kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
@@ -326,7 +327,7 @@ def tell_plan(log: Log, plan: SearchPlan, bounds: bool) -> None:
 
 def tell_work(log: Log, plan: SearchPlan, search: GreedySearch, work: float) -> None:
     """Log what the search did cost, in evaluations of candidates and in sample-blocks."""
-    if not search.evaluations:
+    if not search.has_evaluated:
         log.info("nothing was left to evaluate: the journal has the whole search")
         return
     by_whom = " by this process" if search.processes.size > 1 else ""

@@ -344,14 +344,9 @@ class Race:
         if not is_needed:
             return
 
-        # Always run the same number of candidates at once, since another number would round differently: repeat the
-        # last one as padding, and ignore the results of the repetitions.
         site = unit[0].head.site
         positions = [contestant.head.position for contestant in unit]
-        repetitions = self.at_once - len(positions)
-        padding = [positions[-1]] * repetitions
-        values_of_positions = self.evaluator.values_without_each(batch, site, positions + padding)
-        values_of_unit = values_of_positions[: len(unit)]
+        values_of_unit = self.evaluator.values_in_company(batch, site, positions, self.at_once)
         for contestant, values in zip(unit, values_of_unit, strict=True):
             # Ask again: another candidate of the unit may just have put this one out of reach.
             if self._still_needs(contestant, batch):

@@ -1,17 +1,20 @@
-"""Algorithm 1 that evaluates every head in bfloat16, and in float32 those that may be the best (``--approx bfloat16``).
+"""Algorithm 1 that evaluates all heads in bfloat16, and only those that may be the best again (``--approx bfloat16``).
 
-Processors made for bfloat16 multiply matrices several times faster in it. A step leaves out heads in two rounds:
+Processors made for bfloat16 multiply matrices several times faster in it. The wide format is that of ``--dtype``,
+float32 or float64. A step leaves out heads in two rounds:
 
-1. Every head is evaluated in bfloat16. Left out are heads that are behind the best one even if each sample whose class
-   is uncertain is counted in their favour, and against the best one.
-2. The batches with such samples are evaluated in float32, which settles their classes. Left out are heads that are
-   behind now.
+1. Every head is evaluated in bfloat16. A head is left out if it is behind the best one, even with every sample whose
+   class is uncertain counted in its favour, and against the best one.
+2. The batches with such samples are evaluated in the wide format, which settles their classes. A head is left out if it
+   is behind now.
 
-The heads that are left are evaluated in float32 like all heads in an exact search, and the best of them is removed.
+The heads that are left are evaluated in the wide format like the heads of an exact search, and the best of them is
+removed.
 
-Scores move as well, not only classes. The AUROC or loss of a head in float32 minus that in bfloat16 is its error. An
-error that all heads have in common changes nothing; by how much errors differ is measured on some heads (the pilots),
-which are evaluated in both formats at first, and on every head that is removed. Both rounds allow for such differences.
+Not only classes change, but also scores. The AUROC or mean loss of a head in the wide format minus that in bfloat16 is
+its *error*. An error that all heads have in common changes nothing; by how much errors differ is measured on some heads
+(the pilots), which are evaluated in both formats at first, and on every head that is removed. Both rounds allow for
+such differences.
 
 This is an approximation, since the errors of most heads are not measured.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -40,8 +43,11 @@ from hydractl.errors import InputError
 PILOTS = 8
 """How many heads are evaluated in both formats, to measure by how much their errors differ."""
 
-USUALLY_AGAIN = 0.1
-"""The usual share of all evaluations that a search repeats in float32."""
+USUALLY_AGAIN = 0.15
+"""The share of all work without bounds that the plan of a search expects in the wide format.
+
+Searches of the models it was tried on did 0.08 (72 heads) and 0.26 (24 heads).
+"""
 
 _DEVIATIONS = 6
 """How many standard deviations of errors two heads may be apart for the lower one to be perhaps the better one.
@@ -53,9 +59,10 @@ _FEWEST_DEVIATIONS = 4
 """A step allowed for too little if that was fewer standard deviations than this, with the error of its winner."""
 
 _MOST_APART = 2 * LOGIT_TOLERANCE[torch.bfloat16]
-"""The class of a sample is uncertain if two of its logits differ by less than this times the largest logit or 1.
+"""Whether a sample is classified right is uncertain if the logit of its label and the highest other one differ by less.
 
-In the models that were measured, a logit moved by up to half of it between the formats.
+It is a share of the largest logit in magnitude, or of 1 if that is larger. In the models that were measured, a logit
+moved by up to half of it between the formats.
 """
 
 NearHeads = dict[str, dict[CandidateHead, EvaluationCounts]]
@@ -63,7 +70,7 @@ NearHeads = dict[str, dict[CandidateHead, EvaluationCounts]]
 
 
 class CoarseEvaluator(Evaluator):
-    """An evaluator of a model in bfloat16, whose doubt is about the classes of samples in float32, and nothing else.
+    """An evaluator of a model in bfloat16, whose doubt is about the classes of samples, and nothing else.
 
     Args:
         arguments, options: those of :class:`hydractl.circuit.evaluator.Evaluator`.
@@ -82,21 +89,22 @@ class CoarseEvaluator(Evaluator):
 class Screened(GreedySearch):
     """The search of ``--approx bfloat16``.
 
-    The first step measures the pilots, which are spread evenly over all heads. If there are no more heads than pilots,
-    nothing is screened: every step evaluates all heads in float32.
+    The first step measures the pilots, which are spread evenly over all heads. Objectives that have removed the same
+    heads are searched together: a head that may be the best of one of them is evaluated for all of them.
 
-    The evaluations of whole heads in float32 are those of :class:`hydractl.circuit.search.GreedySearch`: with bounds,
-    shared by processes, and stored in the journal. The two rounds before are not stored; a resumed search repeats them
-    for the step that was interrupted.
+    The evaluations of whole heads in the wide format are those of :class:`hydractl.circuit.search.GreedySearch`: with
+    bounds, shared by processes, and stored in the journal. The two rounds before are not stored; a resumed search
+    repeats them for the step that was interrupted.
 
     Args:
-        evaluator: the model and the data in float32 or float64.
+        evaluator: the model and the data in the wide format.
+        heads: the candidates, more than there are pilots.
         coarse: the same model and data in bfloat16.
         others: keyword arguments of :class:`hydractl.circuit.search.GreedySearch`; there may be no constraints.
 
     Attributes:
         coarse_evaluations: how many candidates this process has evaluated in bfloat16, pilots included.
-        whole_steps: how many steps allowed for too little, and therefore evaluated all their heads in float32.
+        whole_steps: how many steps allowed for too little, and therefore evaluated all heads in the wide format.
     """
 
     def __init__(
@@ -116,11 +124,8 @@ class Screened(GreedySearch):
         # For each objective the errors of the pilots and of the removed heads.
         self._errors: dict[str, list[float]] = {}
 
-        # What is known of the current step in float32: it is not evaluated again.
-        self._known: dict[CandidateHead, HeadEvaluation] = {}
-
     def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
-        """Leave out candidates in two rounds, and choose the best of the others in float32.
+        """Leave out candidates in two rounds, and choose the best of the others in the wide format.
 
         Args:
             group: the objectives, which have removed the same heads so far.
@@ -130,12 +135,10 @@ class Screened(GreedySearch):
         Returns:
             The winner of each objective, with its error.
         """
-        self._known = self.memory.evaluations_of_step(group[0], step)
-        if not self._screens:
-            return super().choose_winners(group, step, left)
+        known = self.memory.evaluations_of_step(group[0], step)
         self.coarse.go_to_model_without(self.rankings[group[0]].removed)
         if step == 1:
-            self._measure_pilots(group)
+            self._measure_pilots(group, known)
 
         # The two rounds: `near` and `settled` have the heads that may be the best of any of the objectives.
         slack = {objective: self._slack(objective, _DEVIATIONS, self._errors[objective]) for objective in group}
@@ -143,37 +146,47 @@ class Screened(GreedySearch):
         near = self._nearest(race.run(), slack)
         settled = self._nearest(self._settled_trials(race, near), slack)
         heads_near = {head for counts_of_heads in settled.values() for head in counts_of_heads}
-        winners = super().choose_winners(group, step, sorted(heads_near))
+        winners = self._winners_of_race(group, step, sorted(heads_near), known)
         winners = self._with_errors(winners, near)
 
         # If the winners show that more should have been allowed for, any other head may be better.
         enough = [self._was_enough(objective, winners[objective], near, slack) for objective in group]
         if not all(enough):
             self.whole_steps += 1
-            winners = super().choose_winners(group, step, left)
+            self._share(group, step, known)
+            winners = self._winners_of_race(group, step, left, known)
             winners = self._with_errors(winners, near)
         self._note_errors(winners)
         return winners
 
     @property
-    def _screens(self) -> bool:
-        """Whether anything is screened: there are more heads than pilots."""
-        return len(self.heads) > PILOTS
+    def has_evaluated(self) -> bool:
+        """Whether this process has evaluated any candidate, in any format."""
+        return self.coarse_evaluations > 0 or super().has_evaluated
 
     @property
     def evaluations_text(self) -> str:
         """The numbers of candidates that this process has evaluated in each format, for a message."""
         wide = str(self.evaluator.model.dtype).removeprefix("torch.")
-        return f"{self.coarse_evaluations:,} candidates in bfloat16, {self.evaluations:,} in {wide}"
+        text = f"{self.coarse_evaluations:,} candidates in bfloat16, {self.evaluations:,} in {wide}"
+        if self.whole_steps:
+            text += f" (all of {self.whole_steps} steps, in which bfloat16 was further off than expected)"
+        return text
 
     def _show_evaluations_left(self, evaluations: int) -> None:
-        """Set the total of the progress, which shows the evaluations in bfloat16 where anything is screened."""
-        if not self._screens:
-            super()._show_evaluations_left(evaluations)
-            return
+        """Set the total of the progress, which shows the evaluations in bfloat16."""
         pilots_left = 0 if self._errors else PILOTS
         left_here = (evaluations + pilots_left) // self.processes.size
         self.progress.set_total(self.coarse_evaluations + left_here)
+
+    def _count_evaluation(self) -> None:
+        """Count one evaluation in the wide format, which the progress does not show."""
+        self.evaluations += 1
+
+    def _count_coarse_evaluation(self) -> None:
+        """Count one evaluation in bfloat16, and show it."""
+        self.coarse_evaluations += 1
+        self.progress.advance()
 
     # --- the two rounds -----------------------------------------------------------------------------------------------
 
@@ -194,11 +207,6 @@ class Screened(GreedySearch):
             slack=slack,
             finished=count,
         )
-
-    def _count_coarse_evaluation(self) -> None:
-        """Count one evaluation in bfloat16."""
-        self.coarse_evaluations += 1
-        self.progress.advance()
 
     def _nearest(self, trials_here: Mapping[str, Sequence[Trial]], slack: Mapping[str, int]) -> NearHeads:
         """Return the heads that may be the best of each objective, from the trials of all processes.
@@ -222,7 +230,7 @@ class Screened(GreedySearch):
         Classes are left as they are for objectives that do not count how many samples are right.
 
         Args:
-            race: the race in bfloat16.
+            race: the race in bfloat16; its tallies are changed.
             near: the heads that may be the best of each objective.
         """
         tallies_to_settle = {}
@@ -236,87 +244,101 @@ class Screened(GreedySearch):
                 if OBJECTIVE_BY_NAME[objective].counts_right:
                     tallies_to_settle[head] = tally
 
-        settled_counts = self._settled_counts(tallies_to_settle)
+        self._settle_classes(tallies_to_settle)
         settled: dict[str, list[Trial]] = {}
         for objective, trials in near_here.items():
             if OBJECTIVE_BY_NAME[objective].counts_right:
-                trials = [replace(trial, counts=settled_counts[trial.head]) for trial in trials]
+                trials = [replace(trial, counts=tallies_to_settle[trial.head].counts()) for trial in trials]
             settled[objective] = trials
         return settled
 
-    def _settled_counts(self, tallies: Mapping[CandidateHead, Tally]) -> dict[CandidateHead, EvaluationCounts]:
-        """Return what was counted in bfloat16, but with all uncertain classes as they are in float32.
+    def _settle_classes(self, tallies: Mapping[CandidateHead, Tally]) -> None:
+        """Count anew, in the wide format, how many samples of uncertain batches are classified right.
 
         Args:
-            tallies: for some heads what was counted in bfloat16.
+            tallies: for some heads what was counted in bfloat16; changed in place.
         """
-        settled = {head: Tally(self.coarse.shares) for head in tallies}
         for chunk in self.evaluator.chunks:
-            for batch in chunk:
-                for head, tally in tallies.items():
-                    values = tally.seen.get(batch)
-                    if values is None:
+            for unit in self._units_of_sites(tallies):
+                site = unit[0].site
+                positions = [head.position for head in unit]
+                for batch in chunk:
+                    uncertain = [batch in tallies[head].uncertain for head in unit]
+                    if not any(uncertain):
                         continue
-                    if values.doubt.fewer or values.doubt.more:
-                        values = self._with_settled_classes(values, batch, head)
-                    settled[head].add(batch, values)
+                    values_of_unit = self.evaluator.values_in_company(batch, site, positions, self.at_once)
+                    for head, is_uncertain, values in zip(unit, uncertain, values_of_unit, strict=True):
+                        if is_uncertain:
+                            tallies[head].settle_classes(batch, values)
             self.evaluator.drop_traces(chunk)
-        return {head: tally.counts() for head, tally in settled.items()}
 
-    def _with_settled_classes(self, values: Values, batch: int, head: CandidateHead) -> Values:
-        """Return the results of a batch in bfloat16, with the classes of its samples as they are in float32."""
-        positions = [head.position] * self.at_once
-        values_of_repetitions = self.evaluator.values_without_each(batch, head.site, positions)
-        exact = values_of_repetitions[0]
-        return replace(values, correct=exact.correct, doubt=exact.doubt._replace(loss=0))
+    def _units_of_sites(self, heads: Iterable[CandidateHead]) -> list[list[CandidateHead]]:
+        """Group heads into units that run together: at most ``at_once`` heads of one site."""
+        by_site: dict[int, list[CandidateHead]] = {}
+        for head in sorted(heads):
+            by_site.setdefault(head.site, []).append(head)
+        units = []
+        for heads_of_site in by_site.values():
+            for start in range(0, len(heads_of_site), self.at_once):
+                end = start + self.at_once
+                units.append(heads_of_site[start:end])
+        return units
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
-    def _measure_pilots(self, group: Sequence[str]) -> None:
+    def _measure_pilots(self, group: Sequence[str], known: dict[CandidateHead, HeadEvaluation]) -> None:
         """Measure the errors of the pilots for all objectives, or take them from the journal.
 
         Each process evaluates some of the pilots. The evaluators must be at the model of the first step.
+
+        Args:
+            group: the objectives.
+            known: the evaluations of the first step that the journal has; those of the pilots are added.
         """
         first_objective = group[0]
         pilots = _spread_evenly(self.heads, PILOTS)
-        new_pilots = [head for head in pilots if head not in self._known]
+        new_pilots = [head for head in pilots if head not in known]
         records_here: list[EvaluationRecord] = []
         for head in new_pilots[self.processes.rank :: self.processes.size]:
             evaluation = self._evaluate_in_both_formats(head, group)
             records_here.append(evaluation.record(first_objective, 1))
-            self.evaluations += 1
+            self._count_evaluation()
             self._count_coarse_evaluation()
 
         # Every process knows all pilots. They are stored in their own order, however many processes there are.
         for records in self.processes.gather(records_here):
             for record in records:
                 evaluation = HeadEvaluation.from_record(record)
-                self._known[evaluation.head] = evaluation
+                known[evaluation.head] = evaluation
         for head in new_pilots:
-            self.memory.keep_common_evaluation(first_objective, 1, self._known[head])
-        self._note_errors_of_pilots(pilots, group)
+            self.memory.keep_common_evaluation(first_objective, 1, known[head])
+        self._note_errors_of_pilots(group, known)
 
     def _evaluate_in_both_formats(self, head: CandidateHead, objectives: Sequence[str]) -> HeadEvaluation:
-        """Return the evaluation of a head in float32, with its errors."""
+        """Return the evaluation of a head in the wide format, with its errors."""
         counts = counts_without(self.evaluator, head, Tally(self.evaluator.shares), self.at_once)
         coarse_counts = counts_without(self.coarse, head, Tally(self.coarse.shares), self.at_once)
         errors = {objective: _error(objective, counts, coarse_counts) for objective in objectives}
-        return HeadEvaluation(head, counts, forecast_errors=errors)
+        return HeadEvaluation(head, counts, score_errors=errors)
 
-    def _note_errors_of_pilots(self, pilots: Sequence[CandidateHead], group: Sequence[str]) -> None:
-        """Begin the errors of each objective with those of the pilots, whose evaluations are known.
+    def _note_errors_of_pilots(self, group: Sequence[str], known: Mapping[CandidateHead, HeadEvaluation]) -> None:
+        """Begin the errors of each objective with those of the pilots.
+
+        Args:
+            group: the objectives.
+            known: the evaluations of the first step.
 
         Raises:
-            InputError: a journal lacks them.
+            InputError: the journal lacks them.
         """
         for objective in group:
             self._errors[objective] = []
-            for head in pilots:
-                evaluation = self._known.get(head)
-                if evaluation is None or objective not in (evaluation.forecast_errors or {}):
+            for head in _spread_evenly(self.heads, PILOTS):
+                evaluation = known.get(head)
+                if evaluation is None or objective not in (evaluation.score_errors or {}):
                     raise _no_errors_in_journal(1)
-                assert evaluation.forecast_errors is not None
-                self._errors[objective].append(evaluation.forecast_errors[objective])
+                assert evaluation.score_errors is not None
+                self._errors[objective].append(evaluation.score_errors[objective])
 
     def _with_errors(self, winners: Mapping[str, Trial], near: NearHeads) -> dict[str, Trial]:
         """Return winners with their errors; one that is not near is evaluated in bfloat16 now.
@@ -328,33 +350,41 @@ class Screened(GreedySearch):
         with_errors = {}
         for objective, winner in winners.items():
             coarse_counts = near[objective].get(winner.head)
-            if coarse_counts is None:
-                coarse_counts = counts_without(self.coarse, winner.head, Tally(self.coarse.shares), self.at_once)
-            error = _error(objective, winner.counts, coarse_counts)
-            with_errors[objective] = replace(winner, forecast_error=error)
+            if coarse_counts is not None:
+                error = _error(objective, winner.counts, coarse_counts)
+            else:
+                error = self._error_measured_now(objective, winner)
+            with_errors[objective] = replace(winner, score_error=error)
         return with_errors
+
+    def _error_measured_now(self, objective: str, winner: Trial) -> float:
+        """Return the error of a head that is evaluated in bfloat16 now; it is that of the first process in all."""
+        error = None
+        if self.processes.rank == 0:
+            coarse_counts = counts_without(self.coarse, winner.head, Tally(self.coarse.shares), self.at_once)
+            error = _error(objective, winner.counts, coarse_counts)
+            self._count_coarse_evaluation()
+        error_of_first: float = self.processes.gather(error)[0]
+        return error_of_first
 
     def _note_errors(self, winners: Mapping[str, Trial]) -> None:
         """Remember the errors of the winners of a step."""
         for objective, winner in winners.items():
-            assert winner.forecast_error is not None
-            self._errors[objective].append(winner.forecast_error)
+            assert winner.score_error is not None
+            self._errors[objective].append(winner.score_error)
 
     def _slack(self, objective: str, deviations: int, errors: Sequence[float]) -> int:
-        """Return by how much a key must be below another one in bfloat16 for the head to be surely behind in float32.
+        """Return by how much a key must be below another one in bfloat16 for the head to be taken to be behind.
 
         Args:
             objective: the objective.
             deviations: how many standard deviations of errors to allow.
             errors: the measured errors.
         """
-        allowed_error = deviations * statistics.stdev(errors)
-        return 1 + math.ceil(allowed_error * self._keys_per_score(objective))
-
-    def _keys_per_score(self, objective: str) -> int:
-        """Return by how much the key of an objective grows when its score grows by 1."""
         base = self.rankings[objective].base
-        return OBJECTIVE_BY_NAME[objective].scale(base.n_id, base.n_ood)
+        keys_per_score = OBJECTIVE_BY_NAME[objective].scale(base.n_id, base.n_ood)
+        allowed_error = deviations * statistics.stdev(errors)
+        return 1 + math.ceil(allowed_error * keys_per_score)
 
     def _was_enough(self, objective: str, winner: Trial, near: NearHeads, slack: Mapping[str, int]) -> bool:
         """Return whether a step has allowed for enough, as far as its winner tells.
@@ -370,11 +400,19 @@ class Screened(GreedySearch):
         counts_right = OBJECTIVE_BY_NAME[objective].counts_right
         if counts_right and not least <= winner.counts.correct <= most:
             return False
-        assert winner.forecast_error is not None
-        errors = [*self._errors[objective], winner.forecast_error]
+        assert winner.score_error is not None
+        errors = [*self._errors[objective], winner.score_error]
         return self._slack(objective, _FEWEST_DEVIATIONS, errors) <= slack[objective]
 
     # --- memory -------------------------------------------------------------------------------------------------------
+
+    def _share(self, group: Sequence[str], step: int, known: dict[CandidateHead, HeadEvaluation]) -> None:
+        """Add to the known evaluations of a step those of the other processes, so that none of them is repeated."""
+        records_here = [evaluation.record(group[0], step) for evaluation in known.values()]
+        for records in self.processes.gather(records_here):
+            for record in records:
+                evaluation = HeadEvaluation.from_record(record)
+                known.setdefault(evaluation.head, evaluation)
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
         """Return the winners of a step if the journal has all of them, and also remember the errors it has.
@@ -383,28 +421,15 @@ class Screened(GreedySearch):
             InputError: the journal has the winners without their errors.
         """
         winners = super()._winners_in_journal(group, step)
-        if winners is None or not self._screens:
-            return winners
+        if winners is None:
+            return None
         if step == 1:
-            self._known = self.memory.evaluations_of_step(group[0], step)
-            pilots = _spread_evenly(self.heads, PILOTS)
-            self._note_errors_of_pilots(pilots, group)
-        if any(winner.forecast_error is None for winner in winners.values()):
+            known = self.memory.evaluations_of_step(group[0], step)
+            self._note_errors_of_pilots(group, known)
+        if any(winner.score_error is None for winner in winners.values()):
             raise _no_errors_in_journal(step)
         self._note_errors(winners)
         return winners
-
-    def _known_evaluations(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
-        """Return the evaluations of a step that are known when a race begins, also those of a race before it."""
-        return dict(self._known)
-
-    def _keep_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
-        """Count an evaluation in float32, and store it; the progress shows those in bfloat16."""
-        self.evaluations += 1
-        self.memory.keep_own_evaluation(objective, step, evaluation)
-        self._known[evaluation.head] = evaluation
-        if not self._screens:
-            self.progress.advance()
 
 
 def _no_errors_in_journal(step: int) -> InputError:
@@ -414,9 +439,9 @@ def _no_errors_in_journal(step: int) -> InputError:
 
 
 def _error(objective: str, counts: EvaluationCounts, coarse_counts: EvaluationCounts) -> float:
-    """Return the score of a head in float32 minus that in bfloat16, without the part that counts right samples.
+    """Return the score of a head in the wide format minus that in bfloat16, without what right samples add to both.
 
-    That part is left out because bfloat16 says itself which classes are uncertain. For accuracy the error is 0.
+    That is left out because bfloat16 says itself which classes are uncertain. For accuracy the error is 0.
 
     Args:
         objective: the objective.

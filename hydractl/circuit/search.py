@@ -119,6 +119,11 @@ class GreedySearch:
         self._end_limits: Limits = {}
 
     @property
+    def has_evaluated(self) -> bool:
+        """Whether this process has evaluated any candidate."""
+        return self.evaluations > 0
+
+    @property
     def evaluations_text(self) -> str:
         """The number of candidates that this process has evaluated, for a message."""
         return f"{self.evaluations:,} candidates"
@@ -233,7 +238,21 @@ class GreedySearch:
         Returns:
             The winner of each objective, counted over all data; objectives without a winner are left out.
         """
-        race = self._build_race(group, step, left, self.bounds)
+        known = self.memory.evaluations_of_step(group[0], step)
+        return self._winners_of_race(group, step, left, known)
+
+    def _winners_of_race(
+        self, group: list[str], step: int, left: Sequence[CandidateHead], known: dict[CandidateHead, HeadEvaluation]
+    ) -> dict[str, Trial]:
+        """Return the best of some candidates for each objective, counted over all data.
+
+        Args:
+            group: the objectives.
+            step: the number of the step.
+            left: the candidates.
+            known: evaluations that need not be repeated; those of this process are added.
+        """
+        race = self._build_race(group, step, left, self.bounds, known)
         trials_here = race.run()
         winners = self._winners_across_processes(trials_here)
         completed = {}
@@ -242,10 +261,18 @@ class GreedySearch:
             completed[objective] = self._with_counts_over_all_data(winner, counted_here)
         return completed
 
-    def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
-        """Build the race of this process's candidates; candidates that the journal knows are not evaluated again.
+    def _build_race(
+        self,
+        group: list[str],
+        step: int,
+        left: Sequence[CandidateHead],
+        bounds: bool,
+        known: dict[CandidateHead, HeadEvaluation],
+    ) -> Race:
+        """Build the race of this process's candidates; candidates that are known are not evaluated again.
 
-        The objectives of a group share their evaluations: the journal stores these under the first objective.
+        The objectives of a group share their evaluations: the journal stores these under the first objective. They are
+        also added to ``known``.
         """
         first_objective = group[0]
 
@@ -253,7 +280,9 @@ class GreedySearch:
             """Store the counts of a candidate that the race is done with."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = HeadEvaluation(contestant.head, contestant.counts, given_up)
-            self._keep_evaluation(first_objective, step, evaluation)
+            known[contestant.head] = evaluation
+            self.memory.keep_own_evaluation(first_objective, step, evaluation)
+            self._count_evaluation()
 
         return Race(
             self.evaluator,
@@ -262,19 +291,14 @@ class GreedySearch:
             bounds=bounds,
             at_once=self.at_once,
             limits=self._limits,
-            known=self._known_evaluations(first_objective, step),
+            known=dict(known),
             slack={},
             finished=keep_finished,
         )
 
-    def _known_evaluations(self, objective: str, step: int) -> dict[CandidateHead, HeadEvaluation]:
-        """Return the evaluations of a step that are known when its race begins: those in the journal."""
-        return self.memory.evaluations_of_step(objective, step)
-
-    def _keep_evaluation(self, objective: str, step: int, evaluation: HeadEvaluation) -> None:
-        """Count an evaluation of this process, and store it under an objective."""
+    def _count_evaluation(self) -> None:
+        """Count one evaluation of this process, and show it."""
         self.evaluations += 1
-        self.memory.keep_own_evaluation(objective, step, evaluation)
         self.progress.advance()
 
     def _show_evaluations_left(self, evaluations: int) -> None:
@@ -380,15 +404,13 @@ def counts_without(evaluator: Evaluator, head: CandidateHead, tally: Tally, at_o
         evaluator: an evaluator at the model of the step.
         head: the head.
         tally: what has been counted without the head so far; changed in place.
-        at_once: how many candidates run together in a race. As many run here, since another number would round
-            differently: the head is repeated.
+        at_once: how many candidates run together in a race.
     """
     site, position = head
-    positions = [position] * at_once
 
     def values_of_batch(batch: int) -> Values:
-        values_of_repetitions = evaluator.values_without_each(batch, site, positions)
-        return values_of_repetitions[0]
+        (values,) = evaluator.values_in_company(batch, site, [position], at_once)
+        return values
 
     return count_over_all_data(evaluator, tally, values_of_batch)
 

@@ -41,7 +41,7 @@ from hydractl.circuit.plan import (
 )
 from hydractl.circuit.samples import Certainty, ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
-from hydractl.circuit.screened import CoarseEvaluator, Screened
+from hydractl.circuit.screened import PILOTS, CoarseEvaluator, Screened
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords
 from hydractl.circuit.tasks import doubts_of_sets, open_tasks, role_of, set_runs, whole_of, with_classes_of_data
 from hydractl.circuit.winners import CandidateHead, Trial
@@ -123,14 +123,21 @@ class Session:
         self._device_of_model = next(self.model.parameters()).device
         for dataset in self.sets.values():
             report_cut(dataset, self.model.preprocess, log)
-        self._coarse_model: HydraModel | None = None
-        if options.is_screened:
-            self._coarse_model = build_model(source, local_device(options.device), "bfloat16")
-            slow = slow_format(torch.bfloat16, self._device_of_model)
-            if slow is not None:
-                log.warn(f"{slow}: without --approx bfloat16 the search may take less time")
         self.names = self._names_of_candidates()
+        self._coarse_model = self._build_coarse_model()
         self._memory_for_states = self._bytes_for_states()  # measured after the model and the sets are in memory
+
+    def _build_coarse_model(self) -> HydraModel | None:
+        """Return the model in bfloat16 if the search is screened in it; None if it is not."""
+        if not self.options.is_screened:
+            return None
+        if len(self.names) <= PILOTS:
+            self.log.info(f"nothing is screened in bfloat16, where no more than {PILOTS} heads may go")
+            return None
+        slow = slow_format(torch.bfloat16, self._device_of_model)
+        if slow is not None:
+            self.log.warn(f"{slow}: without --approx bfloat16 the search may take less time")
+        return build_model(self.scope.source, local_device(self.options.device), "bfloat16")
 
     def _names_of_candidates(self) -> dict[CandidateHead, Head]:
         """Return the name of each candidate, in model order: the path of its site and its number in the whole model.

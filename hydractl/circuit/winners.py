@@ -36,13 +36,13 @@ class Trial:
         head: the head that was left out.
         counts: the counts of the model without it.
         rivals: only of a winner: the trials that could have won on a machine that rounds differently, the best first.
-        forecast_error: only of the winner of a screened search: its score minus its score in bfloat16.
+        score_error: only of the winner of a screened search: its error, as in ``screened.py``.
     """
 
     head: CandidateHead
     counts: EvaluationCounts
     rivals: tuple[Trial, ...] = ()
-    forecast_error: float | None = None
+    score_error: float | None = None
 
 
 class Standing(NamedTuple):

@@ -370,8 +370,8 @@ class CircuitSettings(Dropping):
         choices=("greedy", "headmap"),
     )
     approx: str | None = search_option(
-        "Approximate search, recorded in the file: each step evaluates at most N heads, those a gradient suggests; or "
-        "all in bfloat16, and those near the best one in --dtype [default: exact]",
+        "Approximate search, recorded in the file: a step of lazy:N evaluates at most N heads, those that a gradient "
+        "suggests, and one of bfloat16 all in that format; those near the best one follow in --dtype [default: exact]",
         metavar="lazy:N|bfloat16",
         pattern=r"lazy:[1-9][0-9]{0,8}|bfloat16",
         example="lazy:4",

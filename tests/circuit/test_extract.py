@@ -240,11 +240,10 @@ def test_a_damaged_figure_of_a_journal_is_refused(old: str, new: str, capsys: py
         ('"error": ', '"error": true, "x": ', "a.json.journal is broken"),
         ('"off": {"avg": ', '"off": {"avg": "', "a.json.journal is broken"),
         ('"error": ', '"x": ', "the journal does not say how far scores in both formats differ in step 1"),
-        (
-            '"off": {"avg": ',
-            '"off": {"acc": ',
-            "the journal does not say how far scores in both formats differ in step 1",
-        ),
+        ('"off": {"avg": ', '"off": {"acc": ', "a.json.journal is broken"),
+        ('"error": ', '"error": 1e300, "x": ', "a.json.journal is broken"),
+        ('"off": {"avg": ', '"off": {"avg": 1.5, "x": ', "a.json.journal is broken"),
+        ('"off": {', '"x": {', "the journal does not say how far scores in both formats differ in step 1"),
     ],
 )
 def test_a_damaged_journal_of_a_screened_search_is_refused(
@@ -616,10 +615,19 @@ def test_a_screened_search_tells_of_both_formats(capsys: pytest.CaptureFixture[s
         kept[bool(approx)] = answer(capsys, *SEARCH, "--budget", "2", *approx, "--dry-run")["memory_bytes"]
     assert kept[True] == pytest.approx(1.5 * kept[False], rel=0.01)
 
+    # Resumed where only the last removal is missing, it has something to do.
+    lines = Path("s.json.journal").read_text().splitlines(keepends=True)
+    Path("s.json.journal").write_text("".join(lines[:-1]))
+    for said in ("8 candidates in bfloat16, 0 in float32", "nothing was left to evaluate"):
+        loud(*SEARCH, "--objective", "avg", "--budget", "2", "--approx", "bfloat16", "-o", "s.json", "--resume")
+        assert said in capsys.readouterr().err
+
     # Without more heads than pilots nothing is screened.
     few = [*SEARCH, "--objective", "avg", "--budget", "2", "--sites", "0-1"]
     run(*few, "-o", "e.json")
-    run(*few, "--approx", "bfloat16", "-o", "f.json")
+    capsys.readouterr()
+    loud(*few, "--approx", "bfloat16", "-o", "f.json")
+    assert "nothing is screened in bfloat16, where no more than 8 heads may go" in capsys.readouterr().err
     assert read("f.json")["removed"] == read("e.json")["removed"]
 
 

@@ -18,13 +18,14 @@ import pytest
 import torch
 
 from hydractl.circuit import screened
-from hydractl.circuit.counting import Values
+from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.objective import Doubt, Share
 from hydractl.circuit.screened import CoarseEvaluator, Screened
 from hydractl.circuit.search import GreedySearch
 from hydractl.circuit.winners import CandidateHead
 from tests.circuit import naive
-from tests.circuit.searching import Kept, evaluator_of, resumes, searched, shared_by_two
+from tests.circuit.searching import Kept, by_two, evaluated, evaluator_of, resumes, searched, shared_by_two
 from tests.circuit.test_search import DRAWS, HEADS, model_of, names, samples
 from tests.pico import logits, stock, without_heads
 from tests.spread import marked_long, marked_release
@@ -154,10 +155,12 @@ class NaiveScreen:
 
 
 @pytest.mark.parametrize("bounds", [True, False])
-@pytest.mark.parametrize(("variant", "draw"), [("class-token", 1), *marked_long([("llama", 2)])])
-def test_a_step_evaluates_what_the_rule_says(variant: str, draw: int, bounds: bool) -> None:
+@pytest.mark.parametrize(
+    ("variant", "blur", "draw"), [("class-token", 0.01, 1), ("class-token", 0.02, 10), ("llama", 0.02, 4)]
+)
+def test_a_step_evaluates_what_the_rule_says(variant: str, blur: float, draw: int, bounds: bool) -> None:
     reference = stock(variant)
-    coarse = blurred(reference, 0.01)
+    coarse = blurred(reference, blur)
     data = naive.data(variant, inside=24, outside=20, draw=draw)
     memory = Kept()
     make = partial(screening(coarse, variant, data), journal=memory, bounds=bounds)
@@ -274,6 +277,45 @@ def halved(read: Any) -> Any:
     return inputs.bfloat16()
 
 
+def test_a_winner_that_only_another_objective_asked_about_makes_the_step_whole() -> None:
+    """The best head is rated too low, so it is not near; that a search for accuracy evaluates it as well, shows it."""
+    reference, data = stock("class-token"), naive.data(draw=2)
+    exact, _ = searched(GreedySearch, reference, "class-token", data, ["ood"], 1)
+    (best,) = exact["ood"].removed
+    make = wrongly("class-token", data, reference, shift=-5.0, head=best)
+    found, search = searched(make, reference, "class-token", data, ["acc", "ood"], 1)
+    assert found["ood"].removed == [best]
+    assert search.whole_steps == 1
+
+
+def test_only_classes_are_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class is uncertain up to 0.04 of the largest logit in magnitude, or of 1."""
+    rows = [
+        ([10.0, 9.7, 0.0], 0),  # right, and 0.3 is less than 0.4
+        ([10.0, 9.5, 0.0], 0),  # right, surely
+        ([9.7, 10.0, -20.0], 0),  # wrong, and 0.3 is less than 0.8
+        ([0.5, 0.47, 0.0], 0),  # right, and 0.03 is less than 0.04
+        ([0.5, 0.0, 0.55], 0),  # wrong, surely
+    ]
+    data = naive.Data([torch.zeros(len(rows), 3, 16, 16)], [torch.tensor([label for _, label in rows])], [])
+    evaluator = CoarseEvaluator(model_of(stock("class-token"), "class-token"), samples(data))
+    logits_of_rows = torch.tensor([row for row, _ in rows])
+    monkeypatch.setattr(evaluator, "_logits_from_reads", lambda *_: logits_of_rows)
+    evaluator.go_to_model_without([])
+    values = evaluator.current_values(0)
+    assert (values.correct, values.doubt, values.near) == (3, Doubt(fewer=2, more=1), 0.0)
+
+    # In a wider format one of them is wrong, and nothing is uncertain any more.
+    tally = Tally([Share(inside=3), Share(inside=5)])
+    tally.add(0, replace(values, tasks=(0, 1)))
+    before = tally.counts()
+    assert (before.correct, before.least.correct, before.most.correct) == (8 * 3, 8 * 1, 8 * 4)
+    tally.settle_classes(0, replace(values, correct=2, doubt=Doubt(loss=7)))
+    after = tally.counts()
+    assert (after.correct, after.least.correct, after.most.correct) == (8 * 2, 8 * 2, 8 * 2)
+    assert (after.nll, after.doubt, tally.uncertain) == (before.nll, Doubt(), {})
+
+
 SCREENED_DATA = naive.data("class-token", inside=24, outside=20, draw=1)
 
 
@@ -283,12 +325,60 @@ def search_of_two(evaluator: Evaluator, heads: Any, **others: Any) -> Screened:
     return found
 
 
-def test_it_goes_on_where_it_was() -> None:
-    resumes(search_of_two, stock("class-token"), "class-token", SCREENED_DATA, ["avg", "nll"], 3, cuts=4)
+def misjudging(evaluator: Evaluator, heads: Any, **others: Any) -> Screened:
+    """A search of which steps are whole: one head is rated far too high."""
+    make = wrongly("class-token", SCREENED_DATA, stock("class-token"), head=OTHERS[0], shift=5.0)
+    found: Screened = make(evaluator, heads, **others)
+    return found
 
 
-def test_two_processes_share_the_work() -> None:
-    shared_by_two(search_of_two, stock("class-token"), "class-token", SCREENED_DATA, ["avg", "nll"], 3)
+@pytest.mark.parametrize("make", [search_of_two, misjudging])
+def test_it_goes_on_where_it_was(make: Any) -> None:
+    resumes(make, stock("class-token"), "class-token", SCREENED_DATA, ["avg", "nll"], 3, cuts=6)
+
+
+@pytest.mark.parametrize("make", [search_of_two, misjudging])
+def test_two_processes_share_the_work(make: Any) -> None:
+    shared_by_two(make, stock("class-token"), "class-token", SCREENED_DATA, ["avg", "nll"], 3)
+
+
+def test_errors_are_remembered_after_a_break() -> None:
+    """Those of the pilots and of all removed heads decide what a later step leaves out."""
+    reference, memory = stock("class-token"), Kept()
+    _, whole = searched(search_of_two, reference, "class-token", SCREENED_DATA, ["avg", "nll"], 3, journal=memory)
+    for cut in range(len(memory.written)):
+        again = Kept(memory.written[:cut])
+        _, search = searched(search_of_two, reference, "class-token", SCREENED_DATA, ["avg", "nll"], 3, journal=again)
+        assert search._errors == whole._errors, cut
+    assert [len(errors) for errors in whole._errors.values()] == [len(PILOTS) + 3] * 2
+
+
+class Noted(Kept):
+    """A journal of one process that also notes in what order all of them wrote."""
+
+    def __init__(self, rank: int, order: list[tuple[int, Any]]) -> None:
+        super().__init__()
+        self._rank, self._order = rank, order
+
+    def append(self, record: Any) -> None:
+        super().append(record)
+        self._order.append((self._rank, self.written[-1]))
+
+
+def test_what_two_killed_processes_leave_behind_is_gone_on_with() -> None:
+    """Each process loses what it had not written yet, also in the middle of a step that is whole."""
+    run = (stock("class-token"), "class-token", SCREENED_DATA, ["ood"], 2)
+    expected, alone = searched(misjudging, *run)
+    order: list[tuple[int, Any]] = []
+    journals = [Noted(rank, order) for rank in (0, 1)]
+    by_two(lambda rank, twin: searched(misjudging, *run, processes=twin, journal=journals[rank]))
+    assert alone.whole_steps == 2
+    for cut in range(1, len(order)):
+        # The file of the first process is read first.
+        records = [record for rank in (0, 1) for writer, record in order[:cut] if writer == rank]
+        found, _ = searched(misjudging, *run, journal=Kept(records))
+        assert found == expected, cut
+    assert max(evaluated([record for _, record in order]).values()) == 1
 
 
 def test_neither_bounds_nor_memory_nor_company_change_what_it_finds() -> None:
@@ -305,12 +395,3 @@ def test_neither_bounds_nor_memory_nor_company_change_what_it_finds() -> None:
             assert found[objective].removed == expected[objective].removed, (memory, others)
             counts = [(step.counts.correct, step.counts.two_u) for step in found[objective].steps]
             assert counts == [(step.counts.correct, step.counts.two_u) for step in expected[objective].steps]
-
-
-def test_few_heads_are_not_screened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screened, "PILOTS", len(HEADS))
-    reference = stock("class-token")
-    exact, plain = searched(GreedySearch, reference, "class-token", SCREENED_DATA, ["avg"], 2)
-    found, search = searched(search_of_two, reference, "class-token", SCREENED_DATA, ["avg"], 2)
-    assert found == exact
-    assert (search.coarse_evaluations, search.evaluations) == (0, plain.evaluations)
