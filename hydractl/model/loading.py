@@ -212,6 +212,8 @@ class SequentialEnsemble(nn.Module):
     def zero_shot(self, labels: str | Sequence[str], prompt: str | Sequence[str] | None = None) -> SequentialEnsemble:
         """Return a classifier for classes given by name, if the models compare samples with texts.
 
+        What was fitted to the classes of a checkpoint is left out, as by :meth:`HydraModel.zero_shot`.
+
         Args:
             labels: a list of class names, or a text that ``--labels`` accepts, such as ``imagenet``.
             prompt: templates with ``{label}`` in place of the class name; None means those of each model.

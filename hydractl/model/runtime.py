@@ -127,6 +127,8 @@ class HydraModel(nn.Module):
         """Return a classifier for classes given by name, if this model compares images with texts.
 
         It shares the weights of this model but not its settings; see :class:`hydractl.model.prompted.PromptedClasses`.
+        What was fitted to the classes of the checkpoint is left out: its calibration, OOD score with threshold,
+        prediction sets and cascade.
 
         Args:
             labels: a list of class names, or a text that ``--labels`` accepts, such as ``imagenet``.
