@@ -17,7 +17,7 @@ from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
 from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import SearchOptions
-from hydractl.circuit.screened import USUALLY_AGAIN
+from hydractl.circuit.screened import PILOTS, USUALLY_AGAIN, WORTH_IT
 from hydractl.circuit.search import GreedySearch, evaluations
 from hydractl.circuit.winners import CandidateHead
 from hydractl.expressions.conditions import parse_constraint
@@ -53,6 +53,7 @@ class SearchPlan:
         seconds: about how long this takes.
         memory_bytes: how many bytes are kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
+        coarse_time: the time of a block in bfloat16 over that in the format of the search; None if nothing is screened.
     """
 
     evaluations_per_objective: int
@@ -61,6 +62,7 @@ class SearchPlan:
     seconds: float
     memory_bytes: int
     chunks: int
+    coarse_time: float | None = None
 
     def to_json(self) -> PlanDocument:
         """Return the plan for the answer of a dry run."""
@@ -128,15 +130,20 @@ def plan_search(
             work += planned.passes * price_of_model
             work += planned.tried * sum(prices_of_heads)
 
-    # A screened search evaluates everything in bfloat16, and some of it again.
+    # A screened search evaluates the pilots in both formats, everything in bfloat16, and some of it again.
     seconds_per_block = _seconds_per_block(evaluator, heads[0])
     bytes_kept = evaluator.memory_bytes
     seconds = work * seconds_per_block
+    coarse_time = None
     if coarse is not None:
-        work_again = work * USUALLY_AGAIN
-        seconds = work * _seconds_per_block(coarse, heads[0]) + work_again * seconds_per_block
-        work += work_again
+        work_of_pilots = _work_of_pilots(evaluator, sites, sum(sizes.values()))
+        coarse_work = work + work_of_pilots
+        work_again = work * USUALLY_AGAIN + work_of_pilots
+        coarse_seconds_per_block = _seconds_per_block(coarse, heads[0])
+        seconds = coarse_work * coarse_seconds_per_block + work_again * seconds_per_block
+        work = coarse_work + work_again
         bytes_kept += coarse.memory_bytes
+        coarse_time = coarse_seconds_per_block / seconds_per_block
 
     # The evaluator may have only some of the data: assume that time and memory grow with the samples.
     samples_of_all_sets = sum(sizes.values())
@@ -148,7 +155,24 @@ def plan_search(
         seconds=seconds / processes,
         memory_bytes=round(memory_bytes),
         chunks=len(evaluator.chunks),
+        coarse_time=coarse_time,
     )
+
+
+def _work_of_pilots(evaluator: Evaluator, sites: Sequence[int], samples: int) -> float:
+    """Return the work of the pilots of a screened search in one format, in evaluations of one block on one sample.
+
+    Args:
+        evaluator: an evaluator of the whole model.
+        sites: the site of each candidate.
+        samples: the number of samples in all data.
+    """
+    prices = [evaluator.price(site, samples) for site in sites]
+    work = PILOTS * sum(prices) / len(prices)
+    in_parts = len(evaluator.chunks) > 1
+    if in_parts:  # the states of the model are computed anew for each pilot
+        work += PILOTS * evaluator.price(None, samples)
+    return work
 
 
 def _samples_read(objective: str, options: SearchOptions, sizes: Mapping[str, int]) -> int:
@@ -323,6 +347,11 @@ def tell_plan(log: Log, plan: SearchPlan, bounds: bool) -> None:
         f"{before_bounds}, about {duration_text(plan.seconds)}; "
         f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
     )
+    if plan.coarse_time is not None and plan.coarse_time > WORTH_IT:
+        log.warn(
+            f"a block takes {plan.coarse_time:.2f} times as long in bfloat16 as in --dtype here: without "
+            "--approx bfloat16 the search may take less time"
+        )
 
 
 def tell_work(log: Log, plan: SearchPlan, search: GreedySearch, work: float) -> None:

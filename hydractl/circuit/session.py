@@ -54,7 +54,6 @@ from hydractl.heads.mask import Head, ranking_from_json
 from hydractl.jsonio import canonical_json, read_json_file
 from hydractl.log import Log, Progress
 from hydractl.model.loading import build_model
-from hydractl.model.machine import slow_format
 from hydractl.model.matching import asked_classes
 from hydractl.model.runtime import HydraModel
 from hydractl.report.texts import number
@@ -132,11 +131,11 @@ class Session:
         if not self.options.is_screened:
             return None
         if len(self.names) <= PILOTS:
-            self.log.info(f"nothing is screened in bfloat16, where no more than {PILOTS} heads may go")
+            self.log.info(
+                f"nothing is screened in bfloat16: its errors are measured on {PILOTS} heads, and there are "
+                f"{len(self.names)} to choose from; the search is exact"
+            )
             return None
-        slow = slow_format(torch.bfloat16, self._device_of_model)
-        if slow is not None:
-            self.log.warn(f"{slow}: without --approx bfloat16 the search may take less time")
         return build_model(self.scope.source, local_device(self.options.device), "bfloat16")
 
     def _names_of_candidates(self) -> dict[CandidateHead, Head]:

@@ -262,14 +262,18 @@ def _exact_for_constraints(settings: CircuitSettings) -> list[str]:
     """Return a problem if an approximate search has a constraint."""
     if not settings.approx or not settings.subject_to:
         return []
-    return [f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx"]
+    return [
+        f"--subject-to{settings.where('subject_to')} needs an exact search, without --approx{settings.where('approx')}"
+    ]
 
 
 def _a_wider_format_than_bfloat16(settings: CircuitSettings) -> list[str]:
     """Return a problem if a search that is screened in bfloat16 runs in a format that is no wider."""
     if settings.approx != "bfloat16" or settings.dtype in ("float32", "float64"):
         return []
-    return [f"--approx bfloat16 needs --dtype float32 or float64, not {settings.dtype}{settings.where('dtype')}"]
+    where = settings.where("approx")
+    given = f"{settings.dtype}{settings.where('dtype')}"
+    return [f"--approx bfloat16{where} needs --dtype float32 or float64, not {given}"]
 
 
 def _one_circuit_on_stdout(settings: CircuitSettings) -> list[str]:
@@ -374,7 +378,7 @@ class CircuitSettings(Dropping):
         "suggests, and one of bfloat16 all in that format; those near the best one follow in --dtype [default: exact]",
         metavar="lazy:N|bfloat16",
         pattern=r"lazy:[1-9][0-9]{0,8}|bfloat16",
-        example="lazy:4",
+        example="lazy:4 or bfloat16",
         often=True,
     )
     val_weights: list[int] = expert_option(

@@ -119,7 +119,7 @@ class StudySettings(SideBySide):
         "Approximate the search, as in extract-circuit [default: exact]",
         metavar="lazy:N|bfloat16",
         pattern=r"lazy:[1-9][0-9]{0,8}|bfloat16",
-        example="lazy:4",
+        example="lazy:4 or bfloat16",
     )
     fit_samples: int = study_option(
         "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
