@@ -398,6 +398,10 @@ class Measuring:
         figures = timed([t.wall for t in own], [t.wall for t in reference], place.batch_size, 0)
         on_device = [t.device for t in own]
         device_ratio, device_interval = paired_ratio(on_device, [t.device for t in reference], 0)
+        of_kernels: dict[str, Any] = {"kernels": None, "kernel_ms": None}
+        if kernels is not None:
+            of_kernels = {"kernels": kernels.count, "kernel_ms": kernels.seconds * 1e3}
+        compile_mode = options.compile_mode if place.mode == "compiled" else None
         return {
             "macs": models.macs(place.model),
             "mac_ratio": models.macs(place.model) / models.macs(SINGLE),
@@ -408,10 +412,9 @@ class Measuring:
             "device_ratio": device_ratio,
             "device_ratio_ci": device_interval,
             "host_ms": statistics.median(t.host for t in own) * 1e3,
-            "kernels": None if kernels is None else kernels.count,
-            "kernel_ms": None if kernels is None else kernels.seconds * 1e3,
+            **of_kernels,
             "peak_memory_bytes": memory,
-            "compile_mode": options.compile_mode if place.mode == "compiled" else None,
+            "compile_mode": compile_mode,
         }
 
     def _models_of(self, place: Place) -> Models:

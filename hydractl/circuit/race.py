@@ -9,7 +9,7 @@ candidate runs next, and on which batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -317,20 +317,10 @@ class Race:
 
         running = [contestant for contestant in self._contestants if contestant.final_counts is None]
         most_hopeful_first = sorted(running, key=hope, reverse=True)
-
-        # Group by site; within a site the most hopeful candidate stays first.
-        by_site: dict[int, list[RacingHead]] = {}
-        for contestant in most_hopeful_first:
-            contestants_of_site = by_site.setdefault(contestant.head.site, [])
-            contestants_of_site.append(contestant)
-
-        # Cut each site into units of `at_once` candidates.
+        contestant_of_head = {contestant.head: contestant for contestant in running}
         units = []
-        for contestants_of_site in by_site.values():
-            for start in range(0, len(contestants_of_site), self.at_once):
-                end = start + self.at_once
-                unit = contestants_of_site[start:end]
-                units.append(unit)
+        for heads in units_of_sites([contestant.head for contestant in most_hopeful_first], self.at_once):
+            units.append([contestant_of_head[head] for head in heads])
         return sorted(units, key=hope_of_unit, reverse=True)
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -420,6 +410,22 @@ class Race:
         if has_nothing_to_count:
             contestant.final_counts = contestant.tally.counts()
             self.finished(contestant)
+
+
+def units_of_sites(heads: Iterable[CandidateHead], at_once: int) -> list[list[CandidateHead]]:
+    """Group heads into units that run together: at most ``at_once`` heads of one site.
+
+    Within a site the heads stay in the given order, and so do the sites by their first heads.
+    """
+    by_site: dict[int, list[CandidateHead]] = {}
+    for head in heads:
+        by_site.setdefault(head.site, []).append(head)
+    units = []
+    for heads_of_site in by_site.values():
+        for start in range(0, len(heads_of_site), at_once):
+            end = start + at_once
+            units.append(heads_of_site[start:end])
+    return units
 
 
 # --- the order of batches: first those that tell most -----------------------------------------------------------------

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -33,9 +33,9 @@ from torch import Tensor
 from hydractl.circuit.counting import LOGIT_TOLERANCE, Tally, Values
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.journal import HOW_TO_START_OVER
-from hydractl.circuit.memory import EvaluationRecord, HeadEvaluation
+from hydractl.circuit.memory import HeadEvaluation
 from hydractl.circuit.objective import OBJECTIVE_BY_NAME, EvaluationCounts
-from hydractl.circuit.race import Race, RacingHead
+from hydractl.circuit.race import Race, RacingHead, units_of_sites
 from hydractl.circuit.search import GreedySearch, SearchKeywords, counts_without
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.errors import InputError
@@ -67,8 +67,8 @@ _FEWEST_DEVIATIONS = 4
 _MOST_APART = 2 * LOGIT_TOLERANCE[torch.bfloat16]
 """Whether a sample is classified right is uncertain if the logit of its label and the highest other one differ by less.
 
-It is a share of the largest logit in magnitude, or of 1 if that is larger. In the models that were measured, a logit
-moved by up to half of it between the formats.
+It is a share of the largest logit in magnitude, or of 1 if that is larger. A logit was seen to move by up to about half
+of it between the formats.
 """
 
 NearHeads = dict[str, dict[CandidateHead, EvaluationCounts]]
@@ -264,8 +264,9 @@ class Screened(GreedySearch):
         Args:
             tallies: for some heads what was counted in bfloat16; changed in place.
         """
+        units = units_of_sites(sorted(tallies), self.at_once)
         for chunk in self.evaluator.chunks:
-            for unit in self._units_of_sites(tallies):
+            for unit in units:
                 site = unit[0].site
                 positions = [head.position for head in unit]
                 for batch in chunk:
@@ -277,18 +278,6 @@ class Screened(GreedySearch):
                         if is_uncertain:
                             tallies[head].settle_classes(batch, values)
             self.evaluator.drop_traces(chunk)
-
-    def _units_of_sites(self, heads: Iterable[CandidateHead]) -> list[list[CandidateHead]]:
-        """Group heads into units that run together: at most ``at_once`` heads of one site."""
-        by_site: dict[int, list[CandidateHead]] = {}
-        for head in sorted(heads):
-            by_site.setdefault(head.site, []).append(head)
-        units = []
-        for heads_of_site in by_site.values():
-            for start in range(0, len(heads_of_site), self.at_once):
-                end = start + self.at_once
-                units.append(heads_of_site[start:end])
-        return units
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -304,20 +293,16 @@ class Screened(GreedySearch):
         first_objective = group[0]
         pilots = _spread_evenly(self.heads, PILOTS)
         new_pilots = [head for head in pilots if head not in known]
-        records_here: list[EvaluationRecord] = []
         for head in new_pilots[self.processes.rank :: self.processes.size]:
             evaluation = self._evaluate_in_both_formats(head, group)
+            known[head] = evaluation
             self.memory.keep_own_evaluation(first_objective, 1, evaluation)
             self._count_evaluation()
             self._count_coarse_evaluation()
-            records_here.append(evaluation.record(first_objective, 1))
 
         # A later step cannot do without the pilots, so they are on the disk before any process goes on.
         self.memory.sync()
-        for records in self.processes.gather(records_here):
-            for record in records:
-                evaluation = HeadEvaluation.from_record(record)
-                known[evaluation.head] = evaluation
+        self._share(group, 1, known)
         self._note_errors_of_pilots(group, known)
 
     def _evaluate_in_both_formats(self, head: CandidateHead, objectives: Sequence[str]) -> HeadEvaluation:

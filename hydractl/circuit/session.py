@@ -136,6 +136,7 @@ class Session:
                 f"{len(self.names)} to choose from; the search is exact"
             )
             return None
+        self.log.info(f"the evaluations are in bfloat16; before, {PILOTS} heads are evaluated in both formats")
         return build_model(self.scope.source, local_device(self.options.device), "bfloat16")
 
     def _names_of_candidates(self) -> dict[CandidateHead, Head]:

@@ -12,7 +12,7 @@ from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import InputError
 from hydractl.expressions.conditions import parse_constraint
 from hydractl.expressions.data_sets import AUTO
-from hydractl.settings.common import Batched, Rule, run_option
+from hydractl.settings.common import APPROX_EXAMPLE, APPROX_METAVAR, APPROX_PATTERN, Batched, Rule, run_option
 from hydractl.settings.option import option
 from hydractl.settings.rules import at_most_one, exactly_one, needs, one_from_stdin, required, required_by, together
 
@@ -376,9 +376,9 @@ class CircuitSettings(Dropping):
     approx: str | None = search_option(
         "Approximate search, recorded in the file: a step of lazy:N evaluates at most N heads, those that a gradient "
         "suggests, and one of bfloat16 all in that format; those near the best one follow in --dtype [default: exact]",
-        metavar="lazy:N|bfloat16",
-        pattern=r"lazy:[1-9][0-9]{0,8}|bfloat16",
-        example="lazy:4 or bfloat16",
+        metavar=APPROX_METAVAR,
+        pattern=APPROX_PATTERN,
+        example=APPROX_EXAMPLE,
         often=True,
     )
     val_weights: list[int] = expert_option(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hydractl.circuit.journal import check_free
 from hydractl.circuit.scope import Scope, SearchOptions, scope_of
-from hydractl.circuit.screened import PILOTS
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
@@ -102,8 +101,6 @@ def _announce_search(scope: Scope, options: SearchOptions, log: Log) -> None:
         f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "
         f"objective, {objectives}; steps that objectives share are measured once"
     )
-    if options.is_screened and heads > PILOTS:
-        log.info(f"they are in bfloat16; before, {PILOTS} heads are evaluated in both formats")
 
 
 def _search_and_write(
