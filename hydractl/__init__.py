@@ -22,12 +22,10 @@ if TYPE_CHECKING:
         Evaluation,
         Exports,
         Predictions,
-        Push,
         Scores,
         Study,
     )
     from hydractl.api.verbs import (
-        available,
         bench,
         calibrate,
         evaluate,
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
         make_report,
         predict,
         prune,
-        push,
         score,
         serve,
         study,
@@ -57,11 +54,9 @@ __all__ = [
     "HydraModel",
     "Model",
     "Predictions",
-    "Push",
     "Scores",
     "Study",
     "__version__",
-    "available",
     "bench",
     "calibrate",
     "errors",
@@ -76,7 +71,6 @@ __all__ = [
     "open",
     "predict",
     "prune",
-    "push",
     "save",
     "score",
     "serve",
@@ -91,7 +85,6 @@ _RESULTS = (
     "Evaluation",
     "Exports",
     "Predictions",
-    "Push",
     "Scores",
     "Study",
 )
@@ -103,7 +96,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in __all__:
-        verb = import_module("hydractl.settings.registry").verb_called(name)
+        registry = import_module("hydractl.settings.registry")
+        if name in registry.GONE_VERBS:
+            raise AttributeError(f"{__name__}.{name} is gone: {registry.GONE_VERBS[name]}")
+        verb = registry.verb_called(name)
         if verb is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module("hydractl.api.verbs").function_of_verb(verb)

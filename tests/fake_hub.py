@@ -20,16 +20,12 @@ class Hub:
 
     Attributes:
         fails_at: a word of the address at which the server answers with an error; None: never.
-        meanwhile: files that somebody else commits while the next upload is prepared.
     """
 
     def __init__(self) -> None:
         self.commits: dict[str, list[dict[str, bytes]]] = {}
         self.large: dict[str, bytes] = {}
-        self.private: set[str] = set()
-        self.messages: list[str] = []
         self.fails_at: str | None = None
-        self.meanwhile: dict[str, bytes] = {}
 
     def sha(self, repo: str, number: int = -1) -> str:
         """The name of a commit: a hash of its place and its files."""
@@ -81,8 +77,6 @@ class _Handler(BaseHTTPRequestHandler):
             if repo in hub.commits:
                 return self.answer({"error": "exists", "url": f"{host}/{repo}"}, 409)
             hub.commits[repo] = [{".gitattributes": b"*.st filter=lfs\n"}]
-            if asked.get("private") or asked.get("visibility") == "private":
-                hub.private.add(repo)
             return self.answer({"url": f"{host}/{repo}"})
         if path == "api/validate-yaml":
             return self.answer({"errors": [], "warnings": []})
@@ -117,18 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "tree":
             return self.answer([_described(name, content) for name, content in files.items()])
         if kind == "preupload":
-            if hub.meanwhile:
-                hub.commits[repo].append({**files, **hub.meanwhile})
-                hub.meanwhile = {}
             modes = {True: "lfs", False: "regular"}
             asked = [{**one, "uploadMode": modes[one["size"] >= LARGE]} for one in json.loads(body)["files"]]
             return self.answer({"files": [{**one, "shouldIgnore": False} for one in asked]})
         assert kind == "commit", self.path
         lines = [json.loads(line) for line in body.splitlines()]
-        head = lines[0]["value"]
-        if head.get("parentCommit", hub.sha(repo)) != hub.sha(repo):
-            return self.answer({"error": "A commit has happened since"}, 412)
-        hub.messages.append(head["summary"])
         for line in lines[1:]:
             value = line["value"]
             large = line["key"] == "lfsFile"

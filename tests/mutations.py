@@ -307,20 +307,6 @@ MUTATIONS = (
         "files = (self.path,)",
         "tests/exports/test_opened.py",
     ),
-    Mutation(
-        "a push over another's commit",
-        "hydractl/exports/hub.py",
-        "revision=to.branch, parent_commit=head, num_threads=1",
-        "revision=to.branch, num_threads=1",
-        "tests/exports/test_hub.py",
-    ),
-    Mutation(
-        "a small file that the hub has already",
-        "hydractl/exports/hub.py",
-        'hashlib.sha1(b"blob %d\\0" % len(data) + data)',
-        'hashlib.sha1(b"blob %d" % len(data) + data)',
-        "tests/exports/test_hub.py",
-    ),
     # --- data ---------------------------------------------------------------------------------------------------------
     Mutation(
         "classes of a small fraction",

@@ -82,7 +82,7 @@ class WritesFiles(EveryVerb, total=False):
 
 
 class OpensModels(WritesFiles, total=False):
-    """Arguments of every verb that opens models and data: all but ``push``, ``report`` and ``serve``."""
+    """Arguments of every verb that opens models and data: all but ``report`` and ``serve``."""
 
     output: Path | None
     limit: int | None
@@ -394,14 +394,3 @@ class StudyArguments(SideBySide, total=False):
     threshold: str
     bootstrap: int
     timed: bool
-
-
-class PushArguments(WritesFiles, total=False):
-    """Arguments of :func:`hydractl.push`."""
-
-    card: Path | None
-    include: str | Sequence[str]
-    license: str | None
-    base_model: str | None
-    private: bool
-    message: str | None

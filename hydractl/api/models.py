@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, Union
 from torch import nn
 
 from hydractl.api.arguments import Data
-from hydractl.api.calling import data_argument, run
+from hydractl.api.calling import data_argument
 from hydractl.api.modules import open_module
 from hydractl.api.results import Document
 from hydractl.data import open_data
@@ -24,13 +24,13 @@ from hydractl.data.names import read_labels, read_prompts
 from hydractl.errors import UsageError
 from hydractl.families.reading import parse_hub_name
 from hydractl.files.atomic import Output, file_path, write_json
-from hydractl.files.checkpoint import DictTensors, FileTensors, beside, with_tensors, write_checkpoint
+from hydractl.files.checkpoint import DictTensors, beside, with_tensors, write_checkpoint
 from hydractl.files.description import FITTED, Description, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.files.verb_answers import InfoAnswer
 from hydractl.model.laplace import KEY
-from hydractl.model.loading import build_model, load_source
+from hydractl.model.loading import load_source
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import ModelOptions, Source, digest_of, open_source, with_labels, with_max_length
 from hydractl.model.stored import check_finite_weights
@@ -94,10 +94,7 @@ class Model:
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
         """Read the weights and return an ``nn.Module`` in eval mode; the arguments are those of :func:`load`."""
-        module = load_source(self.source, device, dtype, **options)
-        if isinstance(self.source.tensors, FileTensors):
-            _LOADED[module] = self
-        return module
+        return load_source(self.source, device, dtype, **options)
 
     def _repr_html_(self) -> str:
         """Show the table of the function that made the model, or the facts in its header."""
@@ -128,41 +125,6 @@ class Model:
         elif revision is not None:
             raise UsageError(f"revision {revision!r}: {ref} is on this machine")
         return open(ref, **options)
-
-    def push_to_hub(
-        self, repo_id: str, *, commit_message: str | None = None, branch: str | None = None, **options: Any
-    ) -> str:
-        """Upload the model and its card to the Hugging Face Hub in one commit: all of it or nothing.
-
-        Args:
-            repo_id: ``ORG/NAME``; the repository is created if it does not exist.
-            commit_message: None: a message that names the file.
-            branch: None: the main branch.
-            options: the other arguments of :func:`hydractl.push`, by name: ``private``, ``license``, ``base_model``,
-                ``card``, ``force``.
-
-        Returns:
-            The reference that always opens exactly these bytes: ``hf:ORG/NAME@COMMIT``.
-
-        Raises:
-            UsageError, InputError: an option or input is wrong, or the Hub answered with an error.
-            OutputError: the repository has other files with these names, and ``force`` is not set.
-        """
-        folder = Folder()
-        if self.refs and os.path.exists(self.refs[0]):
-            file_or_folder = self.refs[0]
-        else:
-            file_or_folder = os.fspath(save(self, folder.path / "model.st"))
-        target = f"hf:{repo_id}"
-        if branch:
-            target += f"@{branch}"
-        keywords = {"message": commit_message, **options}
-        outcome = run("push", [file_or_folder, target], keywords)
-        return str(outcome.document["pinned"])
-
-
-_LOADED: weakref.WeakKeyDictionary[HydraModel, Model] = weakref.WeakKeyDictionary()
-"""By module, the model that it was loaded from, if that is a file. Models in memory are not entered, to free them."""
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, nn.Module, str, "os.PathLike[str]"]
@@ -391,47 +353,8 @@ def _from_pretrained(
     return model.load(device, dtype)
 
 
-def _push_to_hub(module: HydraModel, repo_id: str, **options: Any) -> str:
-    """Upload the file that the module was loaded from, or its weights if they have changed since.
-
-    See :meth:`Model.push_to_hub`.
-
-    Raises:
-        UsageError: a module of several members has changed weights; train members before they are fused.
-    """
-    opened = _LOADED.get(module)
-    if opened is None or not _unchanged(module, opened):
-        if module.members > 1:
-            hint = "train the members, and fuse them; or push the file: hydractl.push(FILE, REPO)"
-            raise UsageError("this module of several members is no longer what a file holds", hint=hint)
-        opened = open(module)
-    return opened.push_to_hub(repo_id, **options)
-
-
-def _unchanged(module: HydraModel, opened: Model) -> bool:
-    """Return whether a module still has the weights and class names of the model that it was loaded from.
-
-    The model is read again, and every tensor is compared bit by bit.
-    """
-    dtype = next(module.parameters()).dtype
-    dtype_name = str(dtype).removeprefix("torch.")
-    module_of_file = build_model(opened.source, dtype=dtype_name)
-    if module.labels != module_of_file.labels:
-        return False
-    weights_of_file = module_of_file.state_dict()
-    weights_now = module.state_dict()
-    if weights_now.keys() != weights_of_file.keys():
-        return False
-    for name, tensor in weights_of_file.items():
-        tensor_now = weights_now[name].cpu()
-        if not tensor_now.equal(tensor):
-            return False
-    return True
-
-
-# These methods are added here because the module of HydraModel may not import the functions that open and push.
+# It is added here because the module of HydraModel may not import the functions that open.
 HydraModel.from_pretrained = staticmethod(_from_pretrained)  # type: ignore[attr-defined]
-HydraModel.push_to_hub = _push_to_hub  # type: ignore[attr-defined]
 
 
 class Calibrated(Document):

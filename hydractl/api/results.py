@@ -235,15 +235,3 @@ class Study(Document):
 
     def _summary(self) -> str:
         return self.answer
-
-
-class Push(Document):
-    """The files that :func:`hydractl.push` uploaded."""
-
-    @property
-    def pinned(self) -> str:
-        """The reference that always opens exactly these bytes: ``hf:ORG/NAME@COMMIT``."""
-        return str(self["pinned"])
-
-    def _summary(self) -> str:
-        return self.pinned

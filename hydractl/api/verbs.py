@@ -22,7 +22,6 @@ from hydractl.api.arguments import (
     LaplaceArguments,
     PredictArguments,
     PruneArguments,
-    PushArguments,
     ReportArguments,
     ScoreArguments,
     ServeArguments,
@@ -38,7 +37,6 @@ from hydractl.api.results import (
     Evaluation,
     Exports,
     Predictions,
-    Push,
     Scores,
     Study,
 )
@@ -69,7 +67,6 @@ ARGUMENTS: dict[str, type] = {
     "bench": BenchArguments,
     "report": ReportArguments,
     "study": StudyArguments,
-    "push": PushArguments,
 }
 """The types of the keyword arguments of each verb."""
 
@@ -567,43 +564,6 @@ def export(model: ModelLike, path: str | os.PathLike[str] | None = None, **optio
         options = {**options, "output": path}
     outcome = run("export", _model_arguments([model]), options)
     return Exports(outcome.document, outcome.files)
-
-
-@_documented("push")
-def push(model: ModelLike, repo: str, **options: Unpack[PushArguments]) -> Push:
-    """Upload a model and its card to the Hugging Face Hub; :func:`hydractl.load` opens it as ``hf:ORG/NAME``.
-
-    Args:
-        model: a checkpoint or a published folder, or a model that was opened or made.
-        repo: ``ORG/NAME[@BRANCH]``; the repository is created if it does not exist.
-
-    Returns:
-        The files with their SHA-256, which of them were uploaded, the commit, and a reference that pins it.
-
-    Raises:
-        UsageError, InputError: an option or input is wrong, or the Hub answered with an error.
-        OutputError: the repository has other files with these names, and ``force`` is not set.
-    """
-    outcome = run("push", [*_model_files([model]), f"hf:{repo}"], options)
-    return Push(outcome.document)
-
-
-def available(kind: str | None = None, pattern: str = "") -> Document:
-    """List what there is to choose from; entries of other packages are included.
-
-    Args:
-        kind: ``scores``, ``metrics``, ``methods``, ``criteria``, ``suites``, ``corruptions``, ``recipes`` or
-            ``models``; None for these kinds themselves.
-        pattern: a part of the names, or a pattern with ``*`` and ``?``.
-
-    Returns:
-        The ``entries``: the name of each, what it is and what it needs.
-
-    Raises:
-        UsageError: there is no such kind, or nothing fits.
-    """
-    words = [word for word in (kind, pattern) if word]
-    return Document(run("list", words, {}).document)
 
 
 def function_of_verb(verb: str) -> Callable[..., Document]:

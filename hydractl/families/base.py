@@ -513,10 +513,6 @@ class ModelFamily(ABC):
             The model, or the path of a file if the name stands for a checkpoint of hydractl.
         """
 
-    def known_names(self) -> Sequence[str]:
-        """Return the names of all models that the library knows; empty if models are named by their repository."""
-        return ()
-
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return ``NAME?OPTIONS`` for a model that was trained by the library's own training script.
 

@@ -169,13 +169,6 @@ class TimmViT(ModelFamily):
             raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
         return loaded
 
-    def known_names(self) -> Sequence[str]:
-        """Return the names of all models in the files of timm that define supported classes."""
-        names: list[str] = []
-        for file in _FILES:
-            names += timm.list_models(module=file)
-        return names
-
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return ``NAME?OPTIONS`` for a model that was trained by timm's ``train.py``.
 

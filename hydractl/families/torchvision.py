@@ -166,10 +166,6 @@ class TorchvisionViT(ModelFamily):
             labels=None,
         )
 
-    def known_names(self) -> Sequence[str]:
-        """Return the names of torchvision's vision transformers."""
-        return _NAMES
-
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return ``NAME?num_classes=N`` for a model trained by torchvision's reference script.
 

@@ -253,49 +253,6 @@ class PlannedCascade(Record):
     dry_run: bool = needed("That it is a plan.", True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PushedFile(Record):
-    """A file on its way to a repository."""
-
-    path: str = needed("Its path there.")
-    bytes: Count = needed("Its size.")
-    sha256: str | None = described("SHA-256 of what it holds; not of files that are left out.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PushAnswer(Record):
-    """What was, or would be, uploaded to a repository."""
-
-    schema: str = needed(SCHEMA_TEXT)
-    model: str = needed("Name of the model.")
-    repository: str = needed("`ORG/NAME`.")
-    branch: str | None = needed("The branch; null of the default one.")
-    files: Sequence[PushedFile] = needed("The files that belong there.")
-    left_out: Sequence[PushedFile] = sparse("Files beside the model that are no part of it.", list)
-    dry_run: bool | None = described("True of a plan, which has nothing of the following.")
-    commit: str | None = described("The commit.")
-    uploaded: Sequence[str] | None = described("Paths of the files that were not there already.")
-    pinned: str | None = described("What names this version.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListedEntry(Record):
-    """One thing to choose, or one kind of them."""
-
-    name: str = needed("Its name, as options take it.")
-    about: str = needed("What it is.")
-    needs: str = described("What it needs beside what its verb always needs; empty for nothing.", default="")
-    count: Count | None = described("Of a kind, how many there are.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListAnswer(Record):
-    """What there is of one kind, or the kinds."""
-
-    kind: str | None = described("The kind; null where the kinds are listed.")
-    entries: Sequence[ListedEntry] = needed("What there is, in the order of its registry.")
-
-
 # --- other plans ------------------------------------------------------------------------------------------------------
 
 

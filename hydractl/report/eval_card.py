@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydractl.files.description import Description
 from hydractl.files.eval_answer import EvalAnswer, EvalRow, ood_set_place
 from hydractl.files.model_records import SiteHeadsRecord
-from hydractl.metrics.threshold import stored_score
 from hydractl.report import eval_tables as tables
 from hydractl.report.texts import count_text, number, shown_name, template, visible
 
 if TYPE_CHECKING:
-    from huggingface_hub import CardData, EvalResult
+    from huggingface_hub import EvalResult
     from markupsafe import Markup
 
 _MARKS = re.compile(r"([\\`*_{}\[\]#|~$!])")
@@ -51,80 +49,6 @@ def render_card(answer: EvalAnswer, index: int) -> bytes:
     page = template("card.md.j2", plain, _FILTERS, keep_trailing_newline=True)
     text = page.render(_template_values(answer, row))
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")).encode()
-
-
-def hub_card(description: Description, task: str, repo: str, written: str | None, **said: str | None) -> bytes:
-    """Return the card of a repository as UTF-8 bytes: what the model is, or a written card, and how to use the model.
-
-    Args:
-        description: the description of the model.
-        task: the Hub's name of the model's task.
-        repo: ``ORG/NAME``.
-        written: the text of a card that :func:`render_card` made; None if there are no results.
-        said: values of ``license`` and ``base_model``, which replace those of the card.
-    """
-    from huggingface_hub import ModelCard, ModelCardData
-    from markupsafe import Markup
-
-    # The YAML and the text: of a new card, or of the written one.
-    data: CardData
-    if written is None:
-        tags = _tags(len(description.masks) > 1)
-        data = ModelCardData(library_name="hydractl", pipeline_tag=task, tags=tags)
-        text = _model_text(description, repo)
-    else:
-        card = ModelCard(written)
-        data = card.data
-        text = card.text.strip()
-    _set_given_values(data, {"base_model": _published_model(description), **said})
-
-    # Below the text the template explains how to use the model.
-    facts = {
-        "text": Markup(text),
-        "repo": repo,
-        "reads": description.reads,
-        "score": stored_score(description.extra),
-    }
-    page = template("hub_card.md.j2", plain, {}, keep_trailing_newline=True)
-    shown = page.render(facts)
-    return f"---\n{data.to_yaml()}\n---\n\n{shown}".encode()
-
-
-def _published_model(description: Description) -> str | None:
-    """Return the repository of the model that this one was made from, without its revision; None if unknown."""
-    origin = description.origin
-    if not origin:
-        return origin
-    return origin.partition("@")[0]
-
-
-def _set_given_values(data: CardData, values: Mapping[str, str | None]) -> None:
-    """Set each value that is given in ``data``; if a value is not given, the card's stays, or None."""
-    for key, value in values.items():
-        value_of_card = getattr(data, key, None)
-        setattr(data, key, value or value_of_card)
-
-
-def _model_text(description: Description, repo: str) -> str:
-    """Return the text of a card without results: the name of the repository, and what the model is.
-
-    Args:
-        description: the description of the model.
-        repo: ``ORG/NAME``.
-    """
-    masks = description.masks
-    sites = []
-    for path, heads in description.mask.heads.items():
-        kept_by_members = [list(mask.kept[path]) for mask in masks]
-        site = SiteHeadsRecord(site=path, heads=heads, kept=kept_by_members)
-        sites.append(site)
-
-    kind = _kind_sentence(len(masks))
-    sentences = [kind, *_heads_kept_sentences(sites)]
-    about = plain(" ".join(sentences))
-    name = repo.rpartition("/")[2]
-    title = plain(name)
-    return f"# {title}\n\n{about}"
 
 
 def _tags(fused: bool) -> list[str]:

@@ -29,7 +29,6 @@ from hydractl.files.verb_answers import (
     FinishedStudy,
     InfoAnswer,
     KeptSite,
-    ListAnswer,
     OverlapAnswer,
     PlannedBench,
     PlannedFusion,
@@ -39,8 +38,6 @@ from hydractl.files.verb_answers import (
     PlannedTrainings,
     PruneAnswer,
     PruneWeightsAnswer,
-    PushAnswer,
-    PushedFile,
 )
 from hydractl.files.watching_records import TRAFFIC_SCHEMA, TrafficAnswer
 from hydractl.report.eval_terminal import eval_table
@@ -316,49 +313,6 @@ def _exported_words(file: ExportedFileRecord) -> str:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.3g} MB"
-
-
-def _push_view(answer: PushAnswer, width: int) -> RenderableType:
-    """Return the repository, and the size of each file and what happened, or would happen, to it."""
-    facts = [("repository", answer.repository)]
-    for file in answer.files:
-        size = _megabytes(file.bytes)
-        fate = _upload_words(answer, file)
-        facts.append((file.path, f"{size}; {fate}"))
-    for file in answer.left_out:
-        size = _megabytes(file.bytes)
-        facts.append((file.path, f"{size}; left out"))
-    if answer.pinned is not None:
-        facts.append(("pinned", answer.pinned))
-    return fact_table(facts)
-
-
-def _upload_words(answer: PushAnswer, file: PushedFile) -> str:
-    """Return what happened, or would happen, to a file that is pushed."""
-    if answer.dry_run:
-        return "would be uploaded"
-    if file.path in (answer.uploaded or ()):
-        return "uploaded"
-    return "there already"
-
-
-def _list_view(answer: ListAnswer, width: int) -> RenderableType:
-    """Return a line for each entry: its name, what it is, and what it needs or how many of its kind there are."""
-    rows = []
-    for entry in answer.entries:
-        last = entry.needs if entry.count is None else str(entry.count)
-        rows.append([entry.name, entry.about, last])
-    if answer.kind is None:  # the entries are kinds
-        titles = ("kind", "", "number")
-    else:
-        titles = ("name", "", "needs")
-
-    # Long texts are wrapped and not cut.
-    drawn = plain_table("", titles, rows, left=3)
-    for column in drawn.columns:
-        column.overflow = "fold"
-        column.no_wrap = False
-    return drawn
 
 
 # --- scores and circuits ----------------------------------------------------------------------------------------------
@@ -785,8 +739,6 @@ _ANSWERS: Mapping[str, _Drawing[Any]] = {
     "hydractl.fuse/1": _Drawing(FuseAnswer, _fuse_view),
     "hydractl.cascade/1": _Drawing(CascadeAnswer, _cascade_view),
     "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
-    "hydractl.push/1": _Drawing(PushAnswer, _push_view),
-    "hydractl.list/1": _Drawing(ListAnswer, _list_view),
     "hydractl.scores/1": _Drawing(ScoresAnswer, _scores_view),
     "hydractl.circuit/2": _Drawing(CircuitAnswer, _circuit_view),
     "hydractl.circuits/1": _Drawing(CircuitsAnswer, _circuits_view),
@@ -803,7 +755,6 @@ _PLANS: Mapping[str, _Drawing[Any]] = {
     _PRUNE_WEIGHTS: _Drawing(PruneWeightsAnswer, _prune_weights_view),
     "hydractl.fuse/1": _Drawing(PlannedFusion, _planned_fusion_view),
     "hydractl.export/2": _Drawing(ExportAnswer, _export_view),
-    "hydractl.push/1": _Drawing(PushAnswer, _push_view),
     "hydractl.circuit/2": _Drawing(PlannedSearch, _planned_search_view),
     "hydractl.finetune/1": _Drawing(PlannedTraining, planned_training),
     "hydractl.finetunes/1": _Drawing(PlannedTrainings, planned_trainings),

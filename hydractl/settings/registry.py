@@ -262,39 +262,14 @@ VERBS: dict[str, Verb] = {
 """,
         prints_table=True,
     ),
-    "list": Verb(
-        summary="List scores, metrics, methods, criteria and more",
-        usage="[KIND [PATTERN]] [--json]",
-        about="List what there is to choose from, what other packages add included: what each entry is and what it "
-        "needs. Without a KIND, list the kinds.",
-        examples="""
-  # the kinds, and how many there are of each
-  hydractl list
-  # OOD scores
-  hydractl list scores
-  # models of which a library knows the name
-  hydractl list models 'vit_small*'
-""",
-        prints_table=True,
-        function="available",
-    ),
-    "push": Verb(
-        settings="hydractl.settings.pushing:PushSettings",
-        summary="Upload a model to the Hugging Face Hub",
-        usage="FILE|FOLDER hf:ORG/NAME [options]",
-        about="Upload a checkpoint or a published folder, and its model card, to a repository of the Hugging Face Hub, "
-        "in one commit. Every verb opens it from there: hf:ORG/NAME.",
-        examples="""
-  # with the card of an eval, its results and a licence
-  hydractl push hydra.st hf:me/hydra-vit --card hydra.md --license apache-2.0
-  # what would be uploaded
-  hydractl push hydra.st hf:me/hydra-vit --dry-run
-  # use it anywhere; @REVISION pins it
-  hydractl eval hf:me/hydra-vit --test test.npz
-""",
-        prints_table=True,
-    ),
 }
+
+GONE_VERBS: dict[str, str] = {
+    "available": "VERB --help names what each option takes, docs/metrics.md what is measured",
+    "list": "VERB --help names what each option takes, docs/metrics.md what is measured",
+    "push": "hf upload uploads a file or a folder: docs/interop.md#the-hugging-face-hub",
+}
+"""What to do instead of each verb, or Python function of a verb, of an earlier version that is gone."""
 
 
 def module_of(verb: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hydractl.settings.registry import GONE_VERBS
 from hydractl.settings.verbs import SETTINGS, options_of_verb
 
 
@@ -138,16 +139,12 @@ VERB_SYNONYMS: Mapping[str, Sequence[str]] = {
     "info": ("--info",),
     "inspect": ("--info",),
     "join": ("fuse",),
-    "ls": ("list",),
     "measure": ("eval", "bench"),
     "merge": ("fuse",),
-    "metrics": ("list",),
-    "models": ("list",),
     "onnx": ("export",),
     "plot": ("report",),
     "posterior": ("laplace",),
     "profile": ("bench",),
-    "publish": ("push",),
     "rank": ("extract-circuit", "score"),
     "search": ("extract-circuit",),
     "show": ("report", "--info"),
@@ -156,7 +153,6 @@ VERB_SYNONYMS: Mapping[str, Sequence[str]] = {
     "test": ("eval",),
     "time": ("bench",),
     "train": ("finetune",),
-    "upload": ("push",),
     "version": ("--version",),
 }
 """Words for what a verb does, each with the verbs that do it, or with options such as ``--info``."""
@@ -310,6 +306,8 @@ def about_word(word: str, verb: str | None) -> str:
         verb: the verb that the flag was given to, or ``--info``; None if it was given to the program itself.
     """
     # The word stands where a verb is expected.
+    if word in GONE_VERBS:
+        return f"; it is gone: {GONE_VERBS[word]}"
     if not word.startswith("-"):
         near_verbs = nearest(word, list(SETTINGS), VERB_SYNONYMS)
         return _did_you_mean(near_verbs)
@@ -332,6 +330,8 @@ def about_word(word: str, verb: str | None) -> str:
 
 def about_key_of_file(key: str) -> str:
     """Return the end of a message about an unknown key at the top of a file of options: an option or a verb."""
+    if key in GONE_VERBS:
+        return f"; it is gone: {GONE_VERBS[key]}"
     about = about_option(key, None, YAML_FILE)
     if about:
         return about

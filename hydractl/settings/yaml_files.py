@@ -144,16 +144,6 @@ def recipe_names() -> list[str]:
     return sorted(file.stem for file in files)
 
 
-def recipe_about(name: str) -> str:
-    """Return the sentence that says where a recipe of the package comes from; empty if it has none."""
-    name_in_messages = f"recipe {name}"
-    root = _read_yaml(RECIPES / f"{name}.yaml", name_in_messages, "")
-    for key, node, _ in _entries(root, name_in_messages, "the file"):
-        if key == _ABOUT:
-            return _single_text(node)
-    return ""
-
-
 def read_recipe(recipe: str, known: Collection[str]) -> Contents:
     """Return the contents of a recipe; its keys are in ``shared``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import hydractl
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
+from hydractl.settings.registry import GONE_VERBS
 from hydractl.settings.sources import merge, unknown_variables
 from hydractl.settings.suggestions import (
     COMMAND_LINE,
@@ -43,7 +45,7 @@ NAMES = ["keep", "remove", "method", "samples", "sample-from", "max-drop", "batc
         ("extract-circuit", "--max-cost", "; it is gone: docs/numbers/joint-circuits.md shows that it did not help"),
         ("eval", "--budget", "; see hydractl extract-circuit"),
         ("bench", "--keep", "; see hydractl score, extract-circuit or prune"),
-        ("push", "--tower", "; see hydractl score, extract-circuit, prune and others"),
+        ("bench", "--tower", "; see hydractl score, extract-circuit, prune and others"),
         ("prune", "--meth", "; did you mean --method?"),
         ("prune", "--batchsize", "; did you mean --batch-size?"),
         ("eval", "--gpu", "; did you mean --device?"),
@@ -85,7 +87,7 @@ def test_a_budget_is_never_taken_for_quiet() -> None:
     ("yaml", "message"),
     [
         ("study: {budget: 1h}", "hydra.yaml line 1: unknown key 'budget' of study; it is 'time' now"),
-        ("push: {rows: 1}", "hydra.yaml line 1: unknown key 'rows' of push; see hydractl study"),
+        ("bench: {rows: 1}", "hydra.yaml line 1: unknown key 'rows' of bench; see hydractl study"),
         ("prune: {heads: 1}", "hydra.yaml line 1: unknown key 'heads' of prune; did you mean 'keep' or 'remove'?"),
         ("sead: 1", "hydra.yaml line 1: unknown key 'sead'; did you mean 'seed'?"),
         ("pruning: {}", "hydra.yaml line 1: unknown key 'pruning'; did you mean 'prune'?"),
@@ -158,4 +160,25 @@ def test_the_tables_name_what_there_is() -> None:
         assert word not in every
         assert {*names} - planned <= {*every}
     for names in VERB_SYNONYMS.values():
-        assert {*names} <= {*SETTINGS, "--info", "--version", "report", "export", "calibrate", "list"}
+        assert {*names} <= {*SETTINGS, "--info", "--version", "report", "export", "calibrate"}
+
+
+@pytest.mark.parametrize("verb", GONE_VERBS)
+def test_a_verb_that_is_gone_says_what_to_do_instead(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "a.st"]) == 2
+    said = f"; it is gone: {GONE_VERBS[verb]}\n"
+    assert capsys.readouterr().err == f"error: no such verb: {verb}{said}hint: hydractl --help\n"
+    with pytest.raises(AttributeError) as caught:
+        getattr(hydractl, verb)
+    assert str(caught.value) == f"hydractl.{verb} is gone: {GONE_VERBS[verb]}"
+    (tmp_path / "hydra.yaml").write_text(f"{verb}: {{}}")
+    with pytest.raises(UsageError, match=re.escape(f"unknown key {verb!r}; it is gone: {GONE_VERBS[verb]}")):
+        merge(SETTINGS["prune"], {"model": ["a.st"], "method": "random", "keep": "1"}, {}, tmp_path)
+    assert verb not in SETTINGS
+
+
+def test_a_variable_of_an_option_that_is_gone_is_a_warning_like_any_other() -> None:
+    (line,) = unknown_variables({"HYDRACTL_BASE_MODEL": "a/b"})  # of push
+    assert "HYDRACTL_BASE_MODEL is not read by hydractl" in line

@@ -137,10 +137,6 @@ class OpenClip(ModelFamily):
             left=[f"{DECODER}*"] if is_coca else (),
         )
 
-    def known_names(self) -> Sequence[str]:
-        """Return the names of open_clip's architectures."""
-        return tuple(open_clip.list_models())
-
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
         """Download the model ``open_clip:ARCH/TAG`` from the hub, or draw random weights if ``pretrained=0``.
 

@@ -1,0 +1,121 @@
+"""Opening models from the Hub, and what the page says of uploading them, against a server that speaks its protocol."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.errors import InputError, UsageError
+from hydractl.families.reading import checkpoint_on_hub
+from hydractl.files.checkpoint import sha256_file
+from tests.fake_hub import Hub, serving
+from tests.pico import SMALL
+
+REPO = "me/hydra-vit"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a whole model, made once."""
+    file = tmp_path_factory.mktemp("vit") / "vit.st"
+    hydractl.save(hydractl.open(f"timm:vit_tiny_patch16_224?{SMALL}"), file)
+    return file
+
+
+@pytest.fixture
+def hub(vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving() as (hub, address):
+        settings = {"ENDPOINT": address, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": True}
+        settings["HUGGINGFACE_CO_URL_TEMPLATE"] = address + "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in {**settings, "HF_HUB_OFFLINE": False}.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        # For the commands of the page, which are processes of their own.
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
+        huggingface_hub.close_session()
+        monkeypatch.chdir(tmp_path)
+        shutil.copy(vit, "vit.st")
+        yield hub
+    huggingface_hub.close_session()
+
+
+def test_a_checkpoint_by_its_names(hub: Hub) -> None:
+    hydractl.prune("vit.st", method="magnitude", keep=2, output="a.st")
+    hub.commits[REPO] = [{"a.st": Path("a.st").read_bytes()}]
+    for name in (REPO, f"{REPO}@{hub.sha(REPO)}", f"{REPO}/a.st", f"{REPO}@{hub.sha(REPO)}/a.st"):
+        assert hydractl.open(f"hf:{name}").source.sha256 == sha256_file("a.st"), name
+    pulled = hydractl.load(f"hf:{REPO}", device="cpu")
+    by_its_name_there = hydractl.HydraModel.from_pretrained(REPO, device="cpu")
+    local = hydractl.load("a.st", device="cpu")
+    inputs = local.example_inputs(2)
+    assert torch.equal(pulled(inputs), local(inputs)) and torch.equal(by_its_name_there(inputs), local(inputs))
+    with pytest.raises(UsageError, match=r"revision 'main': vit.st is on this machine"):
+        hydractl.Model.from_pretrained("vit.st", revision="main")
+
+
+def test_a_known_repository_is_not_asked_for_its_files_again(hub: Hub) -> None:
+    hub.commits["me/published"] = [{"config.json": b"{}"}]
+    assert checkpoint_on_hub("me/published") is None
+    huggingface_hub.hf_hub_download("me/published", "config.json")
+    hub.fails_at = "api"
+    assert checkpoint_on_hub("me/published") is None
+
+
+def test_messages(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Path("vit.st").read_bytes()
+    hub.commits[REPO] = [{"a.st": whole}, {"a.st": whole, "b.st": whole}]
+    with pytest.raises(InputError, match=r"2 checkpoints: a.st, b.st") as error:
+        hydractl.open(f"hf:{REPO}")
+    assert error.value.hint == f"name one: hf:{REPO}/a.st"
+    hub.commits["me/empty"] = [{}]
+    with pytest.raises(InputError, match=r"neither a published model \(config.json\) nor a checkpoint"):
+        hydractl.open("hf:me/empty")
+    with pytest.raises(UsageError, match="names no repository"):
+        hydractl.open("hf:a b")
+    # Without a connection, what is in the cache opens.
+    opened = hydractl.open(f"hf:{REPO}/a.st").source.sha256
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    huggingface_hub.close_session()
+    assert hydractl.open(f"hf:{REPO}/a.st").source.sha256 == hydractl.open(f"hf:{REPO}").source.sha256 == opened
+
+
+@pytest.mark.long
+def test_the_commands_of_the_page_upload_all_that_is_in_the_folder(hub: Hub, with_hydractl: dict[str, str]) -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## The Hugging Face Hub")[2]
+    match = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
+    assert match is not None
+    shutil.copy("vit.st", "hydra.st")
+    random = np.random.default_rng(0)
+    np.savez("test.npz", x=random.integers(0, 256, (6, 16, 16, 3), np.uint8), y=np.arange(6) % 5)
+    np.savez("svhn.npz", x=random.integers(0, 256, (6, 16, 16, 3), np.uint8))
+    Image.new("RGB", (16, 16)).save("cat.png")
+    commands, _, last = match[1].strip().rpartition("\n")
+    commands = commands.replace("mkdir upload", "mkdir upload; echo a password > upload/notes.txt")
+    path = os.pathsep.join([with_hydractl["PATH"], str(Path(sys.executable).parent)])  # there is hf
+    of_the_hub = {name: value for name, value in os.environ.items() if name.startswith("HF_")}
+    environment = {**with_hydractl, **of_the_hub, "PATH": path}
+    done = subprocess.run(["bash", "-e", "-c", commands], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    uploaded = hub.commits[REPO][-1]
+    assert uploaded.keys() - {".gitattributes"} == {"README.md", "hydra.onnx", "hydra.st", "notes.txt"}
+    assert uploaded["hydra.st"] == Path("hydra.st").read_bytes()
+    assert b"model-index:" in uploaded["README.md"]
+    assert last == f"hydractl predict hf:{REPO} cat.png"
+    assert main(last.split()[1:]) == 0
