@@ -8,7 +8,6 @@ the library has in its cache is taken from there. No code of a data set is run.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ import yaml
 from hydractl.data.base import Dataset, Spec, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, limited, raw_labels
+from hydractl.data.names import class_label_names
 from hydractl.data.text import TEXT_QUERY, read_table
 from hydractl.data.text_rows import TextRow, TextTable
 from hydractl.errors import InputError, UsageError, install_hint
@@ -218,7 +218,7 @@ def read_image_parquet(spec: Spec, limit: int | None, seed: int | None) -> tuple
     if labels is None:
         return dataset, _unlabelled(schema.names)
     chosen_labels = [labels[row] for row in rows]
-    class_names = _names_in_metadata(schema, str(label_column))
+    class_names = class_label_names(schema.metadata).get(str(label_column))
     return dataset, raw_labels(chosen_labels, ids, names=class_names)
 
 
@@ -265,24 +265,6 @@ def _unlabelled(available: Sequence[str]) -> RawLabels:
     """Return the labels of a set that has no column of labels: no values, but a hint that lists its columns."""
     listed = ", ".join(available)
     return RawLabels(hint=f"the columns are {listed}: name that of the labels with ?label=NAME")
-
-
-def _names_in_metadata(schema: Any, column: str) -> list[str] | None:
-    """Return the class names that the ``datasets`` library stored for a column of integers; None if it stored none.
-
-    They are JSON in the metadata of the Parquet file, at ``info.features.COLUMN.names``.
-    """
-    try:
-        metadata = schema.metadata or {}
-        description = json.loads(metadata[b"huggingface"])
-        names = description["info"]["features"][column]["names"]
-    except (KeyError, TypeError, ValueError):
-        return None  # another program wrote the file, or it has no names
-    if not isinstance(names, list) or not names:
-        return None
-    if not all(isinstance(name, str) for name in names):
-        return None
-    return names
 
 
 # --- the datasets library ---------------------------------------------------------------------------------------------
@@ -434,16 +416,18 @@ def _read_loaded(
     if labels is None:
         return dataset, _unlabelled(available)
     chosen_labels = [labels[row] for row in rows]
-    class_names = _names_of_feature(table.features[label_column])
+    class_names = _class_names(table).get(str(label_column))
     return dataset, raw_labels(chosen_labels, ids, names=class_names)
 
 
-def _names_of_feature(feature: Any) -> list[str] | None:
-    """Return the class names of a column; None if the column holds plain numbers or texts."""
-    names = getattr(feature, "names", None)
-    if not names:
-        return None
-    return list(names)
+def _class_names(table: Any) -> dict[str, list[str]]:
+    """Return the class names of each column that is a ``ClassLabel``; its integers index them."""
+    names_by_column = {}
+    for column, feature in table.features.items():
+        names = getattr(feature, "names", None)
+        if names:
+            names_by_column[column] = list(names)
+    return names_by_column
 
 
 def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
@@ -464,15 +448,8 @@ def _read_texts(spec: Spec, table: Any, count: int, name: str) -> tuple[Dataset,
             place = f"row {index + 1}"
             yield TextRow(place, chosen_columns[index])
 
-    text_table = TextTable(list(table.features), rows)
-    dataset, raw = read_table(spec, text_table, count, name)
-
-    # Labels that are integers index the names of the set; labels that are names are the classes themselves.
-    has_integers = isinstance(raw.values, np.ndarray)
-    if has_integers:
-        label_column = spec.query.get("label", _LABEL)
-        raw.names = _names_of_feature(table.features[label_column])
-    return dataset, raw
+    text_table = TextTable(list(table.features), rows, class_names=_class_names(table))
+    return read_table(spec, text_table, count, name)
 
 
 def _load_table(spec: Spec) -> Any:

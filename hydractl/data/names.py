@@ -9,6 +9,7 @@ libraries that have them.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections import Counter
@@ -107,6 +108,29 @@ def folded_name(name: str) -> str:
     """Return the form of a name in which names are compared: lower case, with one space between its words."""
     words = re.split(r"[\s_/-]+", name.casefold())
     return " ".join(words)
+
+
+def class_label_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
+    """Return the class names that the ``datasets`` library stored in a Parquet file, for each column that has some.
+
+    They are JSON in the metadata of the file's Arrow schema, at ``info.features.COLUMN.names``, and the integers of the
+    column index them. The result is empty if another program wrote the file, or if this JSON is damaged.
+
+    Args:
+        metadata: the metadata of the schema; None if there are none.
+    """
+    try:
+        description = json.loads((metadata or {})[b"huggingface"])
+        features = description["info"]["features"].items()
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        return {}
+    names_by_column = {}
+    for column, feature in features:
+        names = feature.get("names") if isinstance(feature, dict) else None
+        is_list = isinstance(names, list) and len(names) > 0
+        if is_list and all(isinstance(name, str) for name in names):
+            names_by_column[column] = names
+    return names_by_column
 
 
 _PLACEHOLDER = re.compile(r"(label|class) ?[0-9]+")  # matches folded names, e.g. "label 0"

@@ -282,8 +282,9 @@ def read_text(spec: Spec, limit: int | None) -> tuple[Dataset, RawLabels]:
     other columns. If ``?text=`` is set, only ``?text_b=`` makes pairs. ``?columns=label,text`` names the columns of a
     ``.csv`` or ``.tsv`` file without a header. A byte order mark at the start of these two is skipped; JSON has none.
 
-    Labels are integers or names. In ``.csv`` and ``.tsv`` they are integers if all of them look like integers, and an
-    empty field is a missing label. With ``limit``, nothing after the first ``limit`` rows is read, so neither errors
+    Labels are integers or names. In ``.parquet`` integers index the names of a ``ClassLabel``, if the ``datasets``
+    library stored one. In ``.csv`` and ``.tsv`` labels are integers if all of them look like integers, and an empty
+    field is a missing label. With ``limit``, nothing after the first ``limit`` rows is read, so neither errors
     nor class names in later rows are noticed.
 
     Args:
@@ -327,7 +328,7 @@ def read_table(spec: Spec, table: TextTable, limit: int | None, name: str) -> tu
         raise InputError(f"{spec.where}: no texts in the file")
     ids = [f"{name}#{i}" for i in range(len(collector.texts))]
     dataset = Texts(spec.text, spec.where, ids, collector.texts)
-    raw = _labels_of_rows(collector, ids, plain=table.plain)
+    raw = _labels_of_rows(collector, ids, table)
     return dataset, raw
 
 
@@ -428,13 +429,14 @@ class _Collector:
         return value
 
 
-def _labels_of_rows(collector: _Collector, ids: Sequence[str], *, plain: bool) -> RawLabels:
+def _labels_of_rows(collector: _Collector, ids: Sequence[str], table: TextTable) -> RawLabels:
     """Return the labels of the rows, integers or names. If there are none, set a hint that names the columns.
 
     Args:
         collector: the collected rows, at least one.
         ids: the ids of the samples.
-        plain: whether the file stores everything as text. Labels are then integers if all of them look like integers.
+        table: the table of the rows. If it stores everything as text, labels are integers if all of them look like
+            integers. Integers index the class names of their column, if it has some.
     """
     columns = collector.columns
     assert columns is not None  # set by the first row
@@ -448,9 +450,9 @@ def _labels_of_rows(collector: _Collector, ids: Sequence[str], *, plain: bool) -
 
     listed = ", ".join(collector.keys[:_MOST_COLUMNS_SHOWN])
     hint = f"the rows have {listed}: name what holds the labels with ?label=NAME"
-    are_integers = plain and all(INTEGER.fullmatch(text) for text in given_labels)
+    are_integers = table.plain and all(INTEGER.fullmatch(text) for text in given_labels)
     if not are_integers:
-        return raw_labels(labels, ids, hint=hint)
+        return raw_labels(labels, ids, names=table.class_names.get(columns.label), hint=hint)
 
     # Keep the texts too: if the classes of a model are named by numbers, the labels may be these names.
     integers = [None if text is None else int(text) for text in labels]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from hydractl.data.base import Spec, reason
+from hydractl.data.names import class_label_names
 from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.jsonio import parse_json, shown
 
@@ -48,11 +49,13 @@ class TextTable:
         columns: the names of the columns in order; None if every row has keys of its own.
         rows: a function that yields the rows. Its argument lists the needed columns; it may return other columns, too.
         plain: whether the file stores every value as text, even numbers.
+        class_names: the names that the integers of a column index, by column; only for columns that declare some.
     """
 
     columns: list[str] | None
     rows: Callable[[Sequence[str]], Iterator[TextRow]]
     plain: bool = False
+    class_names: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 Fields = Iterator["tuple[str, list[str] | str]"]
@@ -288,7 +291,7 @@ def _open_parquet(spec: Spec) -> TextTable:
     path = Path(os.path.expanduser(spec.path))
     with errors_as_input_errors():
         file: Any = pyarrow.parquet.ParquetFile(path)
-        columns_of_file: list[str] = list(file.schema_arrow.names)
+        schema: Any = file.schema_arrow
 
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
         """Yield the rows with their numbers from 1. Only one batch of rows is in memory at a time."""
@@ -299,4 +302,4 @@ def _open_parquet(spec: Spec) -> TextTable:
                     number += 1
                     yield TextRow(f"row {number}", values)
 
-    return TextTable(columns_of_file, rows)
+    return TextTable(list(schema.names), rows, class_names=class_label_names(schema.metadata))

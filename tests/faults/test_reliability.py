@@ -19,6 +19,7 @@ def marked() -> Iterator[int]:
 
 def test_every_case_of_the_page_has_a_test_but_those_that_went_with_a_feature() -> None:
     numbers = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \|$", PAGE, re.M)]
-    assert numbers == list(range(1, 85))
+    assert numbers == sorted(set(numbers))
+    assert numbers[:84] == list(range(1, 85))
     gone = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| went with .* \|$", PAGE, re.M)]
     assert set(marked()) == set(numbers) - set(gone)
