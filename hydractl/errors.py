@@ -77,12 +77,20 @@ class Interrupted(KeyboardInterrupt):
         self.hint = hint
 
 
-def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> str:
-    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing if no known word is similar."""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is spelled most like a wrong word; None if none is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     if not near:
+        return None
+    return near[0]
+
+
+def did_you_mean(word: str, known: Iterable[str], *, quoted: bool = False) -> str:
+    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing if no known word is similar."""
+    near = nearest(word, known)
+    if near is None:
         return ""
-    suggestion = repr(near[0]) if quoted else near[0]
+    suggestion = repr(near) if quoted else near
     return f"; did you mean {suggestion}?"
 
 

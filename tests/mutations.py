@@ -394,13 +394,6 @@ MUTATIONS = (
         "tests/api/test_data_in_memory.py",
     ),
     Mutation(
-        "a shared name before the name it has now",
-        "hydractl/settings/suggestions.py",
-        "_ALIKE = 0.65",
-        "_ALIKE = 0.5",
-        "tests/settings/test_suggestions.py",
-    ),
-    Mutation(
         "the format that an ending names",
         "hydractl/settings/exporting.py",
         "            if name.endswith(ending):\n                return kind\n",

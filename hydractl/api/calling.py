@@ -31,20 +31,17 @@ OF_A_TERMINAL = ("model", "json", "quiet", "verbose", "dry_run")
 """Options of the command line that functions do not have as keyword arguments."""
 
 
-def _as_argument(name: str, value: str) -> str:
-    """Return an option as messages in Python write it: ``'batch_size'``, or with a value ``keep='3'``.
+def _as_argument(name: str) -> str:
+    """Return an option as messages in Python write it, e.g. ``'batch_size'``.
 
     Args:
         name: the flag of the option without ``--``; the argument may have another name.
-        value: the value of the option; empty for no value.
     """
     argument = name.replace("-", "_")
     for verb in SETTINGS:
         for option in options_of(SETTINGS[verb]):
             if option.flag == f"--{name}":
                 argument = option.name
-    if value:
-        return f"{argument}={value!r}"
     return repr(argument)
 
 
