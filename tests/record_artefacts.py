@@ -86,7 +86,6 @@ eval hydra.st --test test.X --ood far=far.X --ood-score mi --predictions hydra.p
 eval hydra.pred.st --ood-score entropy --bootstrap 20 --json
 eval one=model hydra.st --test test.X --dry-run --json
 bench model hydra.st --batch-size 1,2 --rounds 2 --warmup 0 -o bench.json --json
-report fixed.json --plots bench.svg
 report fixed.json --json
 --info a.mask.json b.mask.json c.mask.json --json
 --info a.st b.st --json

@@ -236,8 +236,6 @@ VERBS: dict[str, Verb] = {
         examples="""
   # a page with tables and plots, and a model card
   hydractl report eval.json --html report.html --card README.md
-  # a bench as a picture
-  hydractl report vit.bench.json --plots bench.svg
   # inputs over time beside the reference: what predict --report wrote, in its order
   hydractl report monday.json tuesday.json --plots inputs.svg
   # means and standard deviations over seeds

@@ -49,8 +49,8 @@ class ReportSettings(Requiring, Common):
         writes=True,
     )
     plots: str | None = report_option(
-        "Write the plots of that report as .png files into a folder; of a bench, or of predictions over time, one "
-        "picture, .png or .svg",
+        "Write the plots of that report as .png files into a folder; of predictions over time, one picture, .png or "
+        ".svg",
         metavar="DIR|FILE",
         often=True,
         writes=True,

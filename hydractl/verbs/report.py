@@ -12,7 +12,7 @@ from typing import Any
 from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json, write_with
-from hydractl.files.bench_answer import BENCH_SCHEMA, BenchAnswer
+from hydractl.files.bench_answer import BENCH_SCHEMA
 from hydractl.files.documents import Bench, Predictions, check_document
 from hydractl.files.eval_answer import EVAL_SCHEMA, EvalAnswer
 from hydractl.files.predict_answer import PREDICT_SCHEMA, PredictAnswer
@@ -20,7 +20,6 @@ from hydractl.files.study_answer import STUDY_SCHEMA
 from hydractl.files.watching_records import TRAFFIC_KEYS, TrafficAnswer, TrafficFileRecord
 from hydractl.jsonio import read_json_file, shown
 from hydractl.log import Log
-from hydractl.report.bench_picture import draw_bench
 from hydractl.report.eval_document import StudyForm, eval_of
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.report.eval_runs import means
@@ -167,16 +166,9 @@ def _one_eval(documents: Documents, settings: ReportSettings, log: Log) -> EvalA
 
 
 def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outcome:
-    """Show a bench, and with ``--plots`` draw it as one picture.
-
-    Returns:
-        The bench, the picture, and the requirements that its rows do not meet.
-    """
+    """Show a bench, with the requirements that its rows do not meet."""
     check_document(document, _origin(path), Bench)
-    _refuse_options("bench", path, settings, _ONLY_FOR_EVALS, hint=None)
-    plot = None
-    if settings.plots is not None:
-        plot = _plot_path(settings.plots, "a bench")
+    _refuse_options("bench", path, settings, (*_ONLY_FOR_EVALS, "plots"), hint=None)
 
     # Check the requirements against its rows. Rows that --compare added need to meet only requirements that name them.
     rows = document["results"]
@@ -185,34 +177,7 @@ def _report_on_bench(document: Any, path: str, settings: ReportSettings) -> Outc
     requirements = settings.requirements()
     check_known(requirements, names, ROW_KEYS, skip_first=True, named_only=compared)
     unmet = unmet_of_bench(rows, requirements, compared)
-
-    # Draw the bench.
-    if plot is None:
-        return Outcome(document, unmet=unmet)
-    if settings.dry_run:
-        check_outputs([plot], force=settings.force)
-        return Outcome(document, unmet=unmet)
-    answer = BenchAnswer.from_json(document)
-    draw = partial(draw_bench, answer, form=plot.suffix.lower())
-    with Output(plot, force=settings.force) as output:
-        picture = write_with(output, draw)
-    return Outcome(document, files=[picture], unmet=unmet)
-
-
-def _plot_path(plots: str, drawn: str) -> Path:
-    """Return the file that ``--plots`` names for a single picture.
-
-    Args:
-        plots: the value of the option.
-        drawn: what is drawn, for the message.
-
-    Raises:
-        UsageError: the file is not a picture.
-    """
-    plot = file_path(plots)
-    if plot.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"--plots of {drawn} is one picture, .png or .svg, and not {plot}", hint="--plots picture.svg")
-    return plot
+    return Outcome(document, unmet=unmet)
 
 
 def _report_on_study(document: Any, path: str, settings: ReportSettings) -> Outcome:
@@ -236,7 +201,10 @@ def _report_on_traffic(documents: Documents, settings: ReportSettings, log: Log)
     """
     plot = None
     if settings.plots is not None:
-        plot = _plot_path(settings.plots, "predictions")
+        plot = file_path(settings.plots)
+        if plot.suffix.lower() not in (".png", ".svg"):
+            message = f"--plots of predictions is one picture, .png or .svg, and not {plot}"
+            raise UsageError(message, hint="--plots picture.svg")
     files = []
     for path, document in documents.items():
         _refuse_options("predict", path, settings, _ONLY_FOR_EVALS, hint=None)

@@ -1,4 +1,4 @@
-"""``report`` of a bench: the picture and the table are made of the document alone."""
+"""``report`` of a bench: the table is made of the document alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from hydractl.benchmark import measuring
 from hydractl.benchmark.figures import timed
-from hydractl.errors import InputError, OutputError, UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.log import Log
-from hydractl.report.pictures import COLOURS
 from hydractl.report.terminal import render
 from hydractl.settings.measuring import BenchSettings
 from hydractl.settings.reporting import ReportSettings
@@ -119,7 +117,7 @@ def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
     [
         ({"html": "r.html"}, "--html is of an eval, and bench.json is of bench"),
         ({"over": "seed"}, "--over is of an eval, and bench.json is of bench"),
-        ({"plots": "folder"}, "--plots of a bench is one picture, .png or .svg, and not folder"),
+        ({"plots": "bench.svg"}, "--plots is of an eval, and bench.json is of bench"),
     ],
 )
 def test_what_is_of_an_eval_is_refused(options: dict[str, str], message: str) -> None:
@@ -160,51 +158,3 @@ def test_a_bench_of_an_older_version_still_has_a_table() -> None:
             row.pop(key)
     found["machine"].pop("peak_macs_per_s")
     assert "single.stock" in "\n".join(table(found))
-
-
-# --- the plot ---------------------------------------------------------------------------------------------------------
-
-
-def colours(path: str) -> set[str]:
-    """The colours that fill a good part of a picture."""
-    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
-    values, counts = np.unique(pixels, axis=0, return_counts=True)
-    return {"#{:02X}{:02X}{:02X}".format(*v) for v, n in zip(values, counts, strict=True) if n > len(pixels) / 200}
-
-
-@pytest.mark.long
-def test_a_plot_has_bars_of_every_model_and_the_same_bytes_every_time() -> None:
-    assert again(plots="a.png").files == [Path("a.png")]
-    again(plots="b.png")
-    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
-    assert colours("a.png") & set(COLOURS) == set(COLOURS[:3])
-
-
-def test_an_svg_says_what_its_axes_are() -> None:
-    found = document(dtypes=("float32", "bfloat16"))
-    for name in ("a.SVG", "b.svg"):
-        again(found, plots=name)
-    text = Path("a.SVG").read_text(encoding="utf-8")
-    assert text == Path("b.svg").read_text(encoding="utf-8")
-    for words in (
-        *("samples per second", "time, relative to single", "n = 11 runs", "n = 11 ratios, 95 % interval"),
-        *("bfloat16, cpu", "single.stock", "ratio of mult-adds"),
-    ):
-        assert words in text, words
-
-
-def test_more_models_than_colours_are_told_apart_by_hatches() -> None:
-    found = document(sizes=(4,))
-    row = found["results"][2]
-    found["results"] += [{**row, "model": f"m{n}"} for n in range(9)]
-    again(found, plots="a.svg")
-    assert Path("a.svg").read_text(encoding="utf-8").count("<pattern") >= 2
-
-
-def test_outputs_are_claimed_before_anything_else() -> None:
-    Path("a.png").write_text("old")
-    with pytest.raises(OutputError):
-        again(plots="a.png")
-    assert Path("a.png").read_text() == "old"
-    again(plots="a.png", force=True)
-    assert Image.open("a.png").format == "PNG"

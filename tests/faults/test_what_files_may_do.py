@@ -17,7 +17,7 @@ from hydractl.files.state_dict import StateDict
 from tests.fuzz.readers import CORPUS
 from tests.spread import spread
 
-BENCH = next((CORPUS / "bench").iterdir())
+EVAL = next((CORPUS / "eval").iterdir())
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +31,17 @@ def test_a_matplotlibrc_of_the_working_folder_changes_nothing(monkeypatch: pytes
     """matplotlib has TeX draw the texts where such a file says so."""
     import matplotlib
 
-    plot = ["report", str(BENCH), "--plots"]
-    assert main([*plot, "a.svg"]) == 0
+    plot = ["report", str(EVAL), "--plots"]
+    assert main([*plot, "a"]) == 0
     Path("latex").write_text("#!/bin/sh\ntouch pwned\n")
     Path("latex").chmod(0o755)
     monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
     evil = {"text.usetex": True, "text.latex.preamble": r"\input{/etc/passwd}", "font.size": 40.0}
     with matplotlib.rc_context(evil):
-        assert main([*plot, "b.svg"]) == 0
+        assert main([*plot, "b"]) == 0
         assert matplotlib.rcParams["text.usetex"]  # of the caller's own pictures
-    assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
+    pictures = sorted(path.name for path in Path("a").iterdir())
+    assert pictures and all(Path("a", name).read_bytes() == Path("b", name).read_bytes() for name in pictures)
     assert not Path("pwned").exists()
 
 
