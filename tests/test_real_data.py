@@ -187,7 +187,7 @@ def test_a_language_model_becomes_an_ensemble_of_classifiers(
     batch = transformers.AutoTokenizer.from_pretrained("zeroed")(
         sentences, padding=True, truncation=True, max_length=32, return_tensors="pt"
     )
-    assert not batch["attention_mask"][:, 0].all(), "some are padded on the left"
+    assert batch["attention_mask"][:, 0].all(), "as a classifier reads texts, they are padded on the right"
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
     ours = hydractl.load("sliced.st", device="cpu")
     with torch.no_grad():

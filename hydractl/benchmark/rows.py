@@ -393,6 +393,9 @@ def _kind_in_words(model: Contestant) -> str:
 
 # --- the library's own model ------------------------------------------------------------------------------------------
 
+_NO_TOKEN = -1
+"""An id that no token has."""
+
 
 class StockModel(nn.Module):
     """The library's own class and attention with the weights of a model, callable like a ``HydraModel``.
@@ -412,6 +415,10 @@ class StockModel(nn.Module):
         self.family = source.family
         self.description = source.description
         self.network = self.family.build(self.description.config)
+        # Without a padding token transformers refuses several texts at once. Those that are measured have no padding.
+        config: Any = getattr(self.network, "config", None)
+        if getattr(config, "pad_token_id", _NO_TOKEN) is None:
+            config.pad_token_id = _NO_TOKEN
         self._read_weights(source, device, dtype)
         self.to(device).eval()
         self._features_of_labels: Tensor | None = None

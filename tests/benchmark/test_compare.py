@@ -150,6 +150,17 @@ def test_stock_is_the_librarys_own_forward(variant: str, monkeypatch: pytest.Mon
     assert stock_cost(source)["params"] == sum(tensor.numel() for tensor in stored)
 
 
+@pytest.mark.fault(91)
+def test_stock_of_a_decoder_without_a_padding_token_takes_several_texts() -> None:
+    source = source_of(shared_stock("gpt2"), "gpt2")
+    config = {**source.description.config, "pad_token_id": None}
+    source = replace(source, description=replace(source.description, config=config))
+    batch = {"input_ids": torch.tensor([[5, 6, 0], [7, 8, 9]]), "attention_mask": torch.ones(2, 3, dtype=torch.int64)}
+    with torch.inference_mode():
+        expected = HydraModel(source.description, source.tensors)(batch)
+        close(StockModel(source, torch.device("cpu"))(batch), expected)
+
+
 @pytest.mark.parametrize("variant", ["class-token", "bert", "hf-vit", "clip"])
 def test_stock_attends_by_the_fused_operator(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each site, as the library calls it: no attention written out in products and a softmax."""

@@ -20,6 +20,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import transformers
 from rich.console import Console
 
 import hydractl
@@ -32,8 +33,9 @@ from hydractl.exports.targets import claimed, plan_exports
 from hydractl.fusion.plan import FusionPlan, plan_fusion
 from hydractl.log import Log
 from hydractl.model.runtime import HydraModel
+from hydractl.model.source import open_source
 from hydractl.report.terminal import render
-from tests.pico import LABELS, images, inputs, mask_of, prune_source, shared_stock, source_of
+from tests.pico import LABELS, images, inputs, mask_of, prune_source, published, shared_stock, source_of
 from tests.spread import ONE_OF_EACH, marked_long, marked_release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,6 +170,42 @@ def test_a_graph_takes_inputs_of_every_size(variant: str) -> None:
         if "pixel_values" in fed:  # DINOv2 of transformers takes any size of image, and a file the checkpoint's
             fed = {"pixel_values": model.example_inputs(len(fed["pixel_values"]))}
         check(model, fed, graph(**fed))
+
+
+@pytest.mark.fault(90, 91)
+@pytest.mark.parametrize("variant", marked_long(["gpt2", "bert"]))
+@torch.no_grad()
+def test_an_exported_answer_to_a_text_is_that_to_it_alone(variant: str, tmp_path: Path) -> None:
+    """In both formats, with padding on either side: of a decoder whose texts end in the token that it pads with."""
+    folder = published(variant, tmp_path / "published")
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
+    if variant == "gpt2":
+        settings["eos_token"] = settings["sep_token"]
+        del settings["pad_token"]
+        config = json.loads((folder / "config.json").read_text()) | {"pad_token_id": None}
+        (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    library = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["a fine film", "not so dull !", "films"]
+    alone = [tokenizer(text, return_tensors="pt") for text in texts]
+    expected = torch.cat([library(**one).logits for one in alone])
+
+    source = open_source(str(folder))
+    batch = HydraModel(source.description, source.tensors).preprocess(texts)
+    shifts = (1 - batch["attention_mask"]).sum(1).tolist()
+    left = {name: torch.stack([r.roll(n) for r, n in zip(rows, shifts, strict=True)]) for name, rows in batch.items()}
+    names = set(batch)
+    targets = plan_exports(["onnx", "pt2"], tmp_path / "exported", source.description, source.tensors)
+    with claimed(targets, force=False) as claim:
+        claim.write(lambda: HydraModel(source.description, source.tensors), ["a"], 1, 0, Log())
+        onnx_file, pt2_file = claim.commit()
+    session = onnxruntime.InferenceSession(str(onnx_file), providers=["CPUExecutionProvider"])
+    program = torch.export.load(pt2_file).module()
+    for fed, rows in [(batch, expected), (left, expected), ({n: alone[0][n] for n in names}, expected[:1])]:
+        by_onnx = session.run(["member_logits"], {name: tensor.numpy() for name, tensor in fed.items()})[0]
+        for found in (torch.from_numpy(by_onnx)[0], program(**fed)["member_logits"][0]):
+            assert float((found - rows).abs().max()) <= 1e-4 * max(1.0, float(rows.abs().max()))
 
 
 @pytest.mark.release

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from hydractl.families.base import attention_names
 from hydractl.heads.mask import HeadMask
 from hydractl.model.runtime import HydraModel
-from hydractl.model.source import Source
+from hydractl.model.source import Source, open_source, with_labels
 from hydractl.model.stored import zeroed
 from tests.pico import (
+    CLIP,
+    HF,
+    LABELS,
     MORE,
+    TEMPLATES,
     VARIANTS,
     close,
     inputs,
@@ -23,6 +31,7 @@ from tests.pico import (
     mask_of,
     prompts,
     prune_source,
+    published,
     same_tensors,
     shared_stock,
     source_of,
@@ -30,7 +39,7 @@ from tests.pico import (
     stock_logits,
     tensors_of,
 )
-from tests.spread import ONE_OF_EACH, marked_release, spread
+from tests.spread import ONE_OF_EACH, RELEASE_VARIANTS, marked_release, spread
 
 MASKS = {
     "unequal": [[0, 2], [1], [0, 1, 2]],
@@ -351,3 +360,129 @@ def test_skeletons_have_the_buffers_of_the_library(variant: str) -> None:
     for name in made_anew:
         assert torch.equal(built[name], reference[name]), name
     assert all(parameter.is_meta for parameter in skeleton.parameters()) and not skeleton.training
+
+
+# --- a batch never matters --------------------------------------------------------------------------------------------
+
+TEXTS = ["a fine film", "not so dull !", "a", "unkind , dull films", "films"]
+TEXT_VARIANTS = [name for name, (_, _, settings) in HF.items() if "vocab_size" in settings]
+TEXTS_IN_EVERY_RUN = [name for name in TEXT_VARIANTS if name not in (*MORE, *RELEASE_VARIANTS)]
+SIDES = ("left", "right")
+PADDING = ("own", "end", "end-of-config", "none")
+"""What the tokenizer pads with: a token of its own, or the token that ends every text, which the configuration may
+name, too; or it names no token, and hydractl takes the end of a text."""
+
+
+def padding_cases() -> list[Any]:
+    """Every text model with padding on either side: of its own and by the end, a decoder with all kinds."""
+    cases: list[Any] = []
+    for variant in (*TEXTS_IN_EVERY_RUN, *(name for name in TEXT_VARIANTS if name not in TEXTS_IN_EVERY_RUN)):
+        kinds: Sequence[str] = PADDING if reads_the_last(variant) else PADDING[:2]
+        chosen = [(variant, *case) for case in product(SIDES, kinds)]
+        if variant not in TEXTS_IN_EVERY_RUN:
+            chosen = marked_release(chosen)
+        cases += chosen
+    return cases
+
+
+def reads_the_last(variant: str) -> bool:
+    """Of decoders alone hydractl chooses a token to pad with."""
+    return (tokens_read(variant) == 1 and "num_key_value_heads" in HF[variant][2]) or variant == "gpt2"
+
+
+def padded(folder: Path, variant: str, side: str, kind: str) -> Path:
+    """A folder whose tokenizer pads in this way, and of which the library's own model reads one text at a time."""
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text()) | {"padding_side": side}
+    config = json.loads((folder / "config.json").read_text())
+    end = tokenizer["sep_token"]
+    number = {"[SEP]": 3, "</s>": 2}[end]
+    tokenizer["eos_token"] = end
+    if kind == "none":
+        del tokenizer["pad_token"]
+    elif kind != "own":
+        tokenizer["pad_token"] = end
+    if reads_the_last(variant) and kind != "own":
+        config["pad_token_id"] = number if kind == "end-of-config" else None
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def tokenized(folder: Path) -> list[Any]:
+    """Each text without any other, by the library."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return [tokenizer(text, return_tensors="pt") for text in TEXTS]
+
+
+def alone(folder: Path) -> torch.Tensor:
+    """What the library itself says to each text without any other: ``[texts, classes]``."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    return torch.cat([model(**one).logits for one in tokenized(folder)])
+
+
+@pytest.mark.fault(90, 91)
+@torch.no_grad()
+@pytest.mark.parametrize(("variant", "side", "kind"), padding_cases())
+def test_a_batch_never_matters(variant: str, side: str, kind: str, tmp_path: Path) -> None:
+    folder = padded(published(variant, tmp_path), variant, side, kind)
+    expected = alone(folder)
+    source = open_source(str(folder))
+    model = HydraModel(source.description, source.tensors)
+    for size in (1, 2, len(TEXTS)):
+        for order in (range(len(TEXTS)), [3, 0, 4, 2, 1]):
+            found = torch.zeros_like(expected)
+            for start in range(0, len(TEXTS), size):
+                rows = list(order)[start : start + size]
+                batch = model.preprocess([TEXTS[row] for row in rows])
+                found[rows] = model.member_logits(batch)[0]
+            close(found, expected)
+    # Whoever pads on the left by himself gets the same.
+    batch = model.preprocess(TEXTS)
+    shifts = (1 - batch["attention_mask"]).sum(1).tolist()
+    left = {name: torch.stack([r.roll(n) for r, n in zip(rows, shifts, strict=True)]) for name, rows in batch.items()}
+    assert left["attention_mask"][:, -1].all()
+    close(model.member_logits(left)[0], expected)
+
+
+@pytest.mark.fault(90, 91)
+@pytest.mark.parametrize(
+    ("variant", "kind"), [("bert", "own"), ("roberta", "end"), ("gpt2", "none"), ("llama", "none")]
+)
+def test_the_gradient_of_a_batch_is_the_mean_of_those_alone(variant: str, kind: str, tmp_path: Path) -> None:
+    """Of the library's own model, one text at a time; the words are among what is trained."""
+    folder = padded(published(variant, tmp_path), variant, "left", kind)
+    labels = torch.tensor([0, 4, 1, 2, 2])
+    library = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for one, label in zip(tokenized(folder), labels, strict=True):
+        loss = torch.nn.functional.cross_entropy(library(**one).logits, label[None])
+        (loss / len(TEXTS)).backward()
+    source = open_source(str(folder))
+    model = HydraModel(source.description, source.tensors)
+    logits_of_batch = model.member_logits(model.preprocess(TEXTS))[0]
+    torch.nn.functional.cross_entropy(logits_of_batch, labels).backward()
+    expected = dict(library.named_parameters())
+    compared = 0
+    for name, parameter in model.networks[0].named_parameters():
+        if name in expected and expected[name].grad is not None:
+            assert parameter.grad is not None, name
+            close(parameter.grad, expected[name].grad)
+            compared += 1
+    assert compared > 15
+
+
+@pytest.mark.fault(90)
+@torch.no_grad()
+@pytest.mark.parametrize("variant", CLIP)
+def test_the_other_labels_never_matter(variant: str, tmp_path: Path) -> None:
+    """A label has the same logit alone, and wherever the tokenizer pads; ``member_logits`` are not yet normalised."""
+    folder = published(variant, tmp_path)
+    settings = folder / "tokenizer_config.json"
+    reads_padding = "siglip" in variant  # all texts have the full length, and the library pads where its tokenizer says
+    if settings.exists() and not reads_padding:
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    source = open_source(str(folder))
+    together = stock_logits(variant)
+    for index in (0, 3):
+        asked = with_labels(source, [LABELS[index]], TEMPLATES)
+        model = HydraModel(asked.description, asked.tensors)
+        close(model.member_logits(inputs(variant))[0], together[:, index : index + 1])

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+import hydractl
 from hydractl.criteria import get_criterion
 from hydractl.criteria.criterion import Calibration
 from hydractl.errors import InputError
@@ -63,32 +64,38 @@ def padded_left(variant: str) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.fault(90)
 @pytest.mark.parametrize("variant", ["llama", "gpt2", "mistral", "gemma3"])
 @torch.no_grad()
 def test_padding_on_either_side_one_text_and_no_mask(variant: str) -> None:
     reference, source = shared_stock(variant), source_of(shared_stock(variant), variant)
     model = build_model(source)
     left, right = padded_left(variant), inputs(variant)
-    unseen = {**right, "input_ids": right["input_ids"].clamp(min=5)}  # the last token is one that the mask hides
-    if "sliding_window" in HF[variant][2]:  # within the window there is nothing to see
-        unseen = left
     one_text = {name: rows[1:2, :4] for name, rows in right.items()}
-    for batch in (left, unseen, {"input_ids": right["input_ids"]}, one_text):
+    for batch in (right, {"input_ids": right["input_ids"]}, one_text):
         close(model.member_logits(batch)[0], logits(reference, batch))
-    # Padding behind a text changes nothing; before it the positions move, and what came before stays unseen.
-    close(model.member_logits(one_text)[0], model.member_logits(right)[0, 1:2])
+    # Padding changes nothing, on either side and whatever token stands there.
+    expected = logits(reference, right)
+    close(model.member_logits(one_text)[0], expected[1:2])
+    close(model.member_logits(left)[0], expected)
     left["input_ids"][1, 0] = 17
-    close(model.member_logits(left)[0], logits(reference, left))
+    close(model.member_logits(left)[0], expected)
+    close(model.member_logits({**right, "input_ids": right["input_ids"].clamp(min=5)})[0], expected)
 
 
-def test_without_a_padding_token_texts_are_read_one_by_one() -> None:
-    source = source_of(shared_stock("llama"), "llama")
-    config = {**source.description.config, "pad_token_id": None}
-    (stages,) = FAMILY.stages(FAMILY.drawn(config))
-    one = stages.stem({"input_ids": torch.tensor([[5, 6, 7]])})
-    assert stages.reads is not None and stages.reads(one).tolist() == [[2]]
-    with pytest.raises(InputError, match="cannot be read together without a padding token"):
-        stages.stem({"input_ids": torch.tensor([[5, 6], [7, 8]])})
+@pytest.mark.fault(91)
+def test_a_decoder_is_read_at_the_last_token_that_the_mask_shows() -> None:
+    config = source_of(shared_stock("llama"), "llama").description.config
+    ids = torch.tensor([[5, 0, 0, 0], [5, 6, 7, 0]])
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    batch = {"input_ids": ids, "attention_mask": mask}
+    read = {}
+    for padding in (None, 0):
+        (stages,) = FAMILY.stages(FAMILY.drawn({**config, "pad_token_id": padding}))
+        assert stages.reads is not None
+        read[padding] = [stages.reads(stages.stem(given)).tolist() for given in (batch, {"input_ids": ids})]
+    assert read[None] == [[[1], [3]], [[3], [3]]]
+    assert read[0] == [[[0], [2]], [[0], [2]]]  # the library passes over the token that its configuration names
 
 
 # --- criteria ---------------------------------------------------------------------------------------------------------
@@ -249,23 +256,56 @@ def changed(folder: Path, file: str, **changes: Any) -> Path:
 def test_the_padding_token_is_that_of_config_and_tokenizer(tmp_path: Path) -> None:
     folder = published("llama", tmp_path / "a")
     changed(folder, "config.json", pad_token_id=None)
-    assert open_source(str(folder)).description.config["pad_token_id"] == 0  # the tokenizer's
+    assert _padding(folder) == (None, "[PAD]")  # as published
     changed(folder, "config.json", pad_token_id=3)
     with pytest.raises(InputError, match="the tokenizer pads with token 0, config.json has pad_token_id 3$"):
         open_source(str(folder))
     changed(folder, "tokenizer_config.json", pad_token=None, eos_token="[SEP]")
     assert _padding(folder) == (3, "[SEP]")
     changed(folder, "config.json", pad_token_id=None)
-    assert _padding(folder) == (3, "[SEP]")  # the token that ends a text
+    assert _padding(folder) == (None, "[SEP]")  # the token that ends a text
     changed(folder, "tokenizer_config.json", eos_token=None)
     with pytest.raises(InputError, match="cannot be used") as caught:
         open_source(str(folder))
     assert caught.value.problems == ["it has no padding token"]
 
 
+@pytest.mark.fault(90, 91)
+@torch.no_grad()
+def test_verbs_and_folders_give_the_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose tokenizer pads on the left with the token that ends every text."""
+    monkeypatch.chdir(tmp_path)
+    folder = published("gpt2", tmp_path / "a")
+    changed(folder, "config.json", pad_token_id=None)
+    changed(folder, "tokenizer_config.json", pad_token=None, eos_token="[SEP]", padding_side="left")
+    texts = ["a fine film", "not so dull !", "a", "unkind , dull films", "films"]
+    library = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    alone = torch.cat([library(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+    nll = torch.nn.functional.cross_entropy(alone, torch.tensor([0, 4, 1, 2, 2]))
+    Path("test.jsonl").write_text(
+        "".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in zip(texts, [0, 4, 1, 2, 2], strict=True))
+    )
+    for size in (1, 3, 32):
+        rows = hydractl.predict("a", data=texts, batch_size=size).rows
+        assert [row["confidence"] for row in rows] == pytest.approx(alone.softmax(-1).amax(1).tolist(), abs=1e-5)
+        (row,) = hydractl.evaluate("a", test="test.jsonl", batch_size=size)["models"]
+        assert row["id"]["nll"] == pytest.approx(float(nll), abs=1e-5)
+    # The library reads such a folder one text at a time; where its texts do not end in padding, together.
+    hydractl.prune("a", method="random", keep=2, output="b/")
+    assert "pad_token_id" not in json.loads(Path("b/config.json").read_text())
+    assert json.loads(Path("b/tokenizer_config.json").read_text())["padding_side"] == "right"
+    changed(folder, "tokenizer.json", post_processor=None)
+    hydractl.prune("a", method="random", keep=2, output="c/")
+    together = transformers.AutoTokenizer.from_pretrained("c")(texts, padding=True, return_tensors="pt")
+    model = hydractl.load("c", device="cpu")
+    in_batch = transformers.AutoModelForSequenceClassification.from_pretrained("c")(**together).logits
+    close(model.member_logits(model.preprocess(texts))[0], in_batch)
+
+
 def _padding(folder: Path) -> Sequence[Any]:
     description = open_source(str(folder)).description
-    return description.config["pad_token_id"], description.preprocess["tokenizer"]["special_tokens"]["pad_token"]
+    return description.config.get("pad_token_id"), description.preprocess["tokenizer"]["special_tokens"]["pad_token"]
 
 
 @torch.no_grad()

@@ -230,13 +230,6 @@ def test_other_classes_are_refused_by_name(name: str, message: str, tmp_path: Pa
     assert "CLIPModel, SiglipModel" in str(caught.value.hint)
 
 
-def test_a_tokenizer_that_pads_in_front_is_refused(tmp_path: Path) -> None:
-    path = published("hf-clip", tmp_path) / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
-    with pytest.raises(InputError, match="pads its texts where CLIPModel reads their end"):
-        open_source(str(tmp_path))
-
-
 def test_the_file_of_siglips_tokenizer_does_what_the_tokenizer_does(tmp_path: Path) -> None:
     """The one in Python is never run: its file has to make small letters and leave punctuation out."""
     from tokenizers import Regex, normalizers

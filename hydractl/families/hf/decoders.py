@@ -152,7 +152,7 @@ def decoder_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State
     context["tokens"] = padding_mask
     context["last"] = None
     if causal:
-        context["last"] = _last_positions(config, ids)
+        context["last"] = _last_positions(config, ids, padding_mask)
     return State(hidden, context)
 
 
@@ -206,33 +206,32 @@ def _visible_tokens(ids: Tensor, tokens: Tensor | None, causal: bool, window: in
         return in_reach_of_samples
     visible = in_reach_of_samples & not_padding
 
-    # If a text is padded on the left, its padding has only padding in reach. A query that attends to nothing gives NaN
-    # in some kernels, so such a query attends to itself. No other token attends to padding, so no result changes.
+    # Padding that is further from its text than the window has only padding in reach. A query that attends to nothing
+    # gives NaN in some kernels, so such a query attends to itself. No other token attends to padding, so no result
+    # changes.
     sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
     is_itself = distance == 0  # [T, T]
     return visible | (is_itself & sees_nothing)
 
 
-def _last_positions(config: Any, ids: Tensor) -> Tensor:
-    """Return the position of each sample's last token that is not padding, ``[B, 1]``, by transformers' own rule.
+def _last_positions(config: Any, ids: Tensor, tokens: Tensor | None) -> Tensor:
+    """Return the position of the token of each sample that transformers reads of the text alone, ``[B, 1]``.
+
+    This is the last token that the mask does not hide. Where the configuration names a padding token, transformers also
+    passes over these at the end of a text; where it names none, a text may end in the token that pads others.
 
     Args:
         config: transformers' configuration object.
         ids: token ids, ``[B, T]``.
-
-    Raises:
-        InputError: if the model has no padding token, and there are several samples.
+        tokens: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
-    if config.pad_token_id is None:
-        if ids.shape[0] > 1:
-            raise InputError(
-                "texts of unequal length cannot be read together without a padding token",
-                hint="set pad_token_id in config.json",
-            )
-        return positions[None, -1:]
-    unpadded = ids != config.pad_token_id
-    return (positions * unpadded).argmax(-1, keepdim=True)
+    is_read = torch.ones_like(ids, dtype=torch.bool)
+    if tokens is not None:
+        is_read = tokens.bool()
+    if config.pad_token_id is not None:
+        is_read = is_read & (ids != config.pad_token_id)
+    return (positions * is_read).argmax(-1, keepdim=True)
 
 
 def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
@@ -346,10 +345,8 @@ def pooled_logits(model: Any, base: Any, state: State) -> Tensor:
     return model.classifier(features)
 
 
-def with_padding(config: LibraryConfig, padding: int, origin: str) -> LibraryConfig:
-    """Return the configuration with ``pad_token_id`` set to the tokenizer's padding token.
-
-    Decoders classify the last token that is not padding, so they need to know the padding token.
+def check_padding(config: LibraryConfig, padding: int, origin: str) -> None:
+    """Raise an error if the configuration of a decoder names another padding token than its tokenizer.
 
     Args:
         config: the configuration of the model.
@@ -357,7 +354,7 @@ def with_padding(config: LibraryConfig, padding: int, origin: str) -> LibraryCon
         origin: the folder, for messages.
 
     Raises:
-        InputError: if the configuration already has another padding token.
+        InputError: if it does.
     """
     configured_padding = config.get("pad_token_id")
     if configured_padding not in (None, padding):
@@ -366,4 +363,3 @@ def with_padding(config: LibraryConfig, padding: int, origin: str) -> LibraryCon
             f"{shown(configured_padding)}",
             hint=f"set pad_token_id to {padding} in config.json if the model was trained so",
         )
-    return {**config, "pad_token_id": padding}

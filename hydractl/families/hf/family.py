@@ -40,11 +40,11 @@ from hydractl.families.hf.architectures import (
 )
 from hydractl.families.hf.decoders import (
     PER_SAMPLE,
+    check_padding,
     decoder_stem,
     kinds_of_layers,
     run_decoder_layer,
     turn_of,
-    with_padding,
 )
 from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
 from hydractl.families.hf.images import image_collate, image_format, random_images, write_processor
@@ -56,7 +56,15 @@ from hydractl.families.hf.published import (
     patch_image_size,
     preprocessing_in,
 )
-from hydractl.families.hf.texts import TOKENIZER_FILES, padding_of, random_tokens, text_collate, write_tokenizer
+from hydractl.families.hf.texts import (
+    TOKENIZER_FILES,
+    ends_in_padding,
+    from_first_token,
+    padding_of,
+    random_tokens,
+    text_collate,
+    write_tokenizer,
+)
 from hydractl.families.prompts import scaled_cosines
 from hydractl.families.reading import (
     checkpoint_on_hub,
@@ -198,7 +206,7 @@ class HFEncoder(ModelFamily):
 
         preprocess = preprocessing_in(folder, model)
         if is_decoder(model):
-            config = dict(with_padding(config, padding_of(preprocess), str(folder)))
+            check_padding(config, padding_of(preprocess), str(folder))
         return LoadedModel(
             arch=class_name(config),
             config=config,
@@ -252,16 +260,23 @@ class HFEncoder(ModelFamily):
             label_by_index = dict(enumerate(labels))
             document["id2label"] = {str(index): label for index, label in label_by_index.items()}
             document["label2id"] = {label: index for index, label in label_by_index.items()}
+        # Without a padding token transformers reads the texts of a decoder one by one. With one it passes over this
+        # token at the end of a text, which must not be the tokenizer's own end.
+        if _is_text(preprocess):
+            model = meta_model(config)
+            if is_decoder(model) and model.config.pad_token_id is None and not ends_in_padding(preprocess):
+                document["pad_token_id"] = padding_of(preprocess)
         write_config(folder / "config.json", document)
 
         # Models of texts have a tokenizer, models of images a processor, models of both have both.
         if _is_text(preprocess):
-            write_tokenizer(folder, preprocess)
+            write_tokenizer(folder, preprocess, padding_side="right")
             return _WEIGHTS
         write_processor(folder, preprocess)
         texts = preprocess.get("texts")
         if texts is not None:
-            write_tokenizer(folder, texts)
+            reads_padding = not clip.is_causal(meta_model(config))
+            write_tokenizer(folder, texts, padding_side=None if reads_padding else "right")
         return _WEIGHTS
 
     # --- structure ----------------------------------------------------------------------------------------------------
@@ -369,7 +384,7 @@ class HFEncoder(ModelFamily):
             reads = first_tokens(count_of_first_tokens)
 
         stages = Stages(
-            stem=stem,
+            stem=partial(_run_stem, stem),
             blocks=blocks,
             block_paths=[f"{prefix}.{path}" for path, _ in paths_and_layers],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
@@ -606,6 +621,11 @@ def put_in_place(
     setattr(block, layout.core, stand_in)
     if layout.heads.out == "output.dense":
         block.output.dense = nn.Identity()  # HeadAttention already applies the output projection
+
+
+def _run_stem(stem: Callable[[Any], State], inputs: Any) -> State:
+    """Run a stem on pixels, or on texts whose padding comes behind them."""
+    return stem(from_first_token(inputs))
 
 
 def _attention_input(norm: str, layer: Any, state: State) -> Tensor:

@@ -247,6 +247,35 @@ def padding_of(preprocess: object) -> int:
     return int(tokenizer.pad_token_id)
 
 
+def ends_in_padding(preprocess: object) -> bool:
+    """Return whether the tokenizer ends every text with the token that it also pads with."""
+    tokenizer = stored_tokenizer(preprocess)
+    ids = tokenizer("a")["input_ids"]
+    return bool(ids) and ids[-1] == tokenizer.pad_token_id
+
+
+def from_first_token(inputs: Any) -> Any:
+    """Return the inputs of a model with padding on the left moved to the right, so that positions count from the text.
+
+    Args:
+        inputs: tensors by name, ``[B, T]`` each, of which ``attention_mask`` is 0 for padding. Inputs without a mask,
+            and pixels, are returned as they are.
+    """
+    if not isinstance(inputs, Mapping) or "attention_mask" not in inputs:
+        return inputs
+    mask = inputs["attention_mask"]
+    tokens = mask.shape[1]
+    # argmax returns the first position with the greatest value: that of the first token that is not padding.
+    first = mask.int().argmax(dim=1, keepdim=True)  # [B, 1]
+    positions = torch.arange(tokens, device=mask.device) + first  # [B, T]
+    positions = torch.where(positions < tokens, positions, positions - tokens)
+    moved = dict(inputs)
+    for name in _INPUT_NAMES:
+        if name in inputs:
+            moved[name] = inputs[name].gather(1, positions)
+    return moved
+
+
 class TextCollate:
     """Tokenizes lists of texts, or of pairs of texts, with transformers' tokenizer.
 
@@ -261,7 +290,9 @@ class TextCollate:
     def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
         """Return the inputs of the model by name, int64 ``[B, T]`` each: ``input_ids`` and so on.
 
-        T is the number of tokens in the longest sample of the batch, and at most ``max_length``.
+        T is the number of tokens in the longest sample of the batch, and at most ``max_length``. Shorter ones are
+        padded on the right, whatever the tokenizer says: many models count positions from the first column, so padding
+        on the left would make an answer depend on the texts beside it.
 
         Args:
             samples: each a ``str`` or a pair ``(str, str)``.
@@ -287,14 +318,15 @@ class TextCollate:
             batch_texts: for each sample a tuple with one text, or with the two texts of a pair.
         """
         tokenize = partial(self._tokenizer, truncation=True, max_length=self.max_length)
+        padded = {"padding_side": "right", "return_tensors": "pt"}
         texts_per_sample = {len(texts) for texts in batch_texts}
         mixes_texts_and_pairs = len(texts_per_sample) != 1
         if mixes_texts_and_pairs:  # transformers cannot tokenize these in one call
             tokenized = [tokenize(*texts) for texts in batch_texts]
-            return self._tokenizer.pad(tokenized, return_tensors="pt")
+            return self._tokenizer.pad(tokenized, **padded)
         # One list of all first texts and, for pairs, one list of all second texts.
         columns = [list(column) for column in zip(*batch_texts, strict=True)]
-        return tokenize(*columns, padding="longest", return_tensors="pt")
+        return tokenize(*columns, padding="longest", **padded)
 
     def cut(self, samples: Iterable[Any]) -> int:
         """Count the samples with more than ``max_length`` tokens, which are truncated.
@@ -345,15 +377,22 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> d
     Args:
         preprocess: a preprocessing that :func:`text_preprocess` has made.
         texts: the prompts.
-        full_length: whether T is ``max_length``. Otherwise T is the length of the longest text, at most ``max_length``.
+        full_length: whether T is ``max_length``, with padding on the tokenizer's own side. Otherwise T is the length of
+            the longest text, at most ``max_length``, with padding on the right.
 
     Raises:
         InputError: if the preprocessing has no tokenizer.
     """
     tokenizer = stored_tokenizer(preprocess)
+    padding = "longest"
+    side = "right"
+    if full_length:
+        padding = "max_length"
+        side = tokenizer.padding_side
     tokens = tokenizer(
         list(texts),
-        padding="max_length" if full_length else "longest",
+        padding=padding,
+        padding_side=side,
         max_length=preprocess["max_length"],
         truncation=True,
         return_tensors="pt",
@@ -380,9 +419,17 @@ def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str,
     return {name: inputs[name] for name in settings["model_input_names"]}
 
 
-def write_tokenizer(folder: Path, preprocess: object) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` in transformers' format."""
+def write_tokenizer(folder: Path, preprocess: object, padding_side: str | None = None) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` in transformers' format.
+
+    Args:
+        folder: an existing folder.
+        preprocess: a preprocessing that :func:`text_preprocess` has made.
+        padding_side: ``left`` or ``right``; None means the tokenizer's own.
+    """
     settings = _checked_settings(preprocess)
+    if padding_side is not None:
+        settings = {**settings, "padding_side": padding_side}
     document = {
         **_library_settings(settings),
         # This class uses tokenizer.json unchanged; a class named after a model would rebuild parts of it.
