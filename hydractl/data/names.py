@@ -127,8 +127,7 @@ def class_label_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[
     names_by_column = {}
     for column, feature in features:
         names = feature.get("names") if isinstance(feature, dict) else None
-        is_list = isinstance(names, list) and len(names) > 0
-        if is_list and all(isinstance(name, str) for name in names):
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
             names_by_column[column] = names
     return names_by_column
 
