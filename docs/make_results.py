@@ -20,9 +20,8 @@ Between ``<!-- memory: NAME -->`` and ``<!-- end -->`` stand the figures of ``be
 ``<!-- making: NAME -->`` and ``<!-- end -->`` those of ``benchmarks/ensemble_cost.py``, between
 ``<!-- rules: NAME -->`` and ``<!-- end -->`` a table of ``docs/results/verdict-rules.json``, which
 ``benchmarks/verdict_rules.py`` writes, between ``<!-- words: NAME -->`` and ``<!-- end -->`` one of
-``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- serving: cpu -->`` and
-``<!-- end -->`` the figures of ``benchmarks/serving.py``, between ``<!-- gpu: PART ... -->`` and ``<!-- end -->``
-those of ``benchmarks/gpu_cost.py``, between ``<!-- files: cpu -->`` and ``<!-- end -->`` those of
+``verdict-words.json``, which ``benchmarks/verdict_words.py`` writes, between ``<!-- gpu: PART ... -->`` and
+``<!-- end -->`` those of ``benchmarks/gpu_cost.py``, between ``<!-- files: cpu -->`` and ``<!-- end -->`` those of
 ``benchmarks/eval_of_files.py``, between ``<!-- searches: PART ... -->`` and ``<!-- end -->`` those of
 ``benchmarks/approximate_circuits.py``, and between ``<!-- seeds: PART ... -->`` and
 ``<!-- end -->`` one of ``docs/results/seeds.json``, which ``examples/seeds.py`` writes; ``cifar10:`` instead is of
@@ -1223,19 +1222,6 @@ def files(_name: str) -> str:
     return markdown(["", "seconds", "over the bare loop", "over eval before"], made)
 
 
-# --- serving ----------------------------------------------------------------------------------------------------------
-
-
-def serving(_name: str) -> str:
-    """What a service takes beside a bare loop, by model, clients and images of a request."""
-    document = json.loads((DOCS.parent / "benchmarks/results/serving.json").read_text(encoding="utf-8"))
-    cells = []
-    for row in document["rows"]:
-        clients = f"{row['clients']} x {row['images']}"
-        cells.append([row["model"], clients, f"{row['wall']:.2f}", f"{row['cpu']:.2f}"])
-    return markdown(["model", "clients x images of a request", "wall", "processor time"], cells)
-
-
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
@@ -1435,7 +1421,6 @@ KINDS = {
     "words": words,
     "searches": searches,
     "files": files,
-    "serving": serving,
     "gpu": gpu,
     "seeds": seeds,
     "watching": watching,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
         predict,
         prune,
         score,
-        serve,
         study,
     )
     from hydractl.model.runtime import HydraModel
@@ -73,7 +72,6 @@ __all__ = [
     "prune",
     "save",
     "score",
-    "serve",
     "show_progress",
     "study",
 ]

@@ -98,7 +98,6 @@ _DISTRIBUTIONS = {
     "PIL": "pillow",
     "mlflow": "mlflow-skinny",
     "open_clip": "open_clip_torch",
-    "python_multipart": "python-multipart",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
@@ -106,7 +105,6 @@ _DISTRIBUTIONS = {
 
 EXTRAS = {
     "datasets": "hub",
-    "fastapi": "serve",
     "kmedoids": "cahp",
     "mlflow": "mlflow",
     "onnx": "deploy",
@@ -115,12 +113,9 @@ EXTRAS = {
     "onnxscript": "deploy",
     "pandas": "pandas",
     "pyarrow": "parquet",
-    "python_multipart": "serve",
     "sklearn": "demo",
-    "starlette": "serve",
     "submitit": "slurm",
     "tensorboard": "tensorboard",
-    "uvicorn": "serve",
     "wandb": "wandb",
 }
 """By the name of an imported package that not everybody needs, the extra of hydractl that installs it."""

@@ -65,10 +65,6 @@ LIBRARIES = {
         "evaluation/probes.py",
     ],
     "submitit": ["verbs/jobs.py"],
-    "fastapi": ["serving/"],
-    "starlette": ["serving/"],
-    "uvicorn": ["serving/"],
-    "python_multipart": ["serving/"],
     "tensorboard": [],  # torch's own torch.utils.tensorboard imports it
     "wandb": ["training/trackers.py"],
     "mlflow": ["training/trackers.py"],

@@ -1,4 +1,4 @@
-"""Ask a service for images or texts, and see how much it takes.
+"""Ask the service of ``server.py`` for images or texts, and see how much it takes.
 
     python client.py cat.jpg dog.jpg                       # a line for each image
     python client.py --text 'a fine film' --text 'so dull'
@@ -65,14 +65,14 @@ def load_test(request: urllib.request.Request, count: int, clients: int) -> None
     print(f"median {statistics.median(times) * 1000:.0f} ms, slowest {times[-1] * 1000:.0f} ms")
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="*", type=Path)
     parser.add_argument("--text", action="append", default=[])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--load", type=int, help="send the request so many times")
     parser.add_argument("--clients", type=int, default=8)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if bool(options.images) == bool(options.text):
         parser.error("give images, or --text")
 
@@ -83,7 +83,7 @@ def main() -> None:
         return
     status, answer = ask(request)
     if status != 200:
-        raise SystemExit(f"error: status {status}: {answer['error']}")
+        raise SystemExit(f"error: status {status}: {answer['detail']}")
     for name, row in zip(options.images or options.text, answer["predictions"], strict=True):
         flag = "  flagged as OOD" if row.get("is_ood") else ""
         print(f"{name}: {row['predicted']} ({row['confidence']:.2f}), OOD score {row['ood_score']:.3g}{flag}")

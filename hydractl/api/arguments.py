@@ -73,16 +73,11 @@ class EveryVerb(TypedDict, total=False):
     """Arguments of every verb."""
 
     config: Path | None
-
-
-class WritesFiles(EveryVerb, total=False):
-    """Arguments of every verb that may write a file: all but ``serve``."""
-
     force: bool
 
 
-class OpensModels(WritesFiles, total=False):
-    """Arguments of every verb that opens models and data: all but ``report`` and ``serve``."""
+class OpensModels(EveryVerb, total=False):
+    """Arguments of every verb that opens models and data: all but ``report``."""
 
     output: Path | None
     limit: int | None
@@ -320,28 +315,6 @@ class PredictArguments(InBatches, total=False):
     require: str | Sequence[str]
 
 
-class ServeArguments(EveryVerb, total=False):
-    """Arguments of :func:`hydractl.serve`."""
-
-    max_length: int | None
-    labels: str | Sequence[str] | None
-    prompt: str | Sequence[str]
-    arch: str | None
-    device: str
-    dtype: Dtype
-    batch_size: int
-    host: str
-    port: int
-    wait: float
-    windows: Path | None
-    queue: int
-    max_body: float
-    max_inputs: int
-    max_pixels: float
-    max_text: float
-    max_seconds: float
-
-
 class BenchArguments(OnModels, total=False):
     """Arguments of :func:`hydractl.bench`."""
 
@@ -359,7 +332,7 @@ class BenchArguments(OnModels, total=False):
     whole_last_block: bool
 
 
-class ReportArguments(WritesFiles, total=False):
+class ReportArguments(EveryVerb, total=False):
     """Arguments of :func:`hydractl.make_report`."""
 
     output: Path | None

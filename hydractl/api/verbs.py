@@ -24,7 +24,6 @@ from hydractl.api.arguments import (
     PruneArguments,
     ReportArguments,
     ScoreArguments,
-    ServeArguments,
     StudyArguments,
 )
 from hydractl.api.calling import arguments_of, data_in, run
@@ -63,7 +62,6 @@ ARGUMENTS: dict[str, type] = {
     "eval": EvalArguments,
     "calibrate": CalibrateArguments,
     "predict": PredictArguments,
-    "serve": ServeArguments,
     "bench": BenchArguments,
     "report": ReportArguments,
     "study": StudyArguments,
@@ -445,23 +443,6 @@ def predict(model: ModelLike, **options: Unpack[PredictArguments]) -> Prediction
     outcome = run("predict", arguments, options)
     rows = list(outcome.lines or ())
     return Predictions(outcome.document, outcome.files, rows)
-
-
-@_documented("serve")
-def serve(model: ModelLike, **options: Unpack[ServeArguments]) -> Document:
-    """Answer over HTTP what :func:`predict` would, until Ctrl-C.
-
-    Args:
-        model: one checkpoint, preferably one that :func:`calibrate` wrote, which holds a threshold.
-
-    Returns:
-        How many requests and inputs were answered.
-
-    Raises:
-        OutputError: another process uses the port.
-    """
-    outcome = run("serve", _model_arguments([model]), options)
-    return Document(outcome.document)
 
 
 @_documented("bench")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hydractl.files.bench_answer import PlannedBenchRow
 from hydractl.files.circuit_answer import CircuitAnswer, MaskRecord
 from hydractl.files.fuse_answer import FittedCascadeRecord, FuseAnswer
 from hydractl.files.model_records import EpochRecord, ModelSize
-from hydractl.files.predict_answer import PredictingModelRecord
 from hydractl.files.records import SCHEMA_TEXT, Count, Number, Record, described, inline, needed, sparse
 from hydractl.files.study_answer import StudyAnswer
 
@@ -421,22 +420,3 @@ class InfoAnswer(Record):
     seen: Sequence[str] = sparse("Samples that a model was fitted to, in words.", list)
     training: Sequence[str] = sparse("The trainings that a model went through, in words.", list)
     source: Any = described("How it was made; of a broken file anything.")
-
-
-# --- serve ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeAnswer(Record):
-    """What a service did until it ended."""
-
-    schema: Literal["hydractl.serve/1"] = needed(SCHEMA_TEXT, "hydractl.serve/1")
-    model: PredictingModelRecord = needed("The model.")
-    limits: Mapping[str, float] = needed("What it took of a client.")
-    url: str | None = described("Where it was; not in a plan.")
-    requests: Count | None = described("Requests that had an answer; not in a plan.")
-    inputs: Count | None = described("Inputs that were predicted; not in a plan.")
-    flagged: Count | None = described("Inputs that were flagged as OOD, where there is a threshold.")
-    windows: Count | None = described("Thousands of inputs that were compared with the reference; not in a plan.")
-    alarms: Count | None = described("Of these, how many raised an alarm; not in a plan.")
-    dry_run: bool | None = described("True in a plan.")

@@ -210,22 +210,6 @@ VERBS: dict[str, Verb] = {
   hydractl predict cal.st new/ --part 1/4 -o new.1.jsonl
 """,
     ),
-    "serve": Verb(
-        settings="hydractl.settings.serving:ServeSettings",
-        summary="Answer over HTTP what predict would",
-        usage="MODEL [--host ADDRESS] [--port N] [options]",
-        about="Answer requests over HTTP with the rows of predict: images as files of a form or as the body, texts as "
-        "JSON. Requests that come at the same time are computed together; a broken input is an error to its own client "
-        "alone. Ctrl-C or SIGTERM ends it, behind the last answer.",
-        examples="""
-  # at http://127.0.0.1:8000
-  hydractl serve cal.st
-  # ask it
-  curl -F image=@cat.jpg -F image=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
-  # for every machine that reaches this one, at most 4 images of 4 megapixels a request
-  hydractl serve cal.st --host 0.0.0.0 --max-inputs 4 --max-pixels 4
-""",
-    ),
     "report": Verb(
         settings="hydractl.settings.reporting:ReportSettings",
         function="make_report",
@@ -266,6 +250,7 @@ GONE_VERBS: dict[str, str] = {
     "available": "VERB --help names what each option takes, docs/metrics.md what is measured",
     "list": "VERB --help names what each option takes, docs/metrics.md what is measured",
     "push": "hf upload uploads a file or a folder: docs/interop.md#the-hugging-face-hub",
+    "serve": "examples/serve/ is a service of one file: docs/deploy.md#a-service",
 }
 """What to do instead of each verb, or Python function of a verb, of an earlier version that is gone."""
 

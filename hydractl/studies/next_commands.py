@@ -1,4 +1,4 @@
-"""The commands to run after a study: predict with ``best.st``, export, serve, watch and calibrate it.
+"""The commands to run after a study: predict with ``best.st``, export, watch and calibrate it.
 
 If the single model is as good with a free score, one more command writes that model.
 """
@@ -14,7 +14,6 @@ from hydractl.settings.studying import StudySettings
 from hydractl.settings.verbs import SETTINGS
 from hydractl.studies.steps import Step, Value
 
-_PORT = "8000"
 _HOW_IT_RUNS = ("device", "batch_size", "dtype", "workers", "max_length")
 """The options of a study that say how a model runs; the commands after it get them, too."""
 
@@ -60,7 +59,6 @@ def next_commands(
     commands = [
         NextCommandRecord(purpose="predict", command=predict.argv()),
         NextCommandRecord(purpose="export", command=export.argv()),
-        NextCommandRecord(purpose="serve", command=["serve", best, "--port", _PORT]),
     ]
     if watched:
         commands.append(NextCommandRecord(purpose="watch", command=["report", str(summary)]))

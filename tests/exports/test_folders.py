@@ -33,7 +33,6 @@ from hydractl.model.runtime import move
 from hydractl.serving.mlflow_model import _load_pyfunc
 from tests.pico import SMALL, published
 from tests.running import quiet, run
-from tests.served import picture
 
 TYPES = {"TYPE_FP32": np.float32, "TYPE_FP64": np.float64, "TYPE_INT64": np.int64, "TYPE_BOOL": np.bool_}
 TYPES |= {"TYPE_UINT8": np.uint8, "TYPE_INT32": np.int32, "TYPE_FP16": np.float16}
@@ -267,6 +266,14 @@ def test_mlflow_models_serve_answers(vit: Path) -> None:
         server.wait()
     model = hydractl.load(vit, device="cpu")
     assert answer == {"predictions": expected_rows(model, [Image.open(io.BytesIO(picture(0)))])}
+
+
+def picture(seed: int) -> bytes:
+    """A grey PNG of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def ask(server: subprocess.Popen[bytes], url: str, file: bytes) -> Any:

@@ -323,10 +323,10 @@ def test_the_commands_that_it_ends_with_are_printed_as_a_shell_takes_them(
     program = program_words()
     assert commands == [[*program, *step["command"]] for step in document["next"]]
     purposes = [step["purpose"] for step in document["next"]]
-    assert purposes == ["predict", "export", "serve", "recalibrate"]  # so few test data are no reference
-    assert "--reference" not in commands[3]  # it would give none here either
-    serve = commands[2][len(program) :]
-    assert Path(serve[1]).exists() and serve[0] in VERBS
+    assert purposes == ["predict", "export", "recalibrate"]  # so few test data are no reference
+    assert "--reference" not in commands[2]  # it would give none here either
+    export = commands[1][len(program) :]
+    assert Path(export[1]).exists() and export[0] in VERBS
 
 
 def test_where_test_data_are_too_few_for_a_reference_the_command_for_one_names_the_file(
